@@ -25,7 +25,7 @@ $(VENV)/.complete: requirements.txt constraints.txt
 	@$(PYTHON) brigade/setup/system.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/python -m brigade.setup.kernels
+	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 	@touch $@
 
 demo: setup

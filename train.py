@@ -12,12 +12,12 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 import sys
 from typing import Any
 
-from brigade.cluster import world_from_environment
-from brigade.distributed import heartbeat, ranks, stop
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.run import directory as runs
-from brigade.strategy import choose
+from brigade.train.cluster import world_from_environment
+from brigade.train.distributed import heartbeat, ranks, stop
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.run import directory as runs
+from brigade.train.strategy import choose
 
 
 def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         settings = flags.load(sys.argv[1:] if argv is None else argv)
     if settings.rehearse:
-        from brigade.training.rehearse import rehearse
+        from brigade.train.loop.rehearse import rehearse
 
         return rehearse(settings, world, main)
     with ranks.agreed(world):
@@ -45,20 +45,20 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
-            from brigade.run.ending import say_finished
+            from brigade.train.run.ending import say_finished
 
             say_finished(run)
         return None
 
     # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
-    from brigade.checkpoint import resume
-    from brigade.data.prepare import prepare
-    from brigade.distributed import consistency
-    from brigade.model import load
-    from brigade.model.location import load_config
-    from brigade.model.tokenizer import load_tokenizer
-    from brigade.training import preflight
-    from brigade.training.environment import prepare_environment
+    from brigade.train.checkpoint import resume
+    from brigade.train.data.prepare import prepare
+    from brigade.train.distributed import consistency
+    from brigade.train.loop import preflight
+    from brigade.train.loop.environment import prepare_environment
+    from brigade.train.model import load
+    from brigade.train.model.location import load_config
+    from brigade.train.model.tokenizer import load_tokenizer
 
     with ranks.agreed(world):
         prepare_environment(world, strategy)
@@ -79,21 +79,21 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         preflight.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
-        from brigade.run import replicas
+        from brigade.train.run import replicas
 
         run = replicas.divide(run)
     training = settings.recipe.training
     heartbeat.begin(training.hang_timeout, training.torch_compile or training.reports_elsewhere)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
-        from brigade.training import watch_thread
+        from brigade.train.loop import watch_thread
 
         watch_thread.begin(run)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
         with preflight.quick_imports(settings):  # seconds, all the same: not before the data is known to be good
-            from brigade.training import arguments, choose_engine
-            from brigade.training.summary import summary
+            from brigade.train.loop import arguments, choose_engine
+            from brigade.train.loop.summary import summary
 
             trainer_class = choose_engine.trainer_of(run)
         engine = choose_engine.of(run)
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         if settings.recipe.model.use_peft:
             model = engine.with_adapters(model, weights)
         if settings.recipe.training.torch_compile:
-            from brigade.model.compiled import compile_layers
+            from brigade.train.model.compiled import compile_layers
 
             compile_layers(model)
         trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         trainer.save_state()
         data.close()
         ranks.barrier()
-        from brigade.run.ending import succeed
+        from brigade.train.run.ending import succeed
 
         succeed(run, trainer.state, held_out_loss)
         heartbeat.end()

@@ -24,10 +24,10 @@ from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
 from benchmarks.states import MODEL
-from brigade.planner.choice.job import Job, of_axes
-from brigade.shape.find import named_shape
-from brigade.shape.model_shape import ModelShape
-from brigade.strategy.axes import Axes
+from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.shape.find import named_shape
+from brigade.plan.shape.model_shape import ModelShape
+from brigade.train.strategy.axes import Axes
 from testbed.cluster import Cluster
 from testbed.needs import require
 

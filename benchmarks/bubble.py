@@ -20,8 +20,8 @@ from benchmarks import bubble_lines, pages
 from benchmarks.bubble_lines import Pass
 from benchmarks.bubble_tables import PAGE, RESULTS, draw, tables, whole_table
 from benchmarks.pages import REPOSITORY, Row
-from brigade.engines import pipeline_schedule
-from brigade.strategy.axes import Axes
+from brigade.train.parallel import pipeline_schedule
+from brigade.train.strategy.axes import Axes
 from testing.axes_pipeline import SCHEDULES, ddp
 from testing.command_line import as_flags
 from testing.ranks import run_ranks

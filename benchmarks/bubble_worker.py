@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 import train
 from benchmarks.bubble_lines import Pass, work
-from brigade.upstream.pipelining import Stage
+from brigade.train.upstream.pipelining import Stage
 from testing.runs import forget
 
 
@@ -88,6 +88,6 @@ def main(jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    from brigade.distributed.ranks import run_to_the_end
+    from brigade.train.distributed.ranks import run_to_the_end
 
     run_to_the_end(lambda: main(Path(sys.argv[1])))

@@ -72,9 +72,9 @@ def _work(job: Path) -> None:
     import transformers
 
     import train
-    from brigade.distributed import ranks
-    from brigade.run import events
-    from brigade.training.trainer import Trainer
+    from brigade.train.distributed import ranks
+    from brigade.train.loop.trainer import Trainer
+    from brigade.train.run import events
 
     ours, found = Trainer._save_checkpoint, {}
 

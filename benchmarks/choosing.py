@@ -10,12 +10,12 @@ import shlex
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from brigade.commands import plan
 from brigade.errors import UserError
-from brigade.hardware import calibration
-from brigade.planner.choice.explain import not_weighed, reason
-from brigade.planner.choice.search import MUCH, candidates, chosen
-from brigade.planner.choice.workload import Candidate
+from brigade.plan import command as plan
+from brigade.plan.choice.explain import not_weighed, reason
+from brigade.plan.choice.search import MUCH, candidates, chosen
+from brigade.plan.choice.workload import Candidate
+from brigade.plan.hardware import calibration
 
 from .pages import DOCS, command, markdown
 

@@ -20,8 +20,8 @@ from benchmarks.network import MICRO_BATCH, flags_for, run
 from benchmarks.pages import DOCS, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
-from brigade.shape.find import named_shape
-from brigade.shape.model_shape import ModelShape
+from brigade.plan.shape.find import named_shape
+from brigade.plan.shape.model_shape import ModelShape
 from testbed.cluster import Cluster
 from testbed.needs import require
 

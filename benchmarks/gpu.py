@@ -90,8 +90,8 @@ def train(job: Job, inputs: Row, work: Path, tiny: bool, steps: int, warm_up: in
 
 def without_liger(words: list[str]) -> str:
     """Why train.py would go without Liger's kernels and say so in one word of its table; "" where it uses them."""
-    from brigade.recipe import flags
-    from brigade.training import preflight
+    from brigade.train.loop import preflight
+    from brigade.train.recipe import flags
 
     return preflight.liger(flags.load(words))[1].removeprefix("off: ")
 
@@ -151,7 +151,7 @@ def identity(row: Row) -> str:
 def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
     """Run what is not in the results file yet, and append to it; returns the new rows. Raises RuntimeError when not even
     the inputs can be made."""
-    from brigade.run.directory import git_commit
+    from brigade.train.run.directory import git_commit
 
     began = time.monotonic()
     options.work.mkdir(parents=True, exist_ok=True)

@@ -56,8 +56,8 @@ def build(family: str, how: str, precision: str, device: Any) -> Any:
 
 def batch_of(some: list[Row], how: str, device: Any) -> Row:
     """The samples packed into rows, end to end, as train.py's collator gives them to a model."""
-    from brigade.data.collate import ABOUT
     from brigade.kernels import models
+    from brigade.train.data.collate import ABOUT
 
     batch = models.batch(some, models.PACKED, how, device)
     del batch[ABOUT]
@@ -75,9 +75,9 @@ def logits_of(model: Any, batch: Row) -> list[Any]:
 
 def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[Any], Row]:
     """(logits of each sample, gradients of the loss of Brigade's Trainer) of packed samples."""
-    from brigade.data.store import IGNORED
-    from brigade.model import packed_samples
-    from brigade.training.trainer import Trainer
+    from brigade.train.data.store import IGNORED
+    from brigade.train.loop.trainer import Trainer
+    from brigade.train.model import packed_samples
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
@@ -143,7 +143,7 @@ def compare(family: str, how: str) -> Row:
     "moved"}}} of an implementation on this machine's device. Raises UserError where it cannot be used."""
     import torch
 
-    from brigade.model import attention
+    from brigade.train.model import attention
 
     _check(how)
     attention.register()
@@ -174,10 +174,10 @@ def compare(family: str, how: str) -> Row:
 
 def _check(how: str) -> None:
     """train.py's own judgement whether this host has an implementation."""
-    from brigade.cluster import world_from_environment
-    from brigade.recipe import flags
-    from brigade.strategy import choose
-    from brigade.training import preflight
+    from brigade.train.cluster import world_from_environment
+    from brigade.train.loop import preflight
+    from brigade.train.recipe import flags
+    from brigade.train.strategy import choose
 
     settings = flags.load(["--attn_implementation", how, "--bf16"])
     world = world_from_environment()

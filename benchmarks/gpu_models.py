@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers_data
-from brigade import hardware
+from brigade.plan import hardware
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.
@@ -72,7 +72,7 @@ def adapter_parameters(shape: Row, rank: int) -> int:
 # ---- models --------------------------------------------------------------------------------------------------------
 def config_of(name: str, tiny: bool) -> Row:
     """A model's config.json; tiny: the same architecture as a rehearsal shrinks it (2 layers, hidden size 64)."""
-    from brigade.model.tiny import shrink
+    from brigade.train.model.tiny import shrink
 
     config = json.loads(CONFIGS[name].read_text())
     return shrink(config) if tiny else config
@@ -84,9 +84,9 @@ def shape_of(config: Any) -> Row:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from brigade.model import adapters
-    from brigade.model.sizes import parameter_count
-    from brigade.training.throughput import model_shape
+    from brigade.train.loop.throughput import model_shape
+    from brigade.train.model import adapters
+    from brigade.train.model.sizes import parameter_count
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -128,8 +128,8 @@ def write_model(name: str, folder: Path, tiny: bool) -> Row:
 # ---- data, and where we are ----------------------------------------------------------------------------------------
 def write_data(folder: Path, tiny: bool) -> Row:
     """The dialogues of benchmarks/peers_data.py and the built-in tokenizer; {"train", "heldout", "tokenizer", "sha256"}."""
-    from brigade import cache
-    from brigade.data import builtin
+    from brigade.train import cache
+    from brigade.train.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
     built = builtin.ensure(cache.cache_directory())
@@ -153,7 +153,7 @@ def where() -> Row:
     import torch
 
     from benchmarks.pages import machine
-    from brigade.run.directory import versions
+    from brigade.train.run.directory import versions
 
     found = versions()
     for package in EXTRAS:

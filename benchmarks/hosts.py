@@ -147,10 +147,10 @@ def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
 def _work(job: Path) -> None:
     """One rank: train.py itself, with the time of loading told apart."""
     import train
-    from brigade.cluster import world_from_environment
-    from brigade.distributed import ranks
-    from brigade.model import load as models
-    from brigade.model.sizes import parameter_count
+    from brigade.train.cluster import world_from_environment
+    from brigade.train.distributed import ranks
+    from brigade.train.model import load as models
+    from brigade.train.model.sizes import parameter_count
 
     todo, load, load_base = json.loads(job.read_text()), models.load_model, models.load_base
     mark: dict[str, float] = {}

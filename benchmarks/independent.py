@@ -30,7 +30,7 @@ def write_model(model_type: str, folder: Path) -> None:
     """A config.json of tiny sizes."""
     from transformers import CONFIG_MAPPING
 
-    from brigade.model.tiny import shrink
+    from brigade.train.model.tiny import shrink
 
     config = shrink(CONFIG_MAPPING[model_type]().to_dict()) | {"model_type": model_type}
     folder.mkdir()

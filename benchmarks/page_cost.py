@@ -20,7 +20,7 @@ PAGE, FILE = DOCS / "report.md", RESULTS / "page_cost.csv"
 
 
 def measure(steps: int) -> Row:
-    from brigade.run import page
+    from brigade.train.run import page
     from testing.browser import browser, show
     from testing.recorded import write_run
 

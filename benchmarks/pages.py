@@ -57,7 +57,7 @@ def in_words(versions: dict[str, str]) -> str:
 
 def where() -> dict[str, str]:
     """What a row says of where it was measured."""
-    from brigade.run.directory import versions
+    from brigade.train.run.directory import versions
 
     return {"machine": machine(), "versions": in_words(versions())}
 

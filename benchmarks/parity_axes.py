@@ -22,7 +22,7 @@ from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
 from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases, order
 from brigade.errors.findings import rules
 from brigade.errors.tables import table as table_of
-from brigade.strategy.axes import NAMES as AXIS_NAMES
+from brigade.train.strategy.axes import NAMES as AXIS_NAMES
 from testing.parity import worst
 from testing.runs import run_cases
 
@@ -100,7 +100,7 @@ def damaged(rows: list[Row]) -> str:
 def refused() -> str:
     """What strategy/refused.yaml says of axes: the combination, and train.py's words."""
     lines = []
-    for row in table_of(REPOSITORY / "brigade/strategy/refused.yaml"):
+    for row in table_of(REPOSITORY / "brigade/train/strategy/refused.yaml"):
         axes = [AXIS_NAMES[axis] for axis, values in row["when"].items() if axis in AXIS_NAMES and True in values]
         words = {
             key: [ONLY_REFUSED.get(word) or NAMES.get(word) or str(word) for word in values]

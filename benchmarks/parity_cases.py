@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brigade.strategy.axes import Axes
+from brigade.train.strategy.axes import Axes
 from testing import axes, axes_experts, axes_pairs, axes_pipeline, axes_sequence
 from testing.parity import ACCUMULATIONS
 from testing.runs import GLOBAL_BATCH

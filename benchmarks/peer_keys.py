@@ -9,7 +9,7 @@ Each row is a case of testing/peer_keys.yaml, and tests/unit/data/test_peer_keys
 from typing import Any
 
 from benchmarks.pages import DOCS, REPOSITORY, command, markdown
-from brigade.recipe.files import read_yaml
+from brigade.train.recipe.files import read_yaml
 
 CASES: list[dict[str, Any]] = read_yaml(REPOSITORY / "testing/peer_keys.yaml")["keys"]
 

@@ -74,8 +74,8 @@ def build(folder: Path) -> dict[str, Any]:
     they are: {"train", "heldout", "model", "tokenizer", "sha256", "dialogues", "parameters"}."""
     import shutil
 
-    from brigade import cache
-    from brigade.data import builtin
+    from brigade.train import cache
+    from brigade.train.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
     built = builtin.ensure(cache.cache_directory())

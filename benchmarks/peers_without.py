@@ -9,14 +9,14 @@ from typing import Any
 
 def without_blocks() -> None:
     """Attention of each sample by torch's own CPU kernel."""
-    from brigade.model import cpu_attention
+    from brigade.train.model import cpu_attention
 
     cpu_attention.LONGEST = 0
 
 
 def without_kept_logits() -> None:
     """Logits at every position, supervised or not."""
-    from brigade.data.collate import Collate
+    from brigade.train.data.collate import Collate
 
     flat = Collate._flat
 
@@ -35,6 +35,6 @@ if __name__ == "__main__":
         CHOICES[choice]()
     sys.argv[1:] = sys.argv[end + 1 :]
     import train
-    from brigade.distributed import ranks
+    from brigade.train.distributed import ranks
 
     ranks.run_to_the_end(train.main)

@@ -1,7 +1,7 @@
 """How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
-    python -m benchmarks.planner            # writes docs/planner-accuracy.md, brigade/planner/choice/intervals.yaml and each
-                                            # fitted `sustained` of brigade/hardware/hardware.yaml
+    python -m benchmarks.planner            # writes docs/planner-accuracy.md, brigade/plan/choice/intervals.yaml and each
+                                            # fitted `sustained` of brigade/plan/hardware/hardware.yaml
     python -m benchmarks.planner --check    # says whether they are what the tables give
 
 The tables lie in benchmarks/data/ with their sources. One number per GPU kind is fitted to them: `sustained`, the share of
@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from brigade import hardware
 from brigade.errors.tables import table
-from brigade.hardware import calibration
-from brigade.planner.choice.estimate import of_memory, of_time
+from brigade.plan import hardware
+from brigade.plan.choice.estimate import of_memory, of_time
+from brigade.plan.hardware import calibration
 
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
@@ -38,7 +38,7 @@ from .planner_tables import (
 from .published.table import counts_allocated
 
 PAGE = DOCS / "planner-accuracy.md"
-INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
+INTERVALS = REPOSITORY / "brigade" / "plan" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 # Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
 LEFT_OUT = {"time_unseen": "chip", "memory_experts": "place"}

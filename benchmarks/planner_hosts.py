@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brigade.planner.choice.job import Job
-from brigade.planner.costs.host_memory import PROCESS, host, resident
-from brigade.shape.from_config import shape_of
+from brigade.plan.choice.job import Job
+from brigade.plan.costs.host_memory import PROCESS, host, resident
+from brigade.plan.shape.from_config import shape_of
 
 from .hosts import MODEL, OPTIMIZERS, RESULTS
 from .pages import markdown, read

@@ -10,11 +10,11 @@ from pathlib import Path
 from benchmarks.published import table
 from benchmarks.published.parse_columns import Inexpressible
 from benchmarks.published.reserved import fits
-from brigade import hardware
 from brigade.errors import UserError
-from brigade.hardware import Gpu
-from brigade.planner.choice.estimate import Estimate, estimate
-from brigade.planner.choice.job import Job
+from brigade.plan import hardware
+from brigade.plan.choice.estimate import Estimate, estimate
+from brigade.plan.choice.job import Job
+from brigade.plan.hardware import Gpu
 
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")

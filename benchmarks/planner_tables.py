@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.pages import markdown
 from benchmarks.published import table
-from brigade import hardware
-from brigade.planner.costs.memory import GIB
+from brigade.plan import hardware
+from brigade.plan.costs.memory import GIB
 
 from .planner_rows import (
     DATA,

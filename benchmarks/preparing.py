@@ -45,8 +45,8 @@ def write_corpus(path: Path, megabytes: float) -> None:
     """Chats of one to eight of the built-in pairs of question and answer, the same at every call."""
     import numpy as np
 
-    from brigade import cache
-    from brigade.data import builtin
+    from brigade.train import cache
+    from brigade.train.data import builtin
 
     lines = builtin.ensure(cache.cache_directory()).train.read_text().splitlines()
     pairs = [json.loads(line)["messages"] for line in lines]
@@ -90,10 +90,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    from brigade import cache
-    from brigade.data import builtin
-    from brigade.data.chat_template import TEMPLATES
-    from brigade.run.directory import versions
+    from brigade.train import cache
+    from brigade.train.data import builtin
+    from brigade.train.data.chat_template import TEMPLATES
+    from brigade.train.run.directory import versions
 
     tokenizer = str(builtin.ensure(cache.cache_directory()).tokenizer)
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from unittest.mock import patch
 
 from brigade.__main__ import main as brigade
-from brigade.hardware import calibration
+from brigade.plan.hardware import calibration
 
 from .pages import DOCS, command
 

@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.pages import DOCS, markdown, where, write
-from brigade.checkpoint import layout
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.run.directory import Run
-from brigade.strategy import choose
+from brigade.train.checkpoint import layout
+from brigade.train.cluster import World
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.run.directory import Run
+from brigade.train.strategy import choose
 from testing.resume import DIVIDED, TOLERANCE, Resume, Side, checkpoint_of, continued, in_groups, run_of, worst
 from testing.runs import write_inputs
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
-from brigade.planner.costs.states import cut_parameters, model_states
+from brigade.plan.costs.states import cut_parameters, model_states
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget, write_inputs
@@ -79,9 +79,9 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
 def _work(job: Path) -> None:
     """One rank: run every case through train.py itself."""
     import train
-    from brigade.cluster import world_from_environment
-    from brigade.distributed import ranks
-    from brigade.training.measured_states import StateBytes
+    from brigade.train.cluster import world_from_environment
+    from brigade.train.distributed import ranks
+    from brigade.train.loop.measured_states import StateBytes
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
@@ -217,7 +217,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.job:
-        from brigade.distributed import ranks
+        from brigade.train.distributed import ranks
 
         ranks.run_to_the_end(lambda: _work(options.job))
     if not options.draw:

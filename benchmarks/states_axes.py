@@ -132,9 +132,9 @@ def measure(axis: str, there: Container[tuple[str, ...]] = (), timeout: float = 
 def _work(job: Path) -> None:
     """One rank: run every case through train.py itself."""
     import train
-    from brigade.cluster import world_from_environment
-    from brigade.distributed import ranks
-    from brigade.training.measured_states import StateBytes, States
+    from brigade.train.cluster import world_from_environment
+    from brigade.train.distributed import ranks
+    from brigade.train.loop.measured_states import StateBytes, States
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for divided, model in todo["cases"]:
@@ -170,8 +170,8 @@ def _work(job: Path) -> None:
 
 def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
     """One row for each stage of a run: of its rank that holds most. held: States of every rank"""
-    from brigade.planner.choice.job_of_run import job_of_run
-    from brigade.planner.costs.stages import stages
+    from brigade.plan.choice.job_of_run import job_of_run
+    from brigade.plan.costs.stages import stages
 
     recipe, size = run.settings.recipe, run.world.size
     job = job_of_run(recipe, run.strategy, run.batch, size, size, config, "H100 80GB")
@@ -194,8 +194,8 @@ def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple
 
     shapes: of what the rank has of each parameter before it is sharded
     """
-    from brigade.planner.costs.stages import frozen_bytes
-    from brigade.planner.costs.states import cut_parameters, model_states, stage_states
+    from brigade.plan.costs.stages import frozen_bytes
+    from brigade.plan.costs.states import cut_parameters, model_states, stage_states
 
     formula, _ = stage_states(job, stage)
     if job.engine != "zero" or job.stage == 3:
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
     if options.job:
-        from brigade.distributed import ranks
+        from brigade.train.distributed import ranks
 
         ranks.run_to_the_end(lambda: _work(options.job))
     where = pages.where()

@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from brigade.cluster import world_from_environment
-from brigade.distributed import ranks
+from brigade.train.cluster import world_from_environment
+from brigade.train.distributed import ranks
 
 TIMES = 2000
 

@@ -1,4 +1,4 @@
-"""Activations and logits: the formulas of brigade/planner beside a trace of the models' own code. No GPU is needed, or used.
+"""Activations and logits: the formulas of brigade/plan beside a trace of the models' own code. No GPU is needed, or used.
 
 python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/traced.md
 python -m benchmarks.traced --draw     # the page from the results that are there
@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
-from brigade.planner.choice.job import FUSED, Job
-from brigade.planner.costs.memory import activation_bytes, logit_bytes, settings_of
-from brigade.shape.config_json import read_config
-from brigade.shape.find import known_config
-from brigade.shape.from_config import shape_of
-from brigade.shape.trace import versions
+from brigade.plan.choice.job import FUSED, Job
+from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.plan.shape.find import known_config
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.trace import versions
+from brigade.train.model.config_json import read_config
 
 RESULTS = pages.RESULTS / "traced.jsonl"
 PAGE = DOCS / "traced.md"
@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 def rows() -> Iterator[Row]:
     """Each model and case, traced anew: bytes per token."""
     from brigade.errors import UserError
-    from brigade.shape.traced_model import measure
+    from brigade.plan.shape.traced_model import measure
 
     for model in MODELS:
         recipe = known_config(model)

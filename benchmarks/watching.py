@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, markdown
-from brigade.cluster import World
+from brigade.train.cluster import World
 
 RESULTS = pages.RESULTS / "watching.csv"
 PAGE = DOCS / "troubleshooting.md"
@@ -39,7 +39,7 @@ def steps(pairs: int) -> list[float]:
     from transformers import TrainerCallback
 
     import train
-    from brigade.distributed import heartbeat, ranks
+    from brigade.train.distributed import heartbeat, ranks
     from testing import runs
 
     enter = heartbeat.enter
@@ -88,7 +88,7 @@ def is_watched(block: int) -> bool:
 
 def switch() -> list[float]:
     """Microseconds of one switch of phase; the mean of many, several times."""
-    from brigade.distributed import heartbeat
+    from brigade.train.distributed import heartbeat
 
     found, count = [], 20_000
     for _ in range(20):
@@ -101,7 +101,7 @@ def switch() -> list[float]:
 
 def look() -> list[float]:
     """Microseconds of processor time of one look of the thread, a writing of its file every fifth time included."""
-    from brigade.training.watch_thread import Watch
+    from brigade.train.loop.watch_thread import Watch
 
     found = []
     with tempfile.TemporaryDirectory() as folder:

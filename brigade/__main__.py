@@ -1,4 +1,4 @@
-"""`python -m brigade VERB`: one thin module per verb in brigade/commands/, imported only when it is asked for."""
+"""`python -m brigade VERB`: each verb's module stands in its room, and is imported only when it is asked for."""
 
 import argparse
 import importlib
@@ -11,23 +11,26 @@ from .errors.console import guard_output
 
 # verb -> its module and what it does
 VERBS = {
-    "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
-    "attach": ("attach", "follow a launch that goes on in the background (launch --detach)"),
-    "status": ("status", "how far runs are, who runs them, and how they ended"),
+    "launch": ("launch.command", "train a recipe on all hosts of a hostfile, or write a job file for it"),
+    "attach": ("launch.attach", "follow a launch that goes on in the background (launch --detach)"),
+    "status": ("launch.status", "how far runs are, who runs them, and how they ended"),
     "top": (
-        "top",
+        "top.command",
         "hosts and ranks while they train: step, phase, speed, processors, memory, network, and who is slow",
     ),
     "report": (
-        "report",
+        "report.command",
         "a page for the browser: a run's curves, answers, checkpoints and recipe, or several runs side by side",
     ),
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
-    "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
+    "eval": ("eval", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
-    "plan": ("plan", "will it fit, how fast is it, and which strategy: before anything is queued"),
-    "check": ("check", "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run"),
-    "lint": ("lint", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
+    "plan": ("plan.command", "will it fit, how fast is it, and which strategy: before anything is queued"),
+    "check": (
+        "check.command",
+        "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run",
+    ),
+    "lint": ("lint.command", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
 _TRAINS = "python train.py trains on this machine, and `python -m brigade launch` on all hosts of a hostfile"
 
@@ -71,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         description = f"{about[0].upper()}{about[1:]}."
         added = verbs.add_parser(verb, help=about, description=description, allow_abbrev=False, formatter_class=_Help)
         if words[:1] == [verb]:
-            command = importlib.import_module(f"brigade.commands.{module}")
+            command = importlib.import_module(f"brigade.{module}")
             command.add_arguments(added)
             passes_on = getattr(command, "PASSES_ON", False)
             if passes_on:
@@ -124,7 +127,7 @@ def _verbs() -> str:
 
 def _flags_of_train() -> str:
     """Of `python train.py --help` what follows its usage."""
-    from .recipe import flags, help_of_keys
+    from .train.recipe import flags, help_of_keys
 
     parser = flags.parser()
     help_of_keys.add(parser)
@@ -136,12 +139,12 @@ def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:
     """Raises UserError for a flag among the words for train.py that neither it nor the verb has."""
     if not rest:
         return
-    from .recipe import flags
+    from .train.recipe import flags
 
     theirs = flags.names_of(flags.parser())
     for word in rest:
         if word.startswith("--") and flags.underscores(word)[2:].partition("=")[0] not in theirs:
-            from .recipe.mistakes import unknown_flag
+            from .train.recipe.mistakes import unknown_flag
 
             raise unknown_flag(word, theirs | flags.names_of(parser))
 

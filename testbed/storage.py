@@ -43,7 +43,7 @@ def whole_on_small_disks(name: str) -> Callable[[Attempt], None]:
     """That node2 has this checkpoint alone, and every byte of it."""
 
     def after(attempt: Attempt) -> None:
-        program = "import sys; from pathlib import Path; from brigade.checkpoint import manifest; "
+        program = "import sys; from pathlib import Path; from brigade.train.checkpoint import manifest; "
         program += f"there = sorted(Path('{SMALL}/run').glob('checkpoint-*')); print([path.name for path in there], "
         program += "[manifest.flaw(path) or manifest.damage(path) for path in there])"
         found = attempt.cluster["node2"].run([sys.executable, "-c", program], cwd=PROJECT).stdout.strip()
@@ -87,7 +87,7 @@ def only_whole_checkpoints(attempt: Attempt) -> None:
 
 
 def all_whole(run: Path) -> None:
-    from brigade.checkpoint import manifest
+    from brigade.train.checkpoint import manifest
 
     there = sorted(run.glob("checkpoint-*"))
     wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
@@ -120,7 +120,7 @@ def flip_a_bit(part: Path) -> None:
 
 def of_later_code(part: Path) -> None:
     """As if a later version of Brigade had written the checkpoint."""
-    from brigade.checkpoint import manifest
+    from brigade.train.checkpoint import manifest
 
     record = part.with_name(manifest.RECORD)
     record.write_text(record.read_text().replace(f'"format": {manifest.FORMAT}', '"format": 99'))
@@ -140,8 +140,8 @@ def mount_output_again(cluster: Cluster) -> None:
 
 def own_data(cluster: Cluster) -> None:
     """Files to train on that may be changed."""
-    from brigade import cache
-    from brigade.data import builtin
+    from brigade.train import cache
+    from brigade.train.data import builtin
 
     built = builtin.ensure(cache.cache_directory())
     for name, source, count in (("train", built.train, 100), ("heldout", built.heldout, 2)):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from brigade.distributed import stop
+from brigade.train.distributed import stop
 
 from .cluster import PROJECT, Cluster
 from .host import in_network

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from brigade.strategy.axes import Axes
-from brigade.strategy.axis_keys import as_mesh, with_axes
+from brigade.train.strategy.axes import Axes
+from brigade.train.strategy.axis_keys import as_mesh, with_axes
 
 from .parity import LEARNING_RATE
 from .ranks import REPOSITORY

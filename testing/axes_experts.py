@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brigade.strategy.axes import Axes
+from brigade.train.strategy.axes import Axes
 
 from . import axes, parity, resume
 from .runs import GLOBAL_BATCH

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from brigade.strategy.axes import Axes
+from brigade.train.strategy.axes import Axes
 
 from . import axes_sequence
 from .axes import flags

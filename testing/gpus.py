@@ -16,7 +16,7 @@ from brigade.check.probes import nvml
 from brigade.check.registry import checks
 from brigade.check.results import Result
 from brigade.check.run import judge
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 
 FOLDER = REPOSITORY / "tests/data/nvml"
 KINDS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")}

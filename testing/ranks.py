@@ -91,7 +91,7 @@ LATE = (
     "torch.utils.serialization torch.utils.tensorboard transformers.generation transformers.integrations.deepspeed",
     "transformers.models.llama.modeling_llama",
 )
-OURS = "checkpoint data distributed engines errors model planner run setup strategy training upstream"
+OURS = "errors plan train"
 
 
 def _import_all() -> None:
@@ -99,12 +99,12 @@ def _import_all() -> None:
     from deepspeed.utils import nvtx
     from transformers import conversion_mapping
 
-    import brigade.upstream.cpu_facts
+    import brigade.train.upstream.cpu_facts
 
     ours = pkgutil.walk_packages(brigade.__path__, "brigade.")
     for name in [*" ".join(LATE).split(), *(each.name for each in ours if each.name.split(".")[1] in OURS.split())]:
         importlib.import_module(name)
-    brigade.upstream.cpu_facts.ask_once()
+    brigade.train.upstream.cpu_facts.ask_once()
     cpuinfo.get_cpu_info()  # for all ranks
     conversion_mapping.get_checkpoint_conversion_mapping("llama")  # compiles the 900 patterns of all models
     nvtx.enable_nvtx = False  # marks for a GPU's profiler, around a thousand calls of each step

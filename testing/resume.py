@@ -8,7 +8,7 @@ import ctypes.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brigade.strategy.axes import Axes
+from brigade.train.strategy.axes import Axes
 
 from . import axes
 from .parity import DDP, STRATEGIES

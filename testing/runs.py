@@ -22,8 +22,8 @@ STEPS = 14  # five make an epoch of 67 chats
 
 def write_inputs(folder: Path) -> list[str]:
     """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
-    from brigade import cache
-    from brigade.data import builtin
+    from brigade.train import cache
+    from brigade.train.data import builtin
 
     built = builtin.ensure(cache.cache_directory())
     model = folder / "model"
@@ -84,9 +84,9 @@ def write_model(folder: Path, name: str) -> Path:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from brigade import cache
-    from brigade.data import builtin
-    from brigade.model.tiny import shrink
+    from brigade.train import cache
+    from brigade.train.data import builtin
+    from brigade.train.model.tiny import shrink
 
     if not (folder / "config.json").exists():
         kind, _, layers = name.partition("-")
@@ -157,8 +157,8 @@ def forget(trainer: Any) -> None:
 def _work(job: Path) -> None:
     """One rank: run every case, in order, through train.py itself."""
     import train
-    from brigade.distributed import ranks
-    from brigade.training import sample_answers
+    from brigade.train.distributed import ranks
+    from brigade.train.loop import sample_answers
 
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
@@ -188,7 +188,7 @@ def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
     who, step = when
     from transformers import TrainerCallback
 
-    from brigade.distributed import stop
+    from brigade.train.distributed import stop
 
     class Stops(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -203,7 +203,7 @@ def _interrupted(flags: list[str], step: int) -> None:
     from transformers import TrainerCallback
 
     import train
-    from brigade.distributed import ranks
+    from brigade.train.distributed import ranks
 
     class Stopped(Exception):
         pass
@@ -232,7 +232,7 @@ def _interrupted(flags: list[str], step: int) -> None:
 
 @contextlib.contextmanager
 def _damaged_gradients(wanted: bool) -> Any:
-    from brigade.model import load
+    from brigade.train.model import load
 
     whole = load.load_model
 
@@ -258,6 +258,6 @@ def _damaged_gradients(wanted: bool) -> Any:
 
 
 if __name__ == "__main__":
-    from brigade.distributed.ranks import run_to_the_end
+    from brigade.train.distributed.ranks import run_to_the_end
 
     run_to_the_end(lambda: _work(Path(sys.argv[1])))

@@ -7,11 +7,11 @@ gradients, and all that comes and goes in a step (activations, logits, gathered 
 import re
 from collections.abc import Mapping
 
-from brigade.planner.choice.estimate import Estimate
-from brigade.planner.choice.job import Job
-from brigade.planner.costs.layer import exchanged_width
-from brigade.planner.costs.memory import GIB, moments, stream_pool
-from brigade.planner.costs.states import first_stage_states
+from brigade.plan.choice.estimate import Estimate
+from brigade.plan.choice.job import Job
+from brigade.plan.costs.layer import exchanged_width
+from brigade.plan.costs.memory import GIB, moments, stream_pool
+from brigade.plan.costs.states import first_stage_states
 
 from .parse_columns import told
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from brigade import hardware
-from brigade.planner.choice.job import EAGER, FUSED, Job
-from brigade.planner.choice.job_of_run import attention_of
-from brigade.planner.costs.engines import OPTIMIZER_BYTES
-from brigade.shape.lora import lora_parameters
-from brigade.shape.model_shape import ModelShape
+from brigade.plan import hardware
+from brigade.plan.choice.job import EAGER, FUSED, Job
+from brigade.plan.choice.job_of_run import attention_of
+from brigade.plan.costs.engines import OPTIMIZER_BYTES
+from brigade.plan.shape.lora import lora_parameters
+from brigade.plan.shape.model_shape import ModelShape
 
 from .parse_columns import (
     ATTENTIONS,

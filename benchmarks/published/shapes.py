@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from brigade.shape.config_json import read_config
-from brigade.shape.find import described, known_config
-from brigade.shape.model_shape import FAMILIES, LLAMA, Family, ModelShape
+from brigade.plan.shape.find import described, known_config
+from brigade.plan.shape.model_shape import FAMILIES, LLAMA, Family, ModelShape
+from brigade.train.model.config_json import read_config
 
 from .parse_columns import Inexpressible
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors import UserError
-from brigade.planner.choice.estimate import Estimate, estimate
-from brigade.planner.costs.memory import GIB
+from brigade.plan.choice.estimate import Estimate, estimate
+from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible
 from .reserved import fits, reserved_gib

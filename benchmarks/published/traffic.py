@@ -22,9 +22,9 @@ Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in do
 
 from dataclasses import dataclass
 
-from brigade.planner.choice.job import Job
-from brigade.planner.costs.stages import Stage, stages
-from brigade.shape.model_shape import ModelShape
+from brigade.plan.choice.job import Job
+from brigade.plan.costs.stages import Stage, stages
+from brigade.plan.shape.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..recipe.files import REPOSITORY
+from ..train.recipe.files import REPOSITORY
 from .hosts import Facts
 from .pins import FILES
 from .results import Result, sound

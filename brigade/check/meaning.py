@@ -10,7 +10,7 @@ from ..errors.console import figure
 from .hosts import Wanted
 
 if TYPE_CHECKING:
-    from ..planner.choice.job import Job
+    from ..plan.choice.job import Job
 
 # What is spoken of without a recipe.
 USUAL_MODEL, USUAL_LENGTH, USUAL_BATCH, USUAL_GPU = "qwen3-8b", 4096, 128, "H100 80GB"
@@ -49,10 +49,10 @@ def say(wanted: Wanted, measured: Measured) -> Said | str:
 
 
 def _say(wanted: Wanted, measured: Measured) -> Said:
-    from ..hardware import gpu
-    from ..hardware.network import LINE_SHARE
-    from ..planner.choice.estimate import estimate
-    from ..planner.choice.strategies import CHOICES, runs
+    from ..plan.choice.estimate import estimate
+    from ..plan.choice.strategies import CHOICES, runs
+    from ..plan.hardware import gpu
+    from ..plan.hardware.network import LINE_SHARE
 
     link = f"{measured.rate * 8 / LINE_SHARE:.6f} Gb/s"  # with which the formulas' rings have the measured rate
     job, own = _job(wanted, measured, link)
@@ -87,9 +87,9 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
 
 def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
-    from ..planner.choice.job import Job
-    from ..planner.choice.job_of_recipe import KINDS, STRATEGIES, job_of
-    from ..shape.find import named_shape
+    from ..plan.choice.job import Job
+    from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
+    from ..plan.shape.find import named_shape
 
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
     kind = _kind(measured)
@@ -107,7 +107,7 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
 
 def _kind(measured: Measured) -> str:
     """The kind of GPU that was found, "" without one or where nobody knows it."""
-    from ..hardware import gpu
+    from ..plan.hardware import gpu
 
     try:
         return gpu(measured.device).kind if measured.backend == "nccl" else ""
@@ -120,7 +120,7 @@ def calibrate(wanted: Wanted, measured: Measured | None, file: Path) -> list[str
 
     Raises UserError where nothing was measured by which GPUs' runs can be judged.
     """
-    from ..hardware.write_factors import take_network
+    from ..plan.hardware.write_factors import take_network
 
     place = "flag --calibrate"
     if measured is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors.console import counted
 from ..launch.host_facts import PACKAGES
-from ..recipe.files import REPOSITORY
+from ..train.recipe.files import REPOSITORY
 from .results import Result, most_common, sound
 
 FILES = ("requirements.txt", "constraints.txt")

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .. import files
 from ..errors import UserError
 from ..errors.console import counted
+from ..train import files
 from .bandwidth import Sweep
 from .results import SIGNS, Level
 from .run import Outcome

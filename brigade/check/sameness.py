@@ -11,8 +11,8 @@ from typing import Any
 from ..errors.console import counted
 from ..errors.tables import table
 from ..launch.job import Job
-from ..recipe.files import REPOSITORY
-from ..recipe.schema import Source
+from ..train.recipe.files import REPOSITORY
+from ..train.recipe.schema import Source
 from . import clone, pins
 from .hosts import Facts, Hosts
 from .registry import check

@@ -17,7 +17,7 @@ from .registry import check
 from .results import NotHere, Result, gravest, sound, thresholds
 
 if TYPE_CHECKING:
-    from ..planner.costs.host_memory import Host
+    from ..plan.costs.host_memory import Host
 
 VARIABLE = {"cache_room": "BRIGADE_CACHE", "tmp_room": "TMPDIR"}  # that says where it lies
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
@@ -206,8 +206,8 @@ def checkpoint_bytes(job: Job) -> float | None:
 def on_host(job: Job) -> "Host | None":
     """What a host of this recipe has to hold, by the planner; None where no formula covers it. In fp32 as in bf16, the only one
     for which there are formulas: weights and states are written in fp32 by both."""
-    from ..planner.choice.job_of_recipe import job_of
-    from ..planner.costs.host_memory import host
+    from ..plan.choice.job_of_recipe import job_of
+    from ..plan.costs.host_memory import host
 
     settings, recipe = job.settings, job.settings.recipe
     if not recipe.training.fp16:

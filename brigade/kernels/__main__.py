@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import guard_output
-from ..recipe import flags
+from ..train.recipe import flags
 from . import paths
 
 STYLES = {"proven": "green", "slower": "green", "wrong": "bold red", "failed": "red", "absent": "dim"}
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, more: list[str]) -> int:
     """more: flags of train.py, which go before the recipe's own keys."""
-    from ..model.location import load_config
+    from ..train.model.location import load_config
     from . import auto, models, proofs, prove
 
     settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])

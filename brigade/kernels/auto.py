@@ -8,13 +8,13 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from ..cluster import World
-from ..distributed import ranks
 from ..errors import first_line
-from ..model import attention
-from ..recipe.flags import Settings
-from ..recipe.schema import TrainingSection
-from ..strategy import Strategy
+from ..train.cluster import World
+from ..train.distributed import ranks
+from ..train.model import attention
+from ..train.recipe.flags import Settings
+from ..train.recipe.schema import TrainingSection
+from ..train.strategy import Strategy
 from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]

@@ -124,7 +124,7 @@ def alone(model: Any, some: list[Row], device: Any, context: Any, scale: float =
     """(logits of each sample, gradients of the mean loss over supervised tokens) of samples one by one."""
     import torch
 
-    from ..data.store import IGNORED
+    from ..train.data.store import IGNORED
 
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
     logits = []

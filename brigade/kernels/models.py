@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import upstream
-from ..data.collate import ABOUT, Collate
-from ..data.store import IGNORED
 from ..errors import first_line
-from ..model import attention, packed_samples
-from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
-from ..model.tiny import TINY, shrink
-from ..shape import per_layer
+from ..train import upstream
+from ..train.data.collate import ABOUT, Collate
+from ..train.data.store import IGNORED
+from ..train.model import attention, packed_samples, per_layer
+from ..train.model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
+from ..train.model.tiny import TINY, shrink
 
 Row = dict[str, Any]
 # Tokens of each sample, on both sides of the kernels' tiles of 64 and 128; and which samples make each row.

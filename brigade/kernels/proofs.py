@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..cache import cache_directory, private_folder
 from ..errors import first_line
+from ..train import files
+from ..train.cache import cache_directory, private_folder
 from . import judging, models
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from ..recipe.files import REPOSITORY
-from ..recipe.flags import Settings
+from ..train.recipe.files import REPOSITORY
+from ..train.recipe.flags import Settings
 from . import models, paths, proofs
 from .judging import answered, judge, may_be_timed, unjudged
 from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER

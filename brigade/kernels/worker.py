@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..distributed.launched import PR_SET_PDEATHSIG
+from ..train.distributed.launched import PR_SET_PDEATHSIG
 from . import paths
 from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET
 
@@ -126,7 +126,7 @@ class Worker:
 
     def _told(self, how: str) -> str:
         """How a model with this attention learns where samples begin. One that learns it in no way is not tried."""
-        from ..model import attention, packed_samples
+        from ..train.model import attention, packed_samples
         from . import models
 
         if how in attention.NEEDS_CUMULATIVE_LENGTHS:

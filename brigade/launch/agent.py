@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..distributed.launched import owner
+from ..train.distributed.launched import owner
 from .hearing import BEAT, SILENCE, Hearing
 from .held_port import HeldPort
 from .host_facts import addresses as own_addresses

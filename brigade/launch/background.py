@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..cache import cache_directory, private_folder
 from ..errors import UserError
-from ..run.directory import now
+from ..train import files
+from ..train.cache import cache_directory, private_folder
+from ..train.run.directory import now
 from .status_and_logs import LAUNCH_LOG
 
 TAIL = 2**16  # bytes that `attach` shows of what was there before

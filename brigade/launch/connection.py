@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import printable
 from ..errors.tables import table
-from ..recipe.files import REPOSITORY
+from ..train.recipe.files import REPOSITORY
 from . import ssh
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing

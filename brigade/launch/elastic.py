@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..checkpoint.layout import BY_ELEMENT
-from ..cluster import ELASTIC
-from ..distributed import stop
-from ..distributed.launched import PR_SET_PDEATHSIG
 from ..errors import UserError, shortened
-from ..run.directory import STOPPED, SUCCESS
+from ..train import files
+from ..train.checkpoint.layout import BY_ELEMENT
+from ..train.cluster import ELASTIC
+from ..train.distributed import stop
+from ..train.distributed.launched import PR_SET_PDEATHSIG
+from ..train.run.directory import STOPPED, SUCCESS
 from .host_facts import addresses
 from .job import Job
 from .policy import NOT_TWICE, SHOWN
@@ -188,7 +188,7 @@ class Elastic:
             self.meeting["meet"] = ["127.0.0.1"]
         while True:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "brigade.distributed.coordinator"),
+                *(sys.executable, "-m", "brigade.train.distributed.coordinator"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,

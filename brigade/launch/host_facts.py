@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..distributed.supervised import RUN
+from ..train import files
+from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
 PROJECT = Path(__file__).resolve().parents[2]

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster import World, of_elastic_run
 from ..errors import UserError
-from ..hostfile import read_hostfile
-from ..recipe import flags
-from ..recipe.batch import batch_arithmetic
-from ..recipe.files import find
-from ..recipe.flags import Settings
-from ..strategy import Strategy, choose
+from ..train.cluster import World, of_elastic_run
+from ..train.hostfile import read_hostfile
+from ..train.recipe import flags
+from ..train.recipe.batch import batch_arithmetic
+from ..train.recipe.files import find
+from ..train.recipe.flags import Settings
+from ..train.strategy import Strategy, choose
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..distributed import hangs
 from ..errors.console import counted
+from ..train.distributed import hangs
 from .connection import Channel
 from .first_failure import RACE, Failure, signal_name
 from .status_and_logs import Output

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..recipe.files import REPOSITORY
+from ..train.recipe.files import REPOSITORY
 from .job import Job
 
 DEFAULT_PORT = 29500

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from ..distributed.heartbeat import Phase
 from ..errors import Whose
 from ..errors.console import printable
+from ..train.distributed.heartbeat import Phase
 
 Text = Annotated[str, AfterValidator(printable)]
 

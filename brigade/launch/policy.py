@@ -194,7 +194,7 @@ def for_slurm(policy: Policy, kind: str) -> tuple[str, ...]:
 def check_memory(job: Job) -> None:
     """Raises UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
     covers, it says nothing."""
-    from ..planner.choice.job_of_recipe import too_large
+    from ..plan.choice.job_of_recipe import too_large
 
     if problem := too_large(job.settings, job.strategy, job.hosts):
         raise UserError(counted(len(job.hosts), "host"), problem, "repair a host, name a --spare, or raise --min_hosts")

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
-from ..run import events, page
+from ..train.run import events, page
 from . import first_failure
 from .job import Job
 from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import UserError
 from ..errors.console import console, counted, guard_output, say_what_is_lost
 from ..errors.disk import exists
+from ..train import files
 
 LIMIT = 64  # MiB of a log, then a new one is begun
 LAUNCH_LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it

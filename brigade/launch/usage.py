@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..distributed.heartbeat import FOLDER
-from ..run import typed
+from ..train import files
+from ..train.distributed.heartbeat import FOLDER
+from ..train.run import typed
 
 RAPL = "/sys/class/powercap"  # energy counters of processors, for root alone on most systems
 

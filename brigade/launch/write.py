@@ -13,15 +13,15 @@ from typing import Any
 
 import yaml
 
-from .. import files
-from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted, one_line
 from ..errors.tables import table
-from ..recipe.files import REPOSITORY
-from ..run import events
-from ..strategy import accelerate_config
-from ..strategy.axis_keys import as_mesh
+from ..train import files
+from ..train.data.sources import BUILT_IN
+from ..train.recipe.files import REPOSITORY
+from ..train.run import events
+from ..train.strategy import accelerate_config
+from ..train.strategy.axis_keys import as_mesh
 from .job import Job
 from .policy import NOT_TWICE
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..errors import did_you_mean, shown
 from ..errors.findings import Finding
-from ..strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
-from ..strategy.axis_keys import MESH_KEYS
+from ..train.strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
+from ..train.strategy.axis_keys import MESH_KEYS
 
 # How a host calls itself: for every host another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import shown
 from ..errors.findings import Finding
-from ..strategy.deepspeed_config import holds, owned_values
-from ..strategy.ds_keys import as_json, key_table, value_at
+from ..train.strategy.deepspeed_config import holds, owned_values
+from ..train.strategy.ds_keys import as_json, key_table, value_at
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:

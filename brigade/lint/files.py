@@ -12,13 +12,13 @@ import yaml
 
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
-from ..hostfile import parse_hostfile
-from ..limits import CONFIG_BYTES
-from ..recipe import flags, remote_code
-from ..recipe.files import TWICE, find, is_directory, read_yaml
-from ..recipe.schema import SECTIONS
-from ..strategy import accelerate_config, deepspeed_config
-from ..strategy.ds_keys import key_table
+from ..train.hostfile import parse_hostfile
+from ..train.limits import CONFIG_BYTES
+from ..train.recipe import flags, remote_code
+from ..train.recipe.files import TWICE, find, is_directory, read_yaml
+from ..train.recipe.schema import SECTIONS
+from ..train.strategy import accelerate_config, deepspeed_config
+from ..train.strategy.ds_keys import key_table
 from . import accelerate as launcher
 from . import ds_config, hosts
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors.findings import SEVERITIES, Finding, Severity, rules
-from ..recipe.files import REPOSITORY
+from ..train.recipe.files import REPOSITORY
 from . import together
 from .files import Files
 

@@ -11,18 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..cluster import World
 from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
-from ..hardware.network import hold_name
-from ..recipe.batch import Batch, batch_arithmetic
-from ..recipe.files import REPOSITORY
-from ..recipe.flags import Settings
-from ..recipe.schedules import check_last_rate
-from ..strategy import Strategy, accelerate_config, axis_rules, choose, deepspeed_config
-from ..strategy.axes import NONE, Axes
-from ..strategy.axis_keys import of_ds_config, of_mesh
+from ..plan.hardware.network import hold_name
+from ..train.cluster import World
+from ..train.recipe.batch import Batch, batch_arithmetic
+from ..train.recipe.files import REPOSITORY
+from ..train.recipe.flags import Settings
+from ..train.recipe.schedules import check_last_rate
+from ..train.strategy import Strategy, accelerate_config, axis_rules, choose, deepspeed_config
+from ..train.strategy.axes import NONE, Axes
+from ..train.strategy.axis_keys import of_ds_config, of_mesh
 from . import accelerate as launcher
 from .files import File, Files, Kind, of_error, strategy_findings
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recipe.difference import flat
+from ..train.recipe.difference import flat
 from . import facts
 from .reading import Entry, Record, number
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import one_line
-from ..run.page import FILE
-from ..run.status import ranks_of
+from ..train.run.page import FILE
+from ..train.run.status import ranks_of
 from .reading import Record, attempts, number, of_kind
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..run import events
+from ..train.run import events
 from .reading import Entry, Record, attempts, number, of_kind
 from .thinning import running_mean
 

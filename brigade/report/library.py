@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..cache import cache_directory, once
 from ..errors import UserError
+from ..train import files
+from ..train.cache import cache_directory, once
 
 # Of the bundled script, by vl-convert-python's version: a file of the cache is a page's script only by its content.
 DIGESTS = {"1.9.0": "3425bd951a44d478d0505c6b5d1e8d57656b6e9a4da7bfe88a718ce61d76e572"}

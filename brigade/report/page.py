@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from .. import files
 from ..errors import UserError
 from ..errors.console import one_line
-from ..run.directory import now
-from ..run.page import FILE
+from ..train import files
+from ..train.run.directory import now
+from ..train.run.page import FILE
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import UserError
-from ..run import directory as runs
-from ..run import events, status, typed
+from ..train import files
+from ..train.run import directory as runs
+from ..train.run import events, status, typed
 
 # What plain Transformers calls a figure, where Brigade has another name for it.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}

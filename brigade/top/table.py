@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..distributed import hangs
 from ..errors.console import printable
-from ..run import events
+from ..train.distributed import hangs
+from ..train.run import events
 from .watching import HostSeen, Watching
 
 SILENT = 10.0  # seconds of silence from which on a rank's is shown, and all ranks' is judged

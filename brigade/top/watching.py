@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import UserError
 from ..launch.connection import Channel, transport
 from ..launch.usage import heartbeats
-from ..run import events, typed
+from ..train import files
+from ..train.run import events, typed
 
 KEPT = 90.0  # seconds of samples, of which rates are made
 AGAIN = 10.0  # seconds before a host that is lost is tried again

@@ -8,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from brigade.checkpoint import manifest
+from brigade.train.checkpoint import manifest
 from testing import marks
 from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, losses
 from tests.unit.hosts.asking import SECRET

@@ -11,7 +11,7 @@ import pytest
 
 from brigade.launch.job import make
 from brigade.launch.write import text
-from brigade.run import events
+from brigade.train.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from testbed.strikes import training_process

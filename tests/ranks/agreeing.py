@@ -10,9 +10,9 @@ import signal
 import sys
 import time
 
-from brigade.cluster import world_from_environment
-from brigade.distributed import process_group, ranks
 from brigade.errors import UserError
+from brigade.train.cluster import world_from_environment
+from brigade.train.distributed import process_group, ranks
 
 LONGEST = 1  # seconds that a collective waits
 PREPARING = 3

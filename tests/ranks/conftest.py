@@ -61,7 +61,7 @@ def main(folder, monkeypatch):
     """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
     import torch
 
-    import brigade.distributed.ranks
+    import brigade.train.distributed.ranks
     import train
 
     def too_late(error, *_):
@@ -72,7 +72,7 @@ def main(folder, monkeypatch):
         monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
         monkeypatch.delenv(key)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    monkeypatch.setattr(brigade.distributed.ranks, "fail", too_late)
+    monkeypatch.setattr(brigade.train.distributed.ranks, "fail", too_late)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return train.main
 

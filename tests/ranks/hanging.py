@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import train
-from brigade.distributed import ranks
-from brigade.training import trainer
+from brigade.train.distributed import ranks
+from brigade.train.loop import trainer
 
 
 def main() -> None:

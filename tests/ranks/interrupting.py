@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import train
-from brigade.checkpoint import saving
-from brigade.cluster import world_from_environment
-from brigade.distributed import ranks
-from brigade.training.trainer import Trainer
+from brigade.train.checkpoint import saving
+from brigade.train.cluster import world_from_environment
+from brigade.train.distributed import ranks
+from brigade.train.loop.trainer import Trainer
 
 STEP = 4  # whose checkpoint it is: the second, which goes through memory
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from brigade.distributed import ranks
+from brigade.train.distributed import ranks
 from testing.ranks import REPOSITORY, run_ranks
 from testing.train_command import ranks_part
 from tests.ranks import agreeing

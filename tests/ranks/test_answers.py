@@ -80,8 +80,8 @@ def plain(folder):
     """Per source: what a single process computes of the model that all runs began with."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from brigade.data.prepare import prepare
-    from brigade.recipe import flags
+    from brigade.train.data.prepare import prepare
+    from brigade.train.recipe import flags
 
     settings = flags.load(["--recipe", str(folder / "base" / "run.yaml")])
     heldout = prepare(settings, AutoTokenizer.from_pretrained(folder / "base")).heldout

@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from brigade.strategy.axes import Axes
+from brigade.train.strategy.axes import Axes
 from testing import axes, marks, resume, runs
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY

@@ -120,8 +120,8 @@ def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatc
 def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):
     for key, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(key, str(value))
-    monkeypatch.setattr("brigade.distributed.process_group.PATIENCE", 0.01)
-    monkeypatch.setattr("brigade.distributed.process_group.RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=3))
+    monkeypatch.setattr("brigade.train.distributed.process_group.PATIENCE", 0.01)
+    monkeypatch.setattr("brigade.train.distributed.process_group.RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=3))
     with pytest.raises(SystemExit):
         main(["--output_dir", "run"])
     waiting, *rest = capfd.readouterr().err.splitlines()

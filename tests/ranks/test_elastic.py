@@ -19,7 +19,7 @@ FLAGS = (
 )
 FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 200 --save_steps 200 --logging_steps 10"
 FLAGS += " --warmup_steps 5 --lr_scheduler_type linear"
-COORDINATOR, RANK = "brigade.distributed.coordinator", "train.py"
+COORDINATOR, RANK = "brigade.train.distributed.coordinator", "train.py"
 
 
 def processes(run, words):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from brigade.__main__ import main
-from brigade.data.chat_template import TEMPLATES
+from brigade.train.data.chat_template import TEMPLATES
 from testing import marks, parity, runs
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
@@ -124,9 +124,9 @@ def loss_of(directory, output, quantized=False):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    from brigade.commands.evaluate import held_out_loss
-    from brigade.data.prepare import prepare
-    from brigade.recipe import flags
+    from brigade.eval import held_out_loss
+    from brigade.train.data.prepare import prepare
+    from brigade.train.recipe import flags
 
     settings = flags.load(["--recipe", str(output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(directory)

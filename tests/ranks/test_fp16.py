@@ -55,8 +55,8 @@ class Watch(TrainerCallback):
 
 def work(folder):
     import train
-    from brigade.distributed import ranks
-    from brigade.training.trainer import Trainer
+    from brigade.train.distributed import ranks
+    from brigade.train.loop.trainer import Trainer
 
     rank, sound = int(os.environ["RANK"]), Trainer.compute_loss
 
@@ -126,6 +126,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(strategy, results):
 
 
 if __name__ == "__main__":
-    from brigade.distributed import ranks
+    from brigade.train.distributed import ranks
 
     ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))

@@ -7,10 +7,10 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks import gpu, gpu_attention, gpu_models, gpu_plan, gpu_tables
-from brigade.data import collate
-from brigade.data.collate import About
-from brigade.recipe.schema import SECTION_OF
-from brigade.training.throughput import Meter
+from brigade.train.data import collate
+from brigade.train.data.collate import About
+from brigade.train.loop.throughput import Meter
+from brigade.train.recipe.schema import SECTION_OF
 
 pytestmark = pytest.mark.slow
 ONLY = [

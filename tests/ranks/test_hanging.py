@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from brigade.run import events
-from brigade.strategy.axes import Axes
+from brigade.train.run import events
+from brigade.train.strategy.axes import Axes
 from testing import axes, runs
 from testing.ranks import REPOSITORY, run_ranks
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.model.tiny import shrink
+from brigade.train.model.tiny import shrink
 from testing import marks
 from testing.command_line import as_flags
 

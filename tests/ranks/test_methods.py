@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from brigade.strategy import refusal
+from brigade.train.strategy import refusal
 from testing import marks, parity, runs
 
 LORA = ["--use_peft", "--learning_rate", "2"]

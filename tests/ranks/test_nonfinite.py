@@ -18,12 +18,12 @@ import torch
 from transformers import TrainerCallback
 
 import train
-from brigade.distributed import ranks
 from brigade.errors import UserError
-from brigade.model.tiny import shrink
-from brigade.training import bad_steps
-from brigade.training.pipeline_trainer import PipelineTrainer
-from brigade.training.trainer import Trainer
+from brigade.train.distributed import ranks
+from brigade.train.loop import bad_steps
+from brigade.train.loop.pipeline_trainer import PipelineTrainer
+from brigade.train.loop.trainer import Trainer
+from brigade.train.model.tiny import shrink
 from testing import marks, parity, runs
 from testing.ranks import run_ranks
 

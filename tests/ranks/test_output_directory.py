@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from brigade.distributed.ranks import fail
+from brigade.train.distributed.ranks import fail
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
 from testing.train_command import (
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
     """torch's own writer, on a full disk; its error says "unexpected pos" and nothing of disks."""
     import torch
 
-    import brigade.distributed.ranks
+    import brigade.train.distributed.ranks
 
     flags = [
         *GOOD,
@@ -163,8 +163,8 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
 
     with monkeypatch.context() as full:
         full.setattr(torch, "save", save_on_a_disk_that_fills)
-        full.setattr(brigade.distributed.ranks, "fail", fail)
-        full.setattr(brigade.distributed.ranks.os, "_exit", sys.exit)
+        full.setattr(brigade.train.distributed.ranks, "fail", fail)
+        full.setattr(brigade.train.distributed.ranks.os, "_exit", sys.exit)
         with pytest.raises(SystemExit) as left:
             main(flags)
     told = capfd.readouterr().err.splitlines()[-3:]

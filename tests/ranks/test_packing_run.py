@@ -9,8 +9,8 @@ import json
 import pytest
 
 import train
-from brigade.cache import cache_directory
-from brigade.data import builtin, collate
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin, collate
 from testing import parity, runs
 
 CHATS = 24

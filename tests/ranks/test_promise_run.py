@@ -7,8 +7,8 @@ import yaml
 
 import train
 from brigade.__main__ import main
-from brigade.hardware import calibration
-from brigade.recipe import flags as brigade_flags
+from brigade.plan.hardware import calibration
+from brigade.train.recipe import flags as brigade_flags
 from testing import runs
 
 CPU = {"driver": "cpu", "memory_gib": 16, "bf16_tflops": 0.05, "hbm_gb_s": 20, "peer_gb_s": 5, "pcie_gb_s": 5, "sms": 1}

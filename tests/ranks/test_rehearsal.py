@@ -11,11 +11,11 @@ import yaml
 from transformers import CONFIG_MAPPING
 
 from brigade.__main__ import main
-from brigade.planner.choice.job_of_recipe import strategy_of
-from brigade.recipe import flags
-from brigade.recipe.method import method_of
-from brigade.strategy.axes import NAMES
-from brigade.training import rehearse
+from brigade.plan.choice.job_of_recipe import strategy_of
+from brigade.train.loop import rehearse
+from brigade.train.recipe import flags
+from brigade.train.recipe.method import method_of
+from brigade.train.strategy.axes import NAMES
 from testing import marks, parity, runs
 from testing.ranks import REPOSITORY
 from testing.shipped import shipped

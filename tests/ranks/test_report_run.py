@@ -5,10 +5,10 @@ import sys
 import pytest
 
 import train
-from brigade.distributed import ranks
-from brigade.recipe.files import read_yaml
 from brigade.report import reading
-from brigade.run import page
+from brigade.train.distributed import ranks
+from brigade.train.recipe.files import read_yaml
+from brigade.train.run import page
 from testing import runs
 
 

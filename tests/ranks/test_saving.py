@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brigade.checkpoint import manifest
-from brigade.run import events
+from brigade.train.checkpoint import manifest
+from brigade.train.run import events
 from testing import runs
 from testing.ranks import run_ranks
 

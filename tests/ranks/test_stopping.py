@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from brigade.run import events
+from brigade.train.run import events
 from testing.command_line import as_flags
 from testing.parity import STRATEGIES
 from testing.runs import STEPS, run_cases

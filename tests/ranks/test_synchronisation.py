@@ -6,7 +6,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
-from brigade.training.trainer import Trainer
+from brigade.train.loop.trainer import Trainer
 from testing import runs
 
 # What a tensor's .item(), .tolist(), bool() and a mask as an index end in: on a GPU each waits for all that is queued.

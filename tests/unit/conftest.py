@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.report import lint
-from brigade.recipe import flags
-from brigade.strategy import Strategy, choose
+from brigade.train.recipe import flags
+from brigade.train.strategy import Strategy, choose
 from testing.ranks import REPOSITORY
 from testing.strategies import world
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from transformers import LlamaConfig
 
-from brigade.distributed.ranks import free_port
 from brigade.errors import UserError
-from brigade.model import layer_classes
-from brigade.strategy.accelerate_config import KEYS
+from brigade.train.distributed.ranks import free_port
+from brigade.train.model import layer_classes
+from brigade.train.strategy.accelerate_config import KEYS
 from testing.ranks import REPOSITORY as ROOT
 from testing.strategies import ACCELERATE_CONFIGS, FSDP2, hsdp
 
@@ -32,7 +32,7 @@ def test_each_accelerate_config_is_what_its_name_says(pick, name):
         assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
         assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
     if hosts != "1" and kind.startswith("zero"):
-        from brigade.hostfile import read_hostfile
+        from brigade.train.hostfile import read_hostfile
 
         hostfile = read_hostfile(ROOT / document["deepspeed_config"]["deepspeed_hostfile"])
         assert list(hostfile.values()) == [int(slots)] * int(hosts)

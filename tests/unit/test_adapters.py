@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from transformers import CONFIG_MAPPING
 
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.model import adapters
-from brigade.model.load import load_base, quantization_config
-from brigade.model.location import load_config
-from brigade.model.sizes import beyond_texts, parameter_count
-from brigade.model.tiny import shrink
-from brigade.model.tokenizer import load_tokenizer
-from brigade.recipe import flags
-from brigade.shape.from_code import shape_from_model
-from brigade.shape.lora import lora_parameters
-from brigade.strategy import choose
+from brigade.plan.shape.from_code import shape_from_model
+from brigade.plan.shape.lora import lora_parameters
+from brigade.train.cluster import World
+from brigade.train.model import adapters
+from brigade.train.model.load import load_base, quantization_config
+from brigade.train.model.location import load_config
+from brigade.train.model.sizes import beyond_texts, parameter_count
+from brigade.train.model.tiny import shrink
+from brigade.train.model.tokenizer import load_tokenizer
+from brigade.train.recipe import flags
+from brigade.train.strategy import choose
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOE = {

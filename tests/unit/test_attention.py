@@ -8,12 +8,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.cluster import World
-from brigade.model import attention
-from brigade.model.cpu_attention import BlockedAttention, takes
-from brigade.recipe import flags
-from brigade.strategy import choose as choose_strategy
-from brigade.training import preflight
+from brigade.train.cluster import World
+from brigade.train.loop import preflight
+from brigade.train.model import attention
+from brigade.train.model.cpu_attention import BlockedAttention, takes
+from brigade.train.recipe import flags
+from brigade.train.strategy import choose as choose_strategy
 
 
 def config(family, **values):

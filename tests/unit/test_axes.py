@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.strategy import axis_rules
-from brigade.strategy.axes import Axes, without
-from brigade.strategy.axis_keys import groups, of_ds_config, with_axes
+from brigade.train.cluster import World
+from brigade.train.strategy import axis_rules
+from brigade.train.strategy.axes import Axes, without
+from brigade.train.strategy.axis_keys import groups, of_ds_config, with_axes
 
 SIZES = st.builds(Axes, *(st.integers(1, 4) for _ in range(3)))
 AXES = ("tensor", "sequence", "data", "stage")
@@ -61,6 +61,6 @@ def test_sizes_that_do_not_fit_the_ranks(settings_of_tiny, axes, ranks, local, w
 
 @pytest.fixture
 def settings_of_tiny():
-    from brigade.recipe import flags
+    from brigade.train.recipe import flags
 
     return flags.load([])

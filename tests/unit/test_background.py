@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 
-from brigade.commands import status
 from brigade.errors import UserError
-from brigade.launch import background
+from brigade.launch import background, status
 
 
 @pytest.fixture

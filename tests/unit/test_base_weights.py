@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-from brigade.model.finite import check_finite, first_not_finite
-from brigade.model.load import load_base, weights
+from brigade.train.model.finite import check_finite, first_not_finite
+from brigade.train.model.load import load_base, weights
 
 SIZES = {
     "hidden_size": 32,

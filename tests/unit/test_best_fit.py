@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data.packing import best_fit
+from brigade.train.data.packing import best_fit
 
 
 def naive(lengths, capacity):

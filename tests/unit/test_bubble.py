@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks import bubble_lines
-from brigade.engines import pipeline_schedule
-from brigade.strategy.axes import Axes
+from brigade.train.parallel import pipeline_schedule
+from brigade.train.strategy.axes import Axes
 
 
 def line(*passes):

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data import builtin, python_docs
+from brigade.train.data import builtin, python_docs
 
 ROOT = Path(__file__).parents[2]
-ENSURE = "import sys; from pathlib import Path; from brigade.data.builtin import ensure; print(ensure(Path(sys.argv[1])).train)"
+ENSURE = """import sys; from pathlib import Path; from brigade.train.data.builtin import ensure
+print(ensure(Path(sys.argv[1])).train)"""
 
 
 def start(cache: Path, **environment: str) -> subprocess.Popen:
@@ -78,9 +79,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_importing_stays_light():
-    code = (
-        "import sys, brigade.data.builtin; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
-    )
+    code = "import sys, brigade.train.data.builtin; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade import hardware
 from brigade.__main__ import main
-from brigade.hardware import calibration
-from brigade.planner.choice import job_of_run
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import Job
-from brigade.planner.costs import calibrate
-from brigade.shape.find import named_shape
+from brigade.plan import hardware
+from brigade.plan.choice import job_of_run
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.choice.job import Job
+from brigade.plan.costs import calibrate
+from brigade.plan.hardware import calibration
+from brigade.plan.shape.find import named_shape
 
 KIND = "H100 80GB"
 INSIDE = Job(named_shape("qwen3-8b"), 4096, engine="fsdp2", stage=3, data=8, checkpointing="full", gpu=KIND)

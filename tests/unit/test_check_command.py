@@ -14,7 +14,7 @@ from brigade.check.bandwidth import Sweep
 from brigade.check.registry import checks
 from brigade.check.results import exit_code, sound
 from brigade.errors import UserError
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 from tests.unit.test_check import NODES, bad, outcome
 
 

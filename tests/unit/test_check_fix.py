@@ -11,7 +11,7 @@ from brigade.check.hosts import Wanted
 from brigade.check.probes import fix as fix_probe
 from brigade.check.results import Result, sound
 from brigade.check.run import Outcome, Row
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 
 
 def outcome(*results, hosts=("localhost",)):

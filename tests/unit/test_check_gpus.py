@@ -9,7 +9,7 @@ import pytest
 from brigade.check import gpus as of_gpus
 from brigade.check.probes import nvml
 from brigade.check.results import NotHere
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 from testing.gpus import KINDS, ROWS, facts, judged, levels, stand_in  # noqa: F401  a fixture
 
 BROKEN = [(kind, name) for kind, said in KINDS.items() for name in said["broken"]]

@@ -11,7 +11,7 @@ from brigade.check.probes import sameness as probe
 from brigade.check.registry import checks
 from brigade.check.results import NotHere
 from brigade.check.run import judge
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 
 PINS = pins.pins()
 LOOK = {

@@ -10,7 +10,7 @@ import pytest
 from brigade.check import pins, sameness
 from brigade.check.probes import sameness as probe
 from brigade.launch.job import make
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 from tests.unit.test_check_same import LOOK, PINS, odd, variables
 
 

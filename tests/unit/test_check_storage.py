@@ -17,7 +17,7 @@ from brigade.check.registry import checks
 from brigade.check.results import NotHere
 from brigade.check.run import judge
 from brigade.launch.job import make
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY
 
 HOSTS = {"node1": 1, "node2": 1, "node3": 1}
 GIB = 2**30

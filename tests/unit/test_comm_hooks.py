@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-from brigade.cluster import World
-from brigade.strategy import choose
-from brigade.training import gradient_compression
+from brigade.train.cluster import World
+from brigade.train.loop import gradient_compression
+from brigade.train.strategy import choose
 
 
 def world(rank, size):
@@ -83,6 +83,6 @@ def test_power_sgd_and_loss_scaling_exclude_each_other(load, mistake):
 
 
 def test_the_hook_belongs_to_a_runs_identity(load):
-    from brigade.recipe.identity import identity
+    from brigade.train.recipe.identity import identity
 
     assert identity(load().recipe, None) != identity(load("--ddp_comm_hook", "fp16").recipe, None)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from brigade.cluster import World
-from brigade.distributed import consistency, ranks, shared_directory
 from brigade.errors import UserError
-from brigade.model.tokenizer import load_tokenizer
-from brigade.strategy import Strategy
+from brigade.train.cluster import World
+from brigade.train.distributed import consistency, ranks, shared_directory
+from brigade.train.model.tokenizer import load_tokenizer
+from brigade.train.strategy import Strategy
 
 DDP, ZERO3 = Strategy("ddp", "ddp", ""), Strategy("zero3", "zero3", "")
 

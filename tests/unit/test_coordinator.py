@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from brigade.distributed import coordinator as module
-from brigade.distributed.coordinator import BACK, Coordinator
+from brigade.train.distributed import coordinator as module
+from brigade.train.distributed.coordinator import BACK, Coordinator
 
 
 class Replica:
@@ -244,7 +244,7 @@ def test_who_comes_after_the_end_is_told_so(three, clock):
 
 def other_code(number, file="1b", commit="abc"):
     replica = Replica(number)
-    replica.runs = {"commit": commit, "versions.torch": "2.13.0", "code.brigade/training/outer.py": file}
+    replica.runs = {"commit": commit, "versions.torch": "2.13.0", "code.brigade/train/loop/outer.py": file}
     return replica
 
 
@@ -259,7 +259,7 @@ def test_who_runs_other_code_is_refused_and_the_difference_named(clock):
     again.says(meeting, join={"step": 0})
     refused = again.got[-1]
     assert (
-        "does not run what replica 0 runs: code.brigade/training/outer.py is '2c' here and '1b' there"
+        "does not run what replica 0 runs: code.brigade/train/loop/outer.py is '2c' here and '1b' there"
         in refused["refused"]
     )
     assert "its clone is at def, the other's at abc" in refused["refused"] and "same commit" in refused["cure"]

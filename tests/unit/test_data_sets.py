@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.cache import cache_directory
-from brigade.data import sources
-from brigade.data.build import plan
-from brigade.data.builtin import ensure
+from brigade.train.cache import cache_directory
+from brigade.train.data import sources
+from brigade.train.data.build import plan
+from brigade.train.data.builtin import ensure
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
 

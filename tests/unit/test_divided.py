@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from brigade.checkpoint.states import WEIGHT, Divided, States
+from brigade.train.checkpoint.states import WEIGHT, Divided, States
 
 WHOLE = {
     "rows": torch.arange(24.0).view(6, 4),

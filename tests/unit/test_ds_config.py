@@ -6,8 +6,8 @@ import json
 import pytest
 
 from brigade.errors import UserError
-from brigade.strategy import deepspeed_config
-from brigade.strategy.ds_keys import key_table
+from brigade.train.strategy import deepspeed_config
+from brigade.train.strategy.ds_keys import key_table
 from testing.strategies import DS_CONFIGS, ZERO3, changed
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
-from brigade.strategy.axes import without
+from brigade.train.strategy.axes import without
 from testing.shipped import shipped
 from tests.unit.test_ds_keys import ALLOWED, OWNED, ROOT, paths_of
 

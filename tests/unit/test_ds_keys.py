@@ -1,4 +1,4 @@
-"""brigade/strategy/ds_keys.yaml equals what the installed DeepSpeed knows, and its judge says what DeepSpeed's models say.
+"""brigade/train/strategy/ds_keys.yaml equals what the installed DeepSpeed knows, and its judge says what DeepSpeed's models say.
 
 DeepSpeed ignores an unknown top-level key without a word, so its own code is the only list there is: typed blocks are read from
 their pydantic models, and for all other keys a dict that notes what it is asked for goes through DeepSpeedConfig.
@@ -40,11 +40,11 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brigade.strategy.deepspeed_config import judge
+from brigade.train.strategy.deepspeed_config import judge
 from testing.shipped import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = yaml.safe_load((ROOT / "brigade/strategy/ds_keys.yaml").read_text())
+TABLE = yaml.safe_load((ROOT / "brigade/train/strategy/ds_keys.yaml").read_text())
 ALLOWED, REMOVED, OWNED, DEPRECATED = (TABLE[part] for part in ("allowed", "removed", "owned_by_recipe", "deprecated"))
 LIMITS = ("gt", "ge", "lt", "le")
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}

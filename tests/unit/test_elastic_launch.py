@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from brigade.cluster import ELASTIC, world_from_environment
 from brigade.launch.elastic import without_output
+from brigade.train.cluster import ELASTIC, world_from_environment
 
 RECIPE = "recipes/tiny/full.yaml"
 GOOD = ["--sync_every", "5"]
@@ -60,7 +60,7 @@ def test_a_run_keeps_its_one_output_directory_from_its_replicas():
 )
 def test_a_stop_of_one_replica_by_its_own_launch_is_not_the_others(asked, all_stop):
     """A launch whose torchrun was killed ends its rank by SIGTERM; three such ends once stopped a whole run."""
-    from brigade.training.elastic_steps import ElasticSteps
+    from brigade.train.loop.elastic_steps import ElasticSteps
 
     said = [({"should_training_stop"} if by else set(), by, number, 0) for by, number in asked]
     judge = ElasticSteps.__new__(ElasticSteps)

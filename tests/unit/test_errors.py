@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch.distributed.checkpoint.api import CheckpointException
 
-from brigade import cache
 from brigade.errors import UserError
 from brigade.errors.disk import of_disk, writing
+from brigade.train import cache
 
 FULL = "/dev/full"
 TENSORS = {"a": torch.zeros(2**20)}

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
-from brigade.hardware import catalogue, gpu
-from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
-from brigade.planner.choice.job import FUSED, Job
-from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
-from brigade.planner.costs.host_memory import PROCESS, host
-from brigade.planner.costs.memory import GIB, micro_batches_in_flight, moments
-from brigade.planner.costs.stages import stage_layers
-from brigade.planner.costs.states import model_states
-from brigade.planner.costs.step_time import step_time
-from brigade.shape.find import described, named_shape
-from brigade.shape.from_config import shape_of
-from brigade.shape.model_shape import FAMILIES, ModelShape
+from brigade.plan.choice.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
+from brigade.plan.choice.job import FUSED, Job
+from brigade.plan.costs.engines import ENGINES, LOGIT_BYTES
+from brigade.plan.costs.host_memory import PROCESS, host
+from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
+from brigade.plan.costs.stages import stage_layers
+from brigade.plan.costs.states import model_states
+from brigade.plan.costs.step_time import step_time
+from brigade.plan.hardware import catalogue, gpu
+from brigade.plan.shape.find import described, named_shape
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.model_shape import FAMILIES, ModelShape
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))

@@ -12,23 +12,23 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published import traffic
-from brigade.engines import pipeline_schedule
-from brigade.hardware import gpu
-from brigade.hardware.network import CALL_LATENCY, HOP, links
-from brigade.planner.choice.job import Job, of_axes
-from brigade.planner.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
-from brigade.planner.costs.engines import SCHEDULES
-from brigade.planner.costs.host_memory import host
-from brigade.planner.costs.memory import micro_batches_in_flight, moments
-from brigade.planner.costs.stages import stage_layers, stages
-from brigade.planner.costs.states import stage_states
-from brigade.planner.costs.step_time import step_time
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.shape.find import named_shape
-from brigade.strategy import Strategy
-from brigade.strategy.axes import Axes
-from brigade.training.planned import as_seen
+from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
+from brigade.plan.costs.engines import SCHEDULES
+from brigade.plan.costs.host_memory import host
+from brigade.plan.costs.memory import micro_batches_in_flight, moments
+from brigade.plan.costs.stages import stage_layers, stages
+from brigade.plan.costs.states import stage_states
+from brigade.plan.costs.step_time import step_time
+from brigade.plan.hardware import gpu
+from brigade.plan.hardware.network import CALL_LATENCY, HOP, links
+from brigade.plan.shape.find import named_shape
+from brigade.train.loop.planned import as_seen
+from brigade.train.parallel import pipeline_schedule
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.strategy import Strategy
+from brigade.train.strategy.axes import Axes
 
 ROOT = Path(__file__).parents[2]
 LLAMA, LLAMA_70B, TIED, MOE = (

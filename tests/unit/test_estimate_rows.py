@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.costs.states import first_stage_states
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.costs.states import first_stage_states
 from tests.unit.test_row_words import ROW, made
 
 ROOT = Path(__file__).parents[2]

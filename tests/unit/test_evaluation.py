@@ -8,10 +8,10 @@ import pytest
 from tokenizers import AddedToken
 
 from brigade.errors import UserError
-from brigade.recipe import flags
-from brigade.run import best_checkpoint
-from brigade.training import progress, sample_answers
-from brigade.training.early_stopping import EarlyStopping
+from brigade.train.loop import progress, sample_answers
+from brigade.train.loop.early_stopping import EarlyStopping
+from brigade.train.recipe import flags
+from brigade.train.run import best_checkpoint
 
 CHAT = {"input_ids": [1, 5, 2, 1, 6, 7, 2, 9, 1, 8, 2], "labels": [-100] * 4 + [6, 7, 2] + [-100] * 2 + [8, 2]}
 TEXT = {"input_ids": [3, 4, 5, 6, 7], "labels": [-100, 4, 5, 6, 7]}

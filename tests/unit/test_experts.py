@@ -8,13 +8,13 @@ import pytest
 from accelerate.commands.config import config_args
 from transformers import CONFIG_MAPPING
 
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.model import experts
-from brigade.model.location import load_config
-from brigade.model.tiny import shrink
-from brigade.recipe import flags
-from brigade.strategy import accelerate_config, choose
+from brigade.train.cluster import World
+from brigade.train.model import experts
+from brigade.train.model.location import load_config
+from brigade.train.model.tiny import shrink
+from brigade.train.recipe import flags
+from brigade.train.strategy import accelerate_config, choose
 
 ROOT = Path(__file__).parents[2]
 MESH = {"parallelism_config_ep_size": 2}

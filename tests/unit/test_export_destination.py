@@ -8,13 +8,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from brigade.__main__ import main
-from brigade.cache import cache_directory
-from brigade.checkpoint import export as exporting
-from brigade.data import builtin
 from brigade.errors import UserError
-from brigade.recipe import flags
-from brigade.recipe.files import REPOSITORY
-from brigade.run.directory import RECORD, SUCCESS
+from brigade.train.cache import cache_directory
+from brigade.train.checkpoint import export as exporting
+from brigade.train.data import builtin
+from brigade.train.recipe import flags
+from brigade.train.recipe.files import REPOSITORY
+from brigade.train.run.directory import RECORD, SUCCESS
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from transformers import TrainingArguments
 
 from brigade.errors import UserError
 from brigade.errors.tables import table
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.recipe.identity import identity
-from brigade.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_section
-from brigade.recipe.schema import SECTION_OF, SECTIONS
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.identity import identity
+from brigade.train.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_section
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "brigade/recipe"
+RECIPE = ROOT / "brigade/train/recipe"
 
 
 @pytest.mark.parametrize("section, wrong, right", [

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from brigade.__main__ import VERBS, main
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.recipe.files import DEFAULT_RECIPE
-from brigade.recipe.identity import identity
-from brigade.recipe.mistakes import OTHER_NAMES
-from brigade.recipe.schema import SECTION_OF, SECTIONS
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.files import DEFAULT_RECIPE
+from brigade.train.recipe.identity import identity
+from brigade.train.recipe.mistakes import OTHER_NAMES
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ ZERO_IS_ONE = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_number_that_makes_no_sense_is_refused_by_every_command(verb, capsys):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"brigade.commands.{VERBS[verb][0]}").add_arguments(parser)
+    importlib.import_module(f"brigade.{VERBS[verb][0]}").add_arguments(parser)
     assert NUMBERS[verb].keys() == {action.dest for action in parser._actions if action.type not in (None, Path)}
     for flag, wrong in NUMBERS[verb].items():
         for value in (wrong, "nan", "much"):

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import pipelining
 
-from brigade.cluster import World
-from brigade.distributed import heartbeat, stop
-from brigade.distributed import observer as observers
-from brigade.distributed import ranks as all_ranks
-from brigade.distributed.hangs import Silent, names, sentence
-from brigade.distributed.observer import Observer, is_stopped, limit
-from brigade.recipe.schema import TrainingSection
-from brigade.strategy import Strategy
-from brigade.training import watch_thread
-from brigade.upstream import flight_records
+from brigade.train.cluster import World
+from brigade.train.distributed import heartbeat, stop
+from brigade.train.distributed import observer as observers
+from brigade.train.distributed import ranks as all_ranks
+from brigade.train.distributed.hangs import Silent, names, sentence
+from brigade.train.distributed.observer import Observer, is_stopped, limit
+from brigade.train.loop import watch_thread
+from brigade.train.recipe.schema import TrainingSection
+from brigade.train.strategy import Strategy
+from brigade.train.upstream import flight_records
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
 
@@ -288,7 +288,7 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
     def broken(reason):
         raise RuntimeError
 
-    monkeypatch.setattr("brigade.distributed.ranks.on_failure", broken)
+    monkeypatch.setattr("brigade.train.distributed.ranks.on_failure", broken)
     watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
     watch.judge()
     assert watch.left[0].startswith("error: ")

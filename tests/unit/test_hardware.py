@@ -3,7 +3,7 @@
 import pytest
 
 from brigade.errors import UserError
-from brigade.hardware import calibration, catalogue, flops_per_token, gpu, gpu_of_device, mfu
+from brigade.plan.hardware import calibration, catalogue, flops_per_token, gpu, gpu_of_device, mfu
 
 
 # Names as torch.cuda.get_device_name() gives them.

@@ -46,28 +46,28 @@ for owner, token in json.loads(sys.argv[1]):
         print(json.dumps(str(error)))
 """
 ASKED_FOR = {
-    "config": "from brigade.shape.find import config_of as ask",
+    "config": "from brigade.plan.shape.find import config_of as ask",
     "model": """
-from brigade.model.location import load_config
-from brigade.recipe import flags
+from brigade.train.model.location import load_config
+from brigade.train.recipe import flags
 def ask(name):
     load_config(flags.load(["--model_name_or_path", name]))
 """,
     "weights": """
-from brigade.model.download import download
-from brigade.recipe import flags
+from brigade.train.model.download import download
+from brigade.train.recipe import flags
 def ask(name):
     download(name, flags.load(["--model_name_or_path", name]))
 """,
     "tokenizer": """
-from brigade.model.tokenizer import load_tokenizer
-from brigade.recipe import flags
+from brigade.train.model.tokenizer import load_tokenizer
+from brigade.train.recipe import flags
 def ask(name):
     load_tokenizer(flags.load(["--tokenizer_name_or_path", name]), 512)
 """,
     "data": """
-from brigade.data.sources import origins
-from brigade.recipe import flags
+from brigade.train.data.sources import origins
+from brigade.train.recipe import flags
 def ask(name):
     origins(flags.load(["--dataset_name", name]))
 """,

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from brigade.data.collate import ABOUT, Collate
 from brigade.errors import UserError
-from brigade.model import packed_samples
+from brigade.train.data.collate import ABOUT, Collate
+from brigade.train.model import packed_samples
 
 METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
@@ -76,7 +76,7 @@ def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
 
 def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
     settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
-    monkeypatch.setattr("brigade.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr("brigade.train.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
     for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
         config = AutoConfig.for_model("llama", vocab_size=vocabulary)
         with pytest.raises(UserError, match=said):

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
-from brigade.hostfile import read_hostfile
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
-from brigade.recipe.files import read_yaml
-from brigade.strategy.accelerate_config import mesh_sizes
-from brigade.strategy.axis_keys import of_ds_config, of_mesh
+from brigade.train.hostfile import read_hostfile
+from brigade.train.recipe.files import read_yaml
+from brigade.train.strategy.accelerate_config import mesh_sizes
+from brigade.train.strategy.axis_keys import of_ds_config, of_mesh
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -151,9 +151,9 @@ def test_the_output_directory_is_said_once(words):
 
 
 def test_output_directory_is_the_one_of_the_run():
-    from brigade.cluster import World
-    from brigade.recipe.batch import batch_arithmetic
-    from brigade.run.directory import open_run
+    from brigade.train.cluster import World
+    from brigade.train.recipe.batch import batch_arithmetic
+    from brigade.train.run.directory import open_run
 
     for made in (job(), job("recipes/tiny/full.yaml", *ZERO3), job("recipes/tiny/full.yaml", "--output_dir", "x/y")):
         batch = batch_arithmetic(made.settings.recipe.training, made.world_size, "")

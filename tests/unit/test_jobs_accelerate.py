@@ -8,11 +8,11 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 
-from brigade.cluster import World
 from brigade.launch import job as jobs
 from brigade.launch.write import text as job_file
-from brigade.strategy import choose
-from brigade.strategy.axis_keys import as_mesh
+from brigade.train.cluster import World
+from brigade.train.strategy import choose
+from brigade.train.strategy.axis_keys import as_mesh
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

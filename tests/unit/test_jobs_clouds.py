@@ -15,8 +15,8 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 from test_jobs import ANY_MICRO_BATCH, PAIRS, ROOT, job, text
 from torch.distributed.run import get_args_parser
 
-from brigade.hostfile import read_hostfile
 from brigade.launch.write import ACCELERATORS
+from brigade.train.hostfile import read_hostfile
 
 SKY = ROOT / ".venv/skypilot/bin/python"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

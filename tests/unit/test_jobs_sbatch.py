@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 
 from brigade.launch.job import make
 from brigade.launch.write import text
-from brigade.run import events, starts
+from brigade.train.run import events, starts
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -54,7 +54,7 @@ SCANCEL = 'echo "scancel $*" >>calls; kill -TERM $(cat pids)'
 PYTHON = f"""\
 #!{sys.executable}
 import json, os, pathlib, sys, time
-if sys.argv[1:3] == ["-m", "brigade.run.starts"]:
+if sys.argv[1:3] == ["-m", "brigade.train.run.starts"]:
     os.execve(sys.executable, [sys.executable, *sys.argv[1:]], os.environ | {{"PYTHONPATH": "{ROOT}"}})
 node, mode = os.environ["SLURM_NODEID"], pathlib.Path("mode").read_text()
 pathlib.Path(f"started-{{node}}.tmp").write_text(json.dumps(sys.argv[1:]))

@@ -10,8 +10,8 @@ import cpuinfo
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from brigade.setup import kernels
-from brigade.upstream import cpu_facts, locks
+from brigade.train.upstream import cpu_facts, locks
+from brigade.train.upstream import deepspeed_kernels as kernels
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import yaml
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
-from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
 from brigade.lint.together import EXPERTS
-from brigade.recipe import flags
-from brigade.strategy import accelerate_config, deepspeed_config
+from brigade.train.hostfile import read_hostfile
+from brigade.train.recipe import flags
+from brigade.train.strategy import accelerate_config, deepspeed_config
 from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
 from testing.ranks import REPOSITORY as ROOT
 from testing.shipped import NAMES
@@ -210,7 +210,7 @@ def test_the_config_of_a_model_in_a_folder_goes_before_the_one_beside_the_recipe
 def test_no_experts_are_divided_by_tensor_groups_alone():
     from transformers import CONFIG_MAPPING
 
-    from brigade.engines import tensor
+    from brigade.train.parallel import tensor
 
     divided = set()
     for name in CONFIG_MAPPING:

@@ -5,8 +5,8 @@ import copy
 import pytest
 import yaml
 
-from brigade.strategy import deepspeed_config
-from brigade.strategy.ds_keys import key_table
+from brigade.train.strategy import deepspeed_config
+from brigade.train.strategy.ds_keys import key_table
 from testing.lint_files import ZERO3
 from testing.ranks import REPOSITORY as ROOT
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import long_context, pages
-from brigade.planner.choice.job import Job
-from brigade.planner.costs import memory
-from brigade.planner.costs.step_time import step_time
-from brigade.shape.find import named_shape
+from brigade.plan.choice.job import Job
+from brigade.plan.costs import memory
+from brigade.plan.costs.step_time import step_time
+from brigade.plan.shape.find import named_shape
 
 ROWS = pages.read(long_context.RESULTS)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.checkpoint import manifest, memory_stage
+from brigade.train.checkpoint import manifest, memory_stage
 
 CONTENT = {
     "trainer_state.json": b'{"global_step": 2}\n',
@@ -87,7 +87,7 @@ def test_ranks_share_the_reading():
 def test_memory_that_a_killed_process_left_is_given_back_by_the_next_one(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_stage, "MEMORY", tmp_path)
     leave = f"""import os, pathlib
-from brigade.checkpoint import memory_stage
+from brigade.train.checkpoint import memory_stage
 memory_stage.MEMORY = pathlib.Path({str(tmp_path)!r})
 (memory_stage.make("dead") / "optimizer.pt").write_bytes(bytes(100))
 os.kill(os.getpid(), 9)"""

@@ -10,13 +10,13 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from brigade import upstream
 from brigade.errors import UserError
-from brigade.model import adapters
-from brigade.model.load import load_base, materialise, weights
-from brigade.model.location import load_config
-from brigade.model.tiny import shrink, with_short_spans
-from brigade.recipe import flags
+from brigade.train import upstream
+from brigade.train.model import adapters
+from brigade.train.model.load import load_base, materialise, weights
+from brigade.train.model.location import load_config
+from brigade.train.model.tiny import shrink, with_short_spans
+from brigade.train.recipe import flags
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
 

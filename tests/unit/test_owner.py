@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from brigade.run import other_owner, owner
+from brigade.train.run import other_owner, owner
 
 OWNS = """
 import socket, sys, time
 from pathlib import Path
-from brigade.run import owner
+from brigade.train.run import owner
 owner.BEAT = 0.1
 socket.gethostname = lambda: sys.argv[2]
 {prepare}

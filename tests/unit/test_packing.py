@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from brigade.data.collate import ABOUT, FILLER, Collate, WithFiller
-from brigade.data.store import IGNORED
-from brigade.model import attention, packed_samples
+from brigade.train.data.collate import ABOUT, FILLER, Collate, WithFiller
+from brigade.train.data.store import IGNORED
+from brigade.train.model import attention, packed_samples
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,7 +122,7 @@ def sample_boundaries(model):
 
 def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
-    from brigade.training.trainer import Trainer
+    from brigade.train.loop.trainer import Trainer
 
     engine = SimpleNamespace(averaged_over=1)
     trainer = SimpleNamespace(engine=engine, model=model, sample_boundaries=sample_boundaries(model))

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from benchmarks import pages
-from brigade.recipe import flags
-from brigade.recipe.files import REPOSITORY
-from brigade.strategy import refusal
+from brigade.train.recipe import flags
+from brigade.train.recipe.files import REPOSITORY
+from brigade.train.strategy import refusal
 from testing import parity
 from tests.ranks import test_export, test_methods, test_rehearsal
 

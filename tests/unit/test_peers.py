@@ -198,7 +198,7 @@ def test_the_peers_have_our_versions():
 
 
 def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
-    from brigade.recipe.schema import SECTION_OF
+    from brigade.train.recipe.schema import SECTION_OF
 
     for name, flags in {"ours": peers.OURS, **peers.ABLATION}.items():
         assert flags.keys() - {"without"} <= SECTION_OF.keys(), name
@@ -208,8 +208,8 @@ def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
 
 
 def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
-    from brigade.data.collate import Collate
-    from brigade.model import cpu_attention
+    from brigade.train.data.collate import Collate
+    from brigade.train.model import cpu_attention
 
     monkeypatch.setattr(cpu_attention, "LONGEST", cpu_attention.LONGEST)
     monkeypatch.setattr(Collate, "_flat", Collate._flat)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.model.tiny import VOCABULARY, shrink
-from brigade.shape import per_layer
+from brigade.train.model import per_layer
+from brigade.train.model.tiny import VOCABULARY, shrink
 
 
 @pytest.mark.parametrize("config, least, chosen, cut", [

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.engines import pipeline_rules, pipeline_schedule, pipeline_split, pipeline_zero1
 from brigade.errors import UserError
-from brigade.model.tiny import shrink
-from brigade.recipe.batch import Batch
-from brigade.strategy import Strategy, axis_keys, axis_rules, refusal
-from brigade.strategy.axes import Axes
+from brigade.train.model.tiny import shrink
+from brigade.train.parallel import pipeline_rules, pipeline_schedule, pipeline_split, pipeline_zero1
+from brigade.train.recipe.batch import Batch
+from brigade.train.strategy import Strategy, axis_keys, axis_rules, refusal
+from brigade.train.strategy.axes import Axes
 
 
 def tiny(name):

@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.cache import cache_directory
-from brigade.data import builtin, places, rows
-from brigade.data import prepare as preparing
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin, places, rows
+from brigade.train.data import prepare as preparing
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_each_sample_is_found_in_its_file(sources, load, tokenizer, tmp_path, pa
 
 
 def test_what_is_in_a_window_of_a_stream_is_found(sources, load, tokenizer, tmp_path):
-    from brigade.data import stream
-    from brigade.data.encode import LoadedEncoder
-    from brigade.data.sources import origins
-    from brigade.data.store import Samples
-    from brigade.data.tokenise import encoder_of
+    from brigade.train.data import stream
+    from brigade.train.data.encode import LoadedEncoder
+    from brigade.train.data.sources import origins
+    from brigade.train.data.store import Samples
+    from brigade.train.data.tokenise import encoder_of
 
     for source in sources:
         source["weight"] = 0.5

@@ -10,12 +10,12 @@ import yaml
 
 from benchmarks import questions
 from brigade.__main__ import main
-from brigade.planner.choice.estimate import intervals
-from brigade.planner.choice.explain import reason
-from brigade.planner.choice.goals import Answer, answer, pick, price
-from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.choice.workload import Cluster, Workload
-from brigade.shape.find import named_shape
+from brigade.plan.choice.estimate import intervals
+from brigade.plan.choice.explain import reason
+from brigade.plan.choice.goals import Answer, answer, pick, price
+from brigade.plan.choice.search import candidates, chosen
+from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.shape.find import named_shape
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")

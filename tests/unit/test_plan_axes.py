@@ -13,18 +13,18 @@ import yaml
 from benchmarks import choosing
 from brigade.__main__ import main
 from brigade.lint.report import lint
-from brigade.planner.choice import strategies
-from brigade.planner.choice.explain import reason
-from brigade.planner.choice.job_of_recipe import load_plan
-from brigade.planner.choice.job_of_run import divisible
-from brigade.planner.choice.search import candidates, chosen, divisions
-from brigade.planner.choice.strategies import CHOICES
-from brigade.planner.choice.workload import Cluster, Workload
-from brigade.planner.costs.memory import GIB
-from brigade.planner.output import strategy_file
-from brigade.shape.find import named_shape
-from brigade.strategy import refusal
-from brigade.strategy.axes import NAMES
+from brigade.plan.choice import strategies
+from brigade.plan.choice.explain import reason
+from brigade.plan.choice.job_of_recipe import load_plan
+from brigade.plan.choice.job_of_run import divisible
+from brigade.plan.choice.search import candidates, chosen, divisions
+from brigade.plan.choice.strategies import CHOICES
+from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.costs.memory import GIB
+from brigade.plan.output import strategy_file
+from brigade.plan.shape.find import named_shape
+from brigade.train.strategy import refusal
+from brigade.train.strategy.axes import NAMES
 
 ROOT = Path(__file__).parents[2]
 LLAMA, TIED, MOE = (named_shape(str(ROOT / "recipes" / name)) for name in ("llama-3.1-8b", "qwen3-4b", "qwen3-30b-a3b"))
@@ -150,7 +150,7 @@ def test_a_written_plan_has_a_file_for_its_axes(
     model, cluster, network, strategy, file, says, tmp_path, monkeypatch, capsys, every_axis
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("brigade.strategy.refusal", strategies.refusal)
+    monkeypatch.setattr("brigade.train.strategy.refusal", strategies.refusal)
     monkeypatch.setattr(
         strategy_file, "_place", lambda ours, name, folder, belongs: folder / name
     )  # whatever is shipped

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.planner.choice.job_of_recipe import load_plan
-from brigade.planner.choice.strategies import CHOICES, named, runs
-from brigade.recipe import flags
-from brigade.recipe.method import METHODS, method_of
-from brigade.strategy.axis_keys import of_ds_config
+from brigade.plan.choice.job_of_recipe import load_plan
+from brigade.plan.choice.strategies import CHOICES, named, runs
+from brigade.train.recipe import flags
+from brigade.train.recipe.method import METHODS, method_of
+from brigade.train.strategy.axis_keys import of_ds_config
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

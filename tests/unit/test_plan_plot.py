@@ -7,10 +7,10 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.choice.workload import Cluster, Workload
-from brigade.planner.output import plot
-from brigade.shape.find import named_shape
+from brigade.plan.choice.search import candidates, chosen
+from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.output import plot
+from brigade.plan.shape.find import named_shape
 
 
 def draw(path, *more):

@@ -12,17 +12,17 @@ import torch
 import yaml
 
 from brigade.__main__ import main
-from brigade.distributed import encoding
-from brigade.hardware import gpu
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import Job, Replicas
-from brigade.planner.choice.job_of_recipe import job_of
-from brigade.planner.choice.job_of_run import job_of_record, record
-from brigade.planner.costs.host_memory import host
-from brigade.planner.costs.replicas import CONSTANTS, held, round_seconds, sent, synchronising
-from brigade.recipe import flags
-from brigade.shape.find import named_shape
-from brigade.training.local_steps import OVERLAP
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.choice.job import Job, Replicas
+from brigade.plan.choice.job_of_recipe import job_of
+from brigade.plan.choice.job_of_run import job_of_record, record
+from brigade.plan.costs.host_memory import host
+from brigade.plan.costs.replicas import CONSTANTS, held, round_seconds, sent, synchronising
+from brigade.plan.hardware import gpu
+from brigade.plan.shape.find import named_shape
+from brigade.train.distributed import encoding
+from brigade.train.loop.local_steps import OVERLAP
+from brigade.train.recipe import flags
 
 ROOT = Path(__file__).parents[2]
 TINY = named_shape(str(ROOT / "recipes" / "tiny"))

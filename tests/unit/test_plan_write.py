@@ -13,14 +13,14 @@ import pytest
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.report import lint
-from brigade.model.location import load_config
-from brigade.planner.choice.explain import reason, smallest_change
-from brigade.planner.choice.job_of_recipe import job_of, load_plan, published_model
-from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.choice.strategies import CHOICES
-from brigade.planner.choice.workload import Cluster, Workload
-from brigade.recipe import flags
-from brigade.shape.find import named_shape
+from brigade.plan.choice.explain import reason, smallest_change
+from brigade.plan.choice.job_of_recipe import job_of, load_plan, published_model
+from brigade.plan.choice.search import candidates, chosen
+from brigade.plan.choice.strategies import CHOICES
+from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.shape.find import named_shape
+from brigade.train.model.location import load_config
+from brigade.train.recipe import flags
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks import planner
-from brigade import hardware
+from brigade.plan import hardware
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import termios
 import pytest
 
 from brigade import __main__ as brigade
-from brigade.cache import cache_directory
-from brigade.data import builtin, rows
-from brigade.recipe.files import REPOSITORY
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin, rows
+from brigade.train.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ from importlib import abc, util
 
 class Slow(abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "brigade.data.encode":
+        if name == "brigade.train.data.encode":
             sys.meta_path.remove(self)
             spec = util.find_spec(name)
             load = spec.loader.exec_module

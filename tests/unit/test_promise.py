@@ -8,22 +8,22 @@ import torch
 import yaml
 from transformers import AutoConfig
 
-from brigade import hardware
-from brigade.cluster import World
-from brigade.model.location import check_beside, load_config
-from brigade.planner.choice import job_of_run
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import EAGER, FUSED
-from brigade.planner.costs.engines import ENGINES
-from brigade.recipe.batch import Batch, batch_arithmetic
-from brigade.recipe.files import REPOSITORY
-from brigade.run import directory as runs_on_disk
-from brigade.shape.config_json import read_config
-from brigade.shape.from_code import MeasuredShape
-from brigade.shape.from_config import shape_of
-from brigade.shape.lora import lora_parameters
-from brigade.strategy import Strategy
-from brigade.training import micro_batch, planned
+from brigade.plan import hardware
+from brigade.plan.choice import job_of_run
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.choice.job import EAGER, FUSED
+from brigade.plan.costs.engines import ENGINES
+from brigade.plan.shape.from_code import MeasuredShape
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.lora import lora_parameters
+from brigade.train.cluster import World
+from brigade.train.loop import micro_batch, planned
+from brigade.train.model.config_json import read_config
+from brigade.train.model.location import check_beside, load_config
+from brigade.train.recipe.batch import Batch, batch_arithmetic
+from brigade.train.recipe.files import REPOSITORY
+from brigade.train.run import directory as runs_on_disk
+from brigade.train.strategy import Strategy
 from testing.shipped import shipped
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())

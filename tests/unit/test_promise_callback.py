@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from brigade import hardware
-from brigade.data.collate import About
-from brigade.distributed import ranks
-from brigade.planner.choice import job_of_run
-from brigade.planner.choice.job import Job, Replicas
-from brigade.shape.find import named_shape
-from brigade.training import compare_with_plan, planned
-from brigade.training import throughput as meters
+from brigade.plan import hardware
+from brigade.plan.choice import job_of_run
+from brigade.plan.choice.job import Job, Replicas
+from brigade.plan.shape.find import named_shape
+from brigade.train.data.collate import About
+from brigade.train.distributed import ranks
+from brigade.train.loop import compare_with_plan, planned
+from brigade.train.loop import throughput as meters
 
 
 class Clock:
@@ -136,8 +136,8 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     ("eager", 1000.0, 1000),
 ])  # fmt: skip
 def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended):
-    from brigade.planner.choice.job import Job
-    from brigade.shape.find import named_shape
+    from brigade.plan.choice.job import Job
+    from brigade.plan.shape.find import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
     job = Job(named_shape("qwen3-8b"), 2048, 4, attention=job_of_run.ATTENTION[implementation])

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from brigade.model import base_weights
-from brigade.model.load import load_base
-from brigade.model.tiny import shrink
-from brigade.recipe import flags
+from brigade.train.model import base_weights
+from brigade.train.model.load import load_base
+from brigade.train.model.tiny import shrink
+from brigade.train.recipe import flags
 
 CONFIG = Path(__file__).parents[2] / "recipes/gpt-oss-20b/config.json"
 

@@ -8,8 +8,8 @@ import pytest
 
 from brigade.__main__ import VERBS
 from brigade.__main__ import main as brigade
-from brigade.recipe import flags
-from brigade.recipe.files import REPOSITORY
+from brigade.train.recipe import flags
+from brigade.train.recipe.files import REPOSITORY
 
 FOLDERS = "accelerate_configs|benchmarks|brigade|docs|ds_configs|hostfiles|recipes|testbed|testing|tests"
 PAGES = [

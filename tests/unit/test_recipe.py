@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from brigade.errors import UserError, did_you_mean, nearest
 from brigade.lint.together import without_filler
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.recipe.difference import BEFORE
-from brigade.recipe.identity import identity
-from brigade.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.difference import BEFORE
+from brigade.train.recipe.identity import identity
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
@@ -187,7 +187,7 @@ def test_identity_is_of_values_not_of_their_spelling(key, one, other):
 def test_identity_is_the_same_in_every_process():
     # Ranks and later commands compute it anew, with other hash seeds.
     code = (
-        "import json, sys; from brigade.recipe.identity import identity; from brigade.recipe.schema import Recipe;"
+        "import json, sys; from brigade.train.recipe.identity import identity; from brigade.train.recipe.schema import Recipe;"
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
@@ -241,9 +241,9 @@ DIRECTORIES = {
 def test_a_run_continues_under_another_version_unless_it_computes_something_else(
     name, load, tmp_path, monkeypatch, mistake
 ):
-    from brigade.cluster import World
-    from brigade.run import directory as runs
-    from brigade.strategy import Strategy
+    from brigade.train.cluster import World
+    from brigade.train.run import directory as runs
+    from brigade.train.strategy import Strategy
 
     def open_run():
         settings = load("--datasets", DATASETS, "--dataset_name=", "--output_dir", str(tmp_path / "a run"))
@@ -272,7 +272,7 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
 
 
 def test_nothing_here_imports_torch():
-    code = "import sys, brigade.recipe.flags, brigade.cluster, brigade.strategy; sys.exit('torch' in sys.modules)"
+    code = "import sys, brigade.train.recipe.flags, brigade.train.strategy; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
 
 

@@ -16,24 +16,24 @@ import torch
 from transformers import AutoConfig
 
 from brigade.__main__ import main
-from brigade.cluster import World
-from brigade.commands import plan as plan_command
-from brigade.hardware import calibration
-from brigade.hostfile import read_hostfile
-from brigade.model import adapters
-from brigade.model.sizes import parameter_count
-from brigade.planner.choice.job_of_recipe import load_plan, published_models
-from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.costs.states import model_states
-from brigade.planner.output.show_recipe import CONFIGS
-from brigade.planner.output.write import recipe_plans, refresh
-from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic
-from brigade.recipe.files import read_yaml
-from brigade.recipe.method import method_of
-from brigade.shape.find import named_shape
-from brigade.strategy import choose
-from brigade.strategy.axes import NAMES
+from brigade.plan import command as plan_command
+from brigade.plan.choice.job_of_recipe import load_plan, published_models
+from brigade.plan.choice.search import candidates, chosen
+from brigade.plan.costs.states import model_states
+from brigade.plan.hardware import calibration
+from brigade.plan.output.show_recipe import CONFIGS
+from brigade.plan.output.write import recipe_plans, refresh
+from brigade.plan.shape.find import named_shape
+from brigade.train.cluster import World
+from brigade.train.hostfile import read_hostfile
+from brigade.train.model import adapters
+from brigade.train.model.sizes import parameter_count
+from brigade.train.recipe import flags
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.files import read_yaml
+from brigade.train.recipe.method import method_of
+from brigade.train.strategy import choose
+from brigade.train.strategy.axes import NAMES
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

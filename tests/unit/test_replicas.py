@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from brigade.cluster import World
-from brigade.distributed import encoding, process_group, replicas, stop
-from brigade.distributed import ranks as all_ranks
 from brigade.launch.usage import heartbeats
-from brigade.run import directory as runs
-from brigade.run import events, owner
-from brigade.strategy import choose
-from brigade.strategy.replicas import check_length
-from brigade.training import stopping as stops
-from brigade.training import watch_thread
-from brigade.training.local_steps import Rounds
-from brigade.training.outer import cut, fragment_of
+from brigade.train.cluster import World
+from brigade.train.distributed import encoding, process_group, replicas, stop
+from brigade.train.distributed import ranks as all_ranks
+from brigade.train.loop import stopping as stops
+from brigade.train.loop import watch_thread
+from brigade.train.loop.local_steps import Rounds
+from brigade.train.loop.outer import cut, fragment_of
+from brigade.train.run import directory as runs
+from brigade.train.run import events, owner
+from brigade.train.strategy import choose
+from brigade.train.strategy.replicas import check_length
 from testing.strategies import FSDP2, changed, hsdp
 
 ON = ["--sync_every", "5"]

@@ -18,10 +18,10 @@ import pytest
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.report import charts, comparing, facts, figures, page, reading, thinning
-from brigade.run import events
-from brigade.run import page as run_page
-from brigade.strategy import Strategy
-from brigade.training.report_events import ReportEvents
+from brigade.train.loop.report_events import ReportEvents
+from brigade.train.run import events
+from brigade.train.run import page as run_page
+from brigade.train.strategy import Strategy
 from testing.recorded import append, write_run
 
 SCRIPT = "<script>window.hacked = 1</script>"

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from brigade.data import rows, sources
-from brigade.data.json_rows import JsonDocuments, JsonLines
-from brigade.data.rows import Csv, Parquet, Table
 from brigade.errors import UserError
+from brigade.train.data import rows, sources
+from brigade.train.data.json_rows import JsonDocuments, JsonLines
+from brigade.train.data.rows import Csv, Parquet, Table
 
 
 # ---- writing what is to be read ----------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data.collate import ABOUT, FILLER, Collate, WithFiller
-from brigade.data.sampling import GlobalBatches, Loader
-from brigade.data.store import IGNORED
+from brigade.train.data.collate import ABOUT, FILLER, Collate, WithFiller
+from brigade.train.data.sampling import GlobalBatches, Loader
+from brigade.train.data.store import IGNORED
 
 sizes = st.integers(1, 6)
 samples = st.integers(0, 200)

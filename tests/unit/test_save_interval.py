@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.checkpoint import manifest, saving
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.run import directory as runs
-from brigade.run import leftovers
-from brigade.strategy import Strategy
-from brigade.training import save_interval
+from brigade.train.checkpoint import manifest, saving
+from brigade.train.cluster import World
+from brigade.train.loop import save_interval
+from brigade.train.run import directory as runs
+from brigade.train.run import leftovers
+from brigade.train.strategy import Strategy
 
 
 @pytest.fixture

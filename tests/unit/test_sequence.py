@@ -9,10 +9,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data.collate import ABOUT, Collate
-from brigade.data.store import IGNORED
-from brigade.engines import sequence, sequence_checks
-from brigade.model import attention
+from brigade.train.data.collate import ABOUT, Collate
+from brigade.train.data.store import IGNORED
+from brigade.train.model import attention
+from brigade.train.parallel import sequence, sequence_checks
 
 
 def row(lengths, labelled):

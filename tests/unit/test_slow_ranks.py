@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
-from brigade.distributed import heartbeat
-from brigade.run import events
-from brigade.strategy import Strategy
-from brigade.training.slow_ranks import SlowRanks, scores, seconds_of_a_product
+from brigade.train.distributed import heartbeat
+from brigade.train.loop.slow_ranks import SlowRanks, scores, seconds_of_a_product
+from brigade.train.run import events
+from brigade.train.strategy import Strategy
 
 EVEN = [1.0] * 4
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import states
-from brigade.planner.costs.states import cut_parameters, model_states
-from brigade.strategy import Strategy
-from brigade.training import measured_states
-from brigade.training.measured_states import OneStep, States, storages
-from brigade.training.rehearse import PARTS, STEPS, _judge
+from brigade.plan.costs.states import cut_parameters, model_states
+from brigade.train.loop import measured_states
+from brigade.train.loop.measured_states import OneStep, States, storages
+from brigade.train.loop.rehearse import PARTS, STEPS, _judge
+from brigade.train.strategy import Strategy
 
 KINDS = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 # A rehearsed Llama: embedding, two layers, norms.

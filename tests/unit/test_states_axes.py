@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks import pages, states, states_axes
 from benchmarks.parity_cases import NAMES, sizes_of
-from brigade.planner.choice.job import Job, of_axes
-from brigade.planner.costs.stages import stages
-from brigade.planner.costs.states import stage_states
-from brigade.shape.from_config import shape_of
-from brigade.shape.lora import ALL, trained_parameters
-from brigade.strategy.axes import Axes
+from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.costs.stages import stages
+from brigade.plan.costs.states import stage_states
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.lora import ALL, trained_parameters
+from brigade.train.strategy.axes import Axes
 
 ROWS = pages.read(states_axes.RESULTS)
 KINDS = {name: kind for kind, name in NAMES.items()}

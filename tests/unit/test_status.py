@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brigade.__main__ import main
-from brigade.run import events, other_owner
+from brigade.train.run import events, other_owner
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from brigade.errors import UserError
-from brigade.hardware import gpu
-from brigade.hardware.network import hold_name, links, node_gbit
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import Job
-from brigade.planner.costs.step_time import step_time
-from brigade.shape.find import named_shape
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.choice.job import Job
+from brigade.plan.costs.step_time import step_time
+from brigade.plan.hardware import gpu
+from brigade.plan.hardware.network import hold_name, links, node_gbit
+from brigade.plan.shape.find import named_shape
 
 LLAMA_8B = named_shape(str(Path(__file__).parents[2] / "recipes" / "llama-3.1-8b"))
 

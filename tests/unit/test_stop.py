@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from brigade.run import starts
+from brigade.train.run import starts
 
 TRAINS = """
 import os, signal, sys, time
-from brigade.distributed import stop
+from brigade.train.distributed import stop
 stop.listen(is_main_rank=True, launched={launched})
 then = lambda: None
 {prepare}
@@ -135,11 +135,11 @@ def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, mistak
 
 
 def test_train_py_counts_what_a_job_file_starts_and_nothing_else(tmp_path, monkeypatch, mistake):
-    from brigade.cluster import world_from_environment
-    from brigade.recipe import flags
-    from brigade.recipe.batch import batch_arithmetic
-    from brigade.run import directory as runs
-    from brigade.strategy import choose
+    from brigade.train.cluster import world_from_environment
+    from brigade.train.recipe import flags
+    from brigade.train.recipe.batch import batch_arithmetic
+    from brigade.train.run import directory as runs
+    from brigade.train.strategy import choose
 
     settings, world = flags.load(["--output_dir", str(tmp_path / "run")]), world_from_environment({})
     batch = batch_arithmetic(settings.recipe.training, 1, "here")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.recipe.identity import identity
-from brigade.recipe.schema import Recipe
-from brigade.strategy import choose
-from brigade.training.environment import clear_accelerate_variables
+from brigade.train.loop.environment import clear_accelerate_variables
+from brigade.train.recipe.identity import identity
+from brigade.train.recipe.schema import Recipe
+from brigade.train.strategy import choose
 from testing.strategies import ACCELERATE_CONFIGS, DS_CONFIGS, FSDP2, changed, hsdp, world
 
 # ---- who wins ----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from brigade.cache import cache_directory
-from brigade.data import builtin, chat_template
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin, chat_template
 
 TEMPLATES = builtin.TEMPLATE.parent
 DIALOGUES = sorted(Path(__file__).parents[1].glob("data/dialogues/*.json"))

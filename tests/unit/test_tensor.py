@@ -8,11 +8,11 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brigade.engines import tensor, tensor_plan, tensor_trial
-from brigade.model.tiny import shrink
-from brigade.strategy import Strategy, axis_rules, refusal
-from brigade.strategy.axes import Axes
-from brigade.training.tensor_engines import TensorDDP
+from brigade.train.loop.tensor_engines import TensorDDP
+from brigade.train.model.tiny import shrink
+from brigade.train.parallel import tensor, tensor_plan, tensor_trial
+from brigade.train.strategy import Strategy, axis_rules, refusal
+from brigade.train.strategy.axes import Axes
 
 
 def config(name, **changes):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from brigade.cluster import World
 from brigade.errors import console, progress
 from brigade.errors.console import folded, marking
-from brigade.training.environment import _silence
+from brigade.train.cluster import World
+from brigade.train.loop.environment import _silence
 
 ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]

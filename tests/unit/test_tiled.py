@@ -5,8 +5,8 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brigade.engines import tiled
-from brigade.model.tiny import shrink
+from brigade.train.model.tiny import shrink
+from brigade.train.parallel import tiled
 
 FAMILIES = ["llama", "qwen3", "qwen3_moe", "mistral", "phi3", "gemma3_text", "deepseek_v3", "gpt_oss", "mixtral"]
 TOKENS, TILE = 96, 8

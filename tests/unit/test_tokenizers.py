@@ -6,11 +6,11 @@ import json
 import pytest
 import transformers
 
-from brigade.cache import cache_directory
-from brigade.data import builtin
-from brigade.model.tokenizer import load_tokenizer
-from brigade.model.vocabulary import vocabulary
-from brigade.recipe.files import REPOSITORY
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin
+from brigade.train.model.tokenizer import load_tokenizer
+from brigade.train.model.vocabulary import vocabulary
+from brigade.train.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")

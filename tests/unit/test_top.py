@@ -16,9 +16,9 @@ from rich.console import Console
 
 from brigade.__main__ import main
 from brigade.launch import usage
-from brigade.recipe.files import REPOSITORY
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
+from brigade.train.recipe.files import REPOSITORY
 
 HOST = socket.gethostname()
 GIB = 2**30
@@ -269,8 +269,8 @@ def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
 
 
 def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, monkeypatch):
-    from brigade.commands import top
     from brigade.launch import background
+    from brigade.top import command as top
 
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(background, "hosts", lambda: {"mine"})

@@ -11,17 +11,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import FUSED, Job
-from brigade.planner.costs.memory import activation_bytes, logit_bytes, settings_of
-from brigade.shape import from_code as shape_from_code
-from brigade.shape import stand_ins, traced_model
-from brigade.shape.find import described
-from brigade.shape.from_config import shape_of
-from brigade.shape.lora import lora_parameters
-from brigade.shape.model_shape import FAMILIES
-from brigade.shape.trace import trace
-from brigade.shape.trace_settings import TraceSettings
+from brigade.plan.choice.estimate import estimate
+from brigade.plan.choice.job import FUSED, Job
+from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.plan.shape import from_code as shape_from_code
+from brigade.plan.shape import stand_ins, traced_model
+from brigade.plan.shape.find import described
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.lora import lora_parameters
+from brigade.plan.shape.model_shape import FAMILIES
+from brigade.plan.shape.trace import trace
+from brigade.plan.shape.trace_settings import TraceSettings
 
 LENGTH = 512
 SMALL = {
@@ -184,8 +184,8 @@ def test_the_trace_stands_in_memory():
 # ---- remembering -------------------------------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.shape.trace import trace
-from brigade.shape.trace_settings import TraceSettings
+from brigade.plan.shape.trace import trace
+from brigade.plan.shape.trace_settings import TraceSettings
 found = trace(json.loads(sys.argv[1]), TraceSettings(512))
 print(found.kept, "torch" in sys.modules)
 """
@@ -216,7 +216,7 @@ def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     trace(config(intermediate_size=384), TraceSettings(LENGTH))
     trace(config(), TraceSettings(LENGTH, checkpointing=True))
     assert files() == 3
-    monkeypatch.setattr("brigade.shape.trace.version", lambda package: "0")
+    monkeypatch.setattr("brigade.plan.shape.trace.version", lambda package: "0")
     trace(config(), TraceSettings(LENGTH))
     assert files() == 4
 

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.communication import STRATEGIES
 from benchmarks.published.traffic import per_node, traffic, unreleased
-from brigade.planner.choice.job import Job, of_axes
-from brigade.shape.find import named_shape
-from brigade.strategy.axes import Axes
+from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.shape.find import named_shape
+from brigade.train.strategy.axes import Axes
 
 MANY = 10**6  # ranks, so that (n-1)/n is 1
 

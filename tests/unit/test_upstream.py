@@ -1,6 +1,6 @@
-"""Private names of other packages: that the pinned versions have them, and that they are touched in brigade/upstream/ alone.
+"""Private names of other packages: that the pinned versions have them, and that they are touched in upstream/ alone.
 
-A row that fails after an upgrade names the file to look at; brigade/upstream/ says what each name is for.
+A row that fails after an upgrade names the file to look at; brigade/train/upstream/ says what each name is for.
 """
 
 import ast
@@ -13,13 +13,13 @@ import pytest
 import torch.distributed
 import transformers
 
-from brigade.training.evaluation import EvaluatingTrainer
-from brigade.training.trainer import Trainer
+from brigade.train.loop.evaluation import EvaluatingTrainer
+from brigade.train.loop.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
-UPSTREAM = ROOT / "brigade/upstream"
+UPSTREAM = ROOT / "brigade/train/upstream"
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
-# Where the pinned versions define what brigade/upstream/ touches: private names, and public ones that no documentation promises.
+# Where the pinned versions define what upstream/ touches: private names, and public ones that no documentation promises.
 DEFINED = {
     "transformers/training_args.py": ["_n_gpu"],
     "transformers/configuration_utils.py": ["_attn_implementation"],
@@ -114,7 +114,7 @@ OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"
 OF_GLOO = {"_Options", "_devices", "_timeout"}  # compiled
 OF_PYTHON = {"_current_frames", "_exit", "_run_exitfuncs", "_actions"}
 # The Trainer that ours is, which overrides and calls methods of its parent.
-SUBCLASSES = {f"brigade/training/{name}.py" for name in ("trainer", "evaluation", "pipeline_trainer")}
+SUBCLASSES = {f"brigade/train/loop/{name}.py" for name in ("trainer", "evaluation", "pipeline_trainer")}
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 
@@ -158,7 +158,9 @@ def own(tree: ast.AST) -> set[str]:
 def test_the_pinned_versions_have_what_we_touch(file, name):
     package, _, inside = file.partition("/")
     (folder,) = importlib.util.find_spec(package).submodule_search_locations
-    assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), "what was it for? brigade/upstream/ says"
+    assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), (
+        "what was it for? brigade/train/upstream/ says"
+    )
 
 
 def test_the_pinned_gloo_has_what_we_touch():
@@ -180,7 +182,7 @@ def test_no_other_room_touches_a_private_name_of_another_package(path):
     strange = touched(parsed(path)) - of_the_same_room(path.parent) - OF_TORCH - OF_PYTHON
     if str(path.relative_to(ROOT)) in SUBCLASSES:
         strange = {name for name in strange if not hasattr(transformers.Trainer, name)}
-    assert not strange, f"{strange}: move it to brigade/upstream/, with its file and line there"
+    assert not strange, f"{strange}: move it to brigade/train/upstream/, with its file and line there"
 
 
 def test_private_methods_that_our_trainer_overrides_are_its_parents_still():

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.checkpoint import manifest, saving
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.run import directory as runs
-from brigade.run import events, mark
+from brigade.train.checkpoint import manifest, saving
+from brigade.train.cluster import World
+from brigade.train.run import directory as runs
+from brigade.train.run import events, mark
 
 RECIPE = SimpleNamespace(training=SimpleNamespace(async_save=False, save_total_limit=2))
 

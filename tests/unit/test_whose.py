@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 
-from brigade.cluster import World
-from brigade.distributed import supervised, tell
 from brigade.errors import UserError, whose
 from brigade.errors.disk import of_disk
-from brigade.recipe.files import find
+from brigade.train.cluster import World
+from brigade.train.distributed import supervised, tell
+from brigade.train.recipe.files import find
 
 ERRORS = {
     "a mistake": (UserError("flag --x", "no such flag", "leave it out"), ("user", ())),

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from brigade.cache import cache_directory
-from brigade.data import builtin, encode, workers
-from brigade.data.chat_template import ChatTemplates
-from brigade.data.rows import Where
-from brigade.recipe.files import REPOSITORY
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin, encode, workers
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.rows import Where
+from brigade.train.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_who_stops_reading_leaves_no_process(encoder):
 RUN = """
 import multiprocessing, sys
 from tests.unit import test_workers as here
-from brigade.data import encode, workers
-from brigade.data.chat_template import ChatTemplates
+from brigade.train.data import encode, workers
+from brigade.train.data.chat_template import ChatTemplates
 tokenizer = open(sys.argv[1]).read()
 encoder = encode.Encoder(tokenizer, ChatTemplates(""), {}, 2, 64, True)
 for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6))), encoder, 2, "here")):

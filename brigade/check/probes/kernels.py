@@ -8,8 +8,8 @@ def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
     from ...errors import UserError
     from ...kernels import auto, models, proofs
     from ...kernels import prove as proving
-    from ...model.location import load_config
-    from ...recipe.flags import load
+    from ...train.model.location import load_config
+    from ...train.recipe.flags import load
 
     try:
         settings = load(["--recipe", recipe, *flags])

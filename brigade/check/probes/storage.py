@@ -102,7 +102,7 @@ def rooms(directories: list[str], start: str) -> dict[str, Any]:
 
     start: the directory in which ranks start, for what is named from there
     """
-    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser())  # as brigade/cache.py has it
+    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser())  # as brigade/train/cache.py has it
     found = {
         name: room(str(path)) | {"path": str(path)} for name, path in (("cache", cache), ("tmp", Path(start, _tmp())))
     }

@@ -111,10 +111,10 @@ def break_trainer(trainer_class):
 
 
 class _BrokenTrainer(importlib.abc.MetaPathFinder):
-    """Lets brigade.training.trainer be imported, then breaks its Trainer."""
+    """Lets brigade.train.loop.trainer be imported, then breaks its Trainer."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "brigade.training.trainer":
+        if fullname != "brigade.train.loop.trainer":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import train
-from brigade.checkpoint import choosing, manifest
-from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.run.directory import Run
-from brigade.strategy import Strategy
+from brigade.train.checkpoint import choosing, manifest
+from brigade.train.cluster import World
+from brigade.train.run.directory import Run
+from brigade.train.strategy import Strategy
 from tests.ranks.one_process.runs_of_one import left_alone, losses
 
 

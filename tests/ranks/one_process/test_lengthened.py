@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import train
-from brigade.distributed import ranks
 from brigade.errors import UserError
+from brigade.train.distributed import ranks
 from tests.ranks.one_process.runs_of_one import Ruin, losses
 
 

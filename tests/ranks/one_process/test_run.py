@@ -11,10 +11,10 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from brigade.checkpoint import saving
-from brigade.distributed import ranks
 from brigade.errors import UserError
-from brigade.training.engines import OneProcess
+from brigade.train.checkpoint import saving
+from brigade.train.distributed import ranks
+from brigade.train.loop.engines import OneProcess
 from tests.ranks.one_process.runs_of_one import Ruin, losses
 
 FIGURES = {
@@ -47,9 +47,9 @@ def test_the_output_directory_holds_what_the_readme_says(done):
 def test_the_saved_model_is_the_trained_one(done):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from brigade.commands.evaluate import held_out_loss
-    from brigade.data.prepare import prepare
-    from brigade.recipe import flags as brigade_flags
+    from brigade.eval import held_out_loss
+    from brigade.train.data.prepare import prepare
+    from brigade.train.recipe import flags as brigade_flags
 
     output, _ = done
     tokenizer = AutoTokenizer.from_pretrained(output)

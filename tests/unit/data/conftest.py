@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from brigade.cache import cache_directory
-from brigade.data import builtin
-from brigade.data import prepare as preparing
+from brigade.train.cache import cache_directory
+from brigade.train.data import builtin
+from brigade.train.data import prepare as preparing
 
 
 @pytest.fixture(scope="module")

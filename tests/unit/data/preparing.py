@@ -1,8 +1,8 @@
 """Rows, and samples as text."""
 
-from brigade.data import report
-from brigade.data.store import IGNORED
-from brigade.recipe.batch import batch_arithmetic
+from brigade.train.data import report
+from brigade.train.data.store import IGNORED
+from brigade.train.recipe.batch import batch_arithmetic
 
 
 def chats(name, count):

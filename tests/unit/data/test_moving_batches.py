@@ -6,8 +6,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data.moving_batches import MovingBatches, Shares
-from brigade.data.sampling import FILLER, GlobalBatches
+from brigade.train.data.moving_batches import MovingBatches, Shares
+from brigade.train.data.sampling import FILLER, GlobalBatches
 
 SAMPLES, EVERY, REPLICAS, MICRO, ACCUMULATION = 22, 4, 3, 1, 2
 AN_EPOCH = 4  # steps of 6 samples; the last has two fillers

@@ -6,10 +6,10 @@ import functools
 import pytest
 
 from benchmarks.peer_keys import CASES
-from brigade.data.chat_template import ChatTemplates
-from brigade.data.encode import Encoder, LoadedEncoder
-from brigade.data.layout import TEMPLATES
-from brigade.data.rows import RowChunk
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.encode import Encoder, LoadedEncoder
+from brigade.train.data.layout import TEMPLATES
+from brigade.train.data.rows import RowChunk
 
 
 @pytest.fixture(scope="module")

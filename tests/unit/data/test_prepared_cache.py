@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from brigade.cache import cache_directory
-from brigade.data import build as building
-from brigade.data import encode, rows, tokenise
-from brigade.data import prepare as preparing
 from brigade.errors import progress
+from brigade.train.cache import cache_directory
+from brigade.train.data import build as building
+from brigade.train.data import encode, rows, tokenise
+from brigade.train.data import prepare as preparing
 from tests.unit.data.preparing import chats
 
 

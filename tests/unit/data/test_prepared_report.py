@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from brigade.data import packing, report
-from brigade.data.store import IGNORED, Samples
-from brigade.recipe.batch import batch_arithmetic
+from brigade.train.data import packing, report
+from brigade.train.data.store import IGNORED, Samples
+from brigade.train.recipe.batch import batch_arithmetic
 from tests.unit.data.preparing import chats, figures, mixed
 
 
@@ -129,8 +129,8 @@ def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
     settings = load(data=data | {"dataset_name": None}, training={"padding_free": False, "seed": 5})
     training = settings.recipe.training
     batch = batch_arithmetic(training, 1, "")
-    from brigade.data.collate import Collate, WithFiller
-    from brigade.data.sampling import GlobalBatches
+    from brigade.train.data.collate import Collate, WithFiller
+    from brigade.train.data.sampling import GlobalBatches
 
     collate = Collate(0, padding_free=False, packed=False, cumulative=False)
     samples = WithFiller(prepared.train, 0)

@@ -8,8 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.data import report, rows
-from brigade.data.store import IGNORED
+from brigade.train.data import report, rows
+from brigade.train.data.store import IGNORED
 from tests.unit.data.preparing import chats, figures, texts, words
 
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.data import rows
+from brigade.train.data import rows
 from tests.unit.data.preparing import chats, mixed, texts
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brigade.data import report, rows
+from brigade.train.data import report, rows
 from tests.unit.data.preparing import chats, texts, words
 
 

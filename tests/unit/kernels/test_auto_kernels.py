@@ -4,14 +4,14 @@ import pytest
 import transformers
 import yaml
 
-from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
-from brigade.recipe.difference import recorded
-from brigade.recipe.identity import identity
-from brigade.recipe.schema import BY_PROOF
-from brigade.strategy import Strategy
-from brigade.strategy.axes import NONE, Axes
+from brigade.train.cluster import World
+from brigade.train.recipe.difference import recorded
+from brigade.train.recipe.identity import identity
+from brigade.train.recipe.schema import BY_PROOF
+from brigade.train.strategy import Strategy
+from brigade.train.strategy.axes import NONE, Axes
 from tests.unit.kernels.made_up import H100, LLAMA, RUN, SHAPES, WORLD
 
 ALL = ("--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto")

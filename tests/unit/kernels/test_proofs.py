@@ -6,9 +6,9 @@ import multiprocessing
 import pytest
 import transformers
 
-from brigade.cluster import World
 from brigade.kernels import auto, judging, proofs, prove
-from brigade.model import attention
+from brigade.train.cluster import World
+from brigade.train.model import attention
 from tests.unit.kernels.made_up import (
     A100,
     CPU,

@@ -11,8 +11,8 @@ import transformers
 
 from brigade.kernels import __main__ as command
 from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
-from brigade.model import attention, packed_samples
-from brigade.recipe.files import REPOSITORY
+from brigade.train.model import attention, packed_samples
+from brigade.train.recipe.files import REPOSITORY
 from testing import faulty_kernels, marks
 from testing.shipped import shipped
 from tests.unit.kernels.made_up import (

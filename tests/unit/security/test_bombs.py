@@ -13,17 +13,17 @@ import pyarrow.parquet
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from brigade import limits
-from brigade.data import chat_template, json_rows, rows, sources
-from brigade.data.chat_template import ChatTemplates
-from brigade.data.encode import Encoder, LoadedEncoder
 from brigade.errors import UserError
-from brigade.model import base_weights
-from brigade.recipe import flags
-from brigade.recipe.files import read_yaml
-from brigade.run import events
-from brigade.shape.config_json import read_config
-from brigade.strategy import deepspeed_config
+from brigade.train import limits
+from brigade.train.data import chat_template, json_rows, rows, sources
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.encode import Encoder, LoadedEncoder
+from brigade.train.model import base_weights
+from brigade.train.model.config_json import read_config
+from brigade.train.recipe import flags
+from brigade.train.recipe.files import read_yaml
+from brigade.train.run import events
+from brigade.train.strategy import deepspeed_config
 
 MIB = 2**20
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade import cache
 from brigade.errors import UserError
 from brigade.kernels import proofs
 from brigade.launch import background
 from brigade.report import library
+from brigade.train import cache
 
 STRANGER = 65534
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brigade.cluster import World
-from brigade.distributed import elastic, entrance, sealed
+from brigade.train.cluster import World
+from brigade.train.distributed import elastic, entrance, sealed
 
 TOKEN, FILES = "of this run", 256  # that it may open, as on hosts with a low limit
 
@@ -55,7 +55,7 @@ class Replica:
 def coordinator():
     """(its port, its process): of one replica, whose patience is a minute."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "brigade.distributed.coordinator"],
+        [sys.executable, "-m", "brigade.train.distributed.coordinator"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),

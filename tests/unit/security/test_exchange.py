@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from brigade.cluster import World
-from brigade.distributed import exchange, ranks
-from brigade.distributed.elastic import ElasticPeers
-from brigade.distributed.replicas import Peers
 from brigade.errors import UserError
-from brigade.recipe.batch import Batch
-from brigade.training import hand_over
-from brigade.training.measured_states import States
+from brigade.train.cluster import World
+from brigade.train.distributed import exchange, ranks
+from brigade.train.distributed.elastic import ElasticPeers
+from brigade.train.distributed.replicas import Peers
+from brigade.train.loop import hand_over
+from brigade.train.loop.measured_states import States
+from brigade.train.recipe.batch import Batch
 
 ROOT = pathlib.Path(__file__).parents[3]
 SENT = {
@@ -125,7 +125,7 @@ def test_nothing_of_ours_exchanges_or_reads_pickles():
     calls = re.compile(r"(_object(_list)?|pickle\.loads?|Unpickler)\(|weights_only=False")
     files = [*(ROOT / "brigade").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "train.py"]
     found = {path.relative_to(ROOT).as_posix() for path in files if calls.search(path.read_text())}
-    assert found == {"brigade/upstream/unpickling.py"}, "it reads checkpoints, by a list of classes"
+    assert found == {"brigade/train/upstream/unpickling.py"}, "it reads checkpoints, by a list of classes"
 
 
 # ---- over collectives ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade import files
+from brigade.train import files
 
 
 def mode(path):

@@ -12,10 +12,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from brigade.checkpoint import choosing, manifest, reading, states
 from brigade.errors import UserError
-from brigade.model import base_weights
-from brigade.upstream import nvme_resume, unpickling
+from brigade.train.checkpoint import choosing, manifest, reading, states
+from brigade.train.model import base_weights
+from brigade.train.upstream import nvme_resume, unpickling
 
 RUN = SimpleNamespace(
     replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)
@@ -204,7 +204,7 @@ def test_an_index_names_files_of_its_own_directory(outside, kind, tmp_path):
 
 @pytest.mark.parametrize("form", ["torch.save", "before torch 1.6", "a bare pickle"])
 def test_weights_in_pytorch_model_bin_run_nothing(form, tmp_path, marker):
-    from brigade.recipe.files import REPOSITORY
+    from brigade.train.recipe.files import REPOSITORY
 
     shutil.copy(REPOSITORY / "recipes/tiny/config.json", tmp_path)
     forge(tmp_path / "pytorch_model.bin", marker, form)

@@ -10,10 +10,10 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.launch import usage
-from brigade.run import events, status
-from brigade.run.typed import ANSWER, DEEPEST, EVENT, HEARTBEAT, RUN, kept, loaded
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
+from brigade.train.run import events, status
+from brigade.train.run.typed import ANSWER, DEEPEST, EVENT, HEARTBEAT, RUN, kept, loaded
 
 HOST = socket.gethostname()
 BEAT = {"rank": 0, "host": "elsewhere", "pid": 1, "step": 2, "phase": "forward", "seconds": 1.0}

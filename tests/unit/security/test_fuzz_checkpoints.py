@@ -15,9 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from brigade.checkpoint import choosing, layout, manifest, reading, states
 from brigade.errors import UserError
-from brigade.run.directory import RECORD
+from brigade.train.checkpoint import choosing, layout, manifest, reading, states
+from brigade.train.run.directory import RECORD
 
 RUN = SimpleNamespace(
     replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)

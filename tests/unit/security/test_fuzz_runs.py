@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.launch import background, connection
-from brigade.recipe.files import DEFAULT_RECIPE, read_yaml
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
+from brigade.train.recipe.files import DEFAULT_RECIPE, read_yaml
 
 pytestmark = pytest.mark.slow
 HOST, TIME = socket.gethostname(), "2026-11-23T04:05:06.000+00:00"
@@ -233,7 +233,7 @@ FACTS = {
 @given(facts=st.lists(forged(FACTS), min_size=1, max_size=3), events=forged(EVENTS))
 def test_a_host_may_say_anything_to_top(facts, events):
     from brigade.errors.console import console
-    from brigade.run.typed import EVENT, kept
+    from brigade.train.run.typed import EVENT, kept
 
     watching = Watching(["node1"], Path("run"), 1.0)
     watching.told = [kept(event, EVENT) for event in events] if isinstance(events, list) else []

@@ -11,10 +11,10 @@ from transformers import dynamic_module_utils
 
 from brigade.__main__ import main
 from brigade.launch.job import make
-from brigade.model.load_trained import loading_from_run
-from brigade.model.location import load_config
-from brigade.model.tokenizer import load_tokenizer
-from brigade.recipe import flags
+from brigade.train.model.load_trained import loading_from_run
+from brigade.train.model.location import load_config
+from brigade.train.model.tokenizer import load_tokenizer
+from brigade.train.recipe import flags
 from testing.ranks import REPOSITORY
 
 FLAG = "--trust_remote_code"

@@ -11,19 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade import files
 from brigade.__main__ import main
-from brigade.checkpoint import memory_stage
-from brigade.cluster import World
-from brigade.commands import report as command
 from brigade.launch import host_facts, usage
-from brigade.report import page, reading
-from brigade.run import directory as runs
-from brigade.run import earlier, events, leftovers, mark, other_owner, owner, starts, status
-from brigade.run import page as run_page
-from brigade.strategy import Strategy
+from brigade.report import command, page, reading
 from brigade.top import watching
-from brigade.training import sample_answers, watch_thread
+from brigade.train import files
+from brigade.train.checkpoint import memory_stage
+from brigade.train.cluster import World
+from brigade.train.loop import sample_answers, watch_thread
+from brigade.train.run import directory as runs
+from brigade.train.run import earlier, events, leftovers, mark, other_owner, owner, starts, status
+from brigade.train.run import page as run_page
+from brigade.train.strategy import Strategy
 from testing.recorded import write_run
 
 STRANGER = 65534

@@ -17,8 +17,8 @@ from torch.distributed import HashStore
 from brigade.check import users
 from brigade.check.probes import users as probe
 from brigade.check.results import NotHere
-from brigade.distributed import one_host, process_group, ranks
 from brigade.errors import UserError
+from brigade.train.distributed import one_host, process_group, ranks
 from testing.reaching import NODES, judged
 
 STRANGER = 65534
@@ -180,8 +180,8 @@ def test_another_users_connection_is_named(monkeypatch):
 RANK = """
 import time
 import torch.distributed as dist
-from brigade.cluster import world_from_environment
-from brigade.distributed import ranks
+from brigade.train.cluster import world_from_environment
+from brigade.train.distributed import ranks
 world, make = world_from_environment(), dist.init_process_group
 def slowly(*arguments, **named):
     time.sleep(3)

@@ -172,7 +172,7 @@ def test_lint_of_a_strangers_file(tmp_path, said_by):
 
 
 def test_an_answer_and_a_sample_of_a_strangers_model(said_by):
-    from brigade.training.sample_answers import show
+    from brigade.train.loop.sample_answers import show
 
     entry = {"source": "a", "question": f"q{ALL}", "reference": f"r{ALL}", "answer": f"a{ALL} [bold]b"}
     text = said_by(lambda: show([entry]))

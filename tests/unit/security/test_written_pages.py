@@ -8,17 +8,17 @@ import subprocess
 import pytest
 import yaml
 
-from brigade import files
 from brigade.__main__ import main
 from brigade.errors.console import one_line
 from brigade.launch import ssh
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, text, write
-from brigade.recipe.files import REPOSITORY
 from brigade.report import facts, figures, page
 from brigade.report.reading import Record
-from brigade.run import directory as runs
-from brigade.run.status import ranks_of
+from brigade.train import files
+from brigade.train.recipe.files import REPOSITORY
+from brigade.train.run import directory as runs
+from brigade.train.run.status import ranks_of
 
 BREAKS = ["\n", "\r", "\x85", "\u2028", "\x0b"]
 

@@ -1,7 +1,7 @@
 """Chats, and what of their samples is supervised."""
 
-from brigade.data.chat_template import TEMPLATES
-from brigade.data.store import IGNORED
+from brigade.train.data.chat_template import TEMPLATES
+from brigade.train.data.store import IGNORED
 
 CHATML = TEMPLATES / "chatml.jinja"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from brigade.data import prepare as preparing
+from brigade.train.data import prepare as preparing
 from tests.unit.data.encoding.chats import CHATS, only
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brigade.data import rows, samples
+from brigade.train.data import rows, samples
 from tests.unit.data.encoding.chats import CHATS, HELD, chat, same
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from brigade.data import chat_template
+from brigade.train.data import chat_template
 from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same, words
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from brigade.data import report
+from brigade.train.data import report
 from tests.unit.data.encoding.chats import CHATS, HELD, chat, same, words
 
 

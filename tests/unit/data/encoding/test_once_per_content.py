@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from brigade.data import build as building
-from brigade.data import prepare as preparing
+from brigade.train.data import build as building
+from brigade.train.data import prepare as preparing
 from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same
 
 

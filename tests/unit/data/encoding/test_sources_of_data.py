@@ -3,8 +3,8 @@
 import json
 import shutil
 
-from brigade.data import prepare as preparing
-from brigade.data import sources
+from brigade.train.data import prepare as preparing
+from brigade.train.data import sources
 from tests.unit.data.encoding.chats import CHATS, only
 
 

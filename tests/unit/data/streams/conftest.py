@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brigade.cluster import World
-from brigade.data import prepare as preparing
-from brigade.data import rows, stream
+from brigade.train.cluster import World
+from brigade.train.data import prepare as preparing
+from brigade.train.data import rows, stream
 from tests.unit.data.streams.reading import STEP
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from brigade.data import stream
+from brigade.train.data import stream
 
 STEP = 8  # rows
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from brigade.data import report_window, stream
-from brigade.data.store import IGNORED
-from brigade.recipe.batch import Batch
+from brigade.train.data import report_window, stream
+from brigade.train.data.store import IGNORED
+from brigade.train.recipe.batch import Batch
 from tests.unit.data.streams.reading import STEP
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brigade.data import prepare as preparing
-from brigade.data import stream
+from brigade.train.data import prepare as preparing
+from brigade.train.data import stream
 from tests.unit.data.streams.reading import until, windows
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from brigade.data import stream
-from brigade.data.store import IGNORED
+from brigade.train.data import stream
+from brigade.train.data.store import IGNORED
 from tests.unit.data.streams.reading import STEP, hold, until, windows
 
 

@@ -6,8 +6,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.data import prepare as preparing
-from brigade.data import rows, stream
+from brigade.train.data import prepare as preparing
+from brigade.train.data import rows, stream
 from tests.unit.data.streams.reading import STEP, numbers
 
 JOINED = {"dataset_name": None, "streaming": True, "chat_template": "none"}  # as the fixture `streamed` reads pairs

@@ -1,0 +1,23 @@
+"""Types for argparse: numbers within limits."""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from . import UserError
+
+
+def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) -> Callable[[str], Any]:
+    """Numbers from `least` on and smaller than `below`; raises UserError for all others, NaN too."""
+    wanted = f"a {'whole ' if kind is int else ''}number from {least}"
+    wanted += f" and below {below:g}" if below < math.inf else ""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) < below:
+                return value
+        raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
+
+    read.__name__ = wanted.removeprefix("a ")  # for --help
+    return read

@@ -1,0 +1,115 @@
+"""`python -m brigade eval OUTPUT`: a fresh process judges what a run saved."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .errors.numbers import numeric
+from .train.recipe import remote_code
+
+FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("output", type=Path, help="output directory of a finished run")
+    learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
+    add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
+    add("--answers", type=numeric("answers", 0), default=3, metavar="N", help="held-out questions to answer")
+    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
+    from .train.checkpoint import reading
+    from .train.model.load_trained import load_trained, loading_from_run
+    from .train.run.directory import check_exists
+
+    check_exists(options.output)
+    marker = options.output / "success.json"
+    if not marker.is_file():
+        raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
+    reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
+    with loading_from_run(marker):
+        recorded = json.loads(marker.read_text())
+        before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])
+
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    from .errors.console import counted
+    from .train.data.prepare import prepare
+    from .train.loop import sample_answers
+    from .train.recipe import flags
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    settings = flags.of_run(options.output, options.trust_remote_code)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with loading_from_run(options.output):
+        tokenizer = AutoTokenizer.from_pretrained(
+            options.output, trust_remote_code=settings.recipe.model.trust_remote_code
+        )
+        model = load_trained(settings, options.output).eval().to(device)
+    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
+
+    loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
+    entropy = unigram_entropy(heldout)
+    rows = {
+        "before training": f"{before:.4f}" if before else "not measured",
+        "after training": f"{after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""),
+        "of the saved model, loaded by from_pretrained": f"{loss:.4f}",
+        "unigram entropy of the text": f"{entropy:.4f}  (the best that ignoring all context can do)",
+    }
+    print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
+    for name, figure in rows.items():
+        print(f"  {name:<47}{figure}")
+    asked = [sample_answers.question("", sample) for sample in heldout[: options.answers]]
+    given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
+    print()
+    sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
+    training = settings.recipe.training
+    tolerance = HALF if training.bf16 or training.fp16 else FULL
+    if not math.isclose(loss, after, rel_tol=tolerance):
+        print(f"\nThe loaded model's loss is not the run's: {loss:.6f} against {after:.6f}.")
+        return 1
+    if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
+        print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
+        return 1
+    files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
+    print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
+    return 0
+
+
+def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int = 8) -> float:
+    """Mean cross-entropy in nats per supervised token, by nothing but the model's own forward pass."""
+    import torch
+
+    from .train.data.collate import Collate
+    from .train.data.store import IGNORED
+
+    collate, total, tokens = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False), 0.0, 0
+    with torch.inference_mode():
+        for start in range(0, len(samples), batch_size):
+            batch = collate((samples[start : start + batch_size], None))
+            batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "labels")}
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
+            labels = batch["labels"][:, 1:]
+            total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+            tokens += int((labels != IGNORED).sum())
+    return total / tokens
+
+
+def unigram_entropy(samples: Any) -> float:
+    """Entropy in nats of the supervised tokens' own frequencies: the best loss of a model that ignores all context."""
+    from collections import Counter
+
+    from .train.data.store import IGNORED
+
+    counts = Counter(int(label) for sample in samples for label in sample["labels"] if label != IGNORED)
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())

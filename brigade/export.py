@@ -1,0 +1,69 @@
+"""`python -m brigade export OUTPUT DEST`: one Hugging Face directory from any strategy's checkpoint."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .errors.numbers import numeric
+from .train.recipe import remote_code
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("output", type=Path, help="output directory of a run")
+    add("destination", type=Path, metavar="DEST", help="a new directory")
+    step = "read checkpoint-N (default: the trained model; of an unfinished run the newest checkpoint)"
+    add("--step", type=numeric("step", 1), metavar="N", help=step)
+    merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised to the values trained on"
+    add("--merge", action="store_true", help=merge)
+    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
+    add(
+        "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from .train.checkpoint import export, reading
+    from .train.recipe import flags
+
+    reading.check_run(options.output)
+    settings = flags.of_run(options.output, options.trust_remote_code)
+
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
+    what = {"step": options.step, "merge": options.merge, "dtype": dtype}
+    done = export.export(settings, options.output, options.destination, **what)
+    _report(done, settings.recipe.model)
+    return 0
+
+
+def _report(done: Any, model: Any) -> None:
+    from rich.table import Table
+
+    from .errors.console import console
+
+    table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
+    for path in sorted(done.directory.iterdir()):
+        table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
+    out = console(soft_wrap=True, highlight=False)
+    out.print(table)
+    if done.base:
+        out.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
+        if model.from_scratch:
+            cure = "--merge gives a model that stands alone"
+            out.print(f"That base is random weights in this machine's cache: {cure}.")
+        if model.rope_parameters:
+            out.print("That base was stretched by YaRN (rope_parameters): --merge, or load it with the same.")
+        if model.load_in_4bit:
+            cure = "load it so, or --merge, to get the run's own losses"
+            out.print(f"They were trained on that base in 4 bits: {cure}.")
+    load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
+    if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
+        load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
+    out.print(f"Load it: {load}")

@@ -1,0 +1,222 @@
+"""`python -m brigade launch RECIPE --hostfile H`: one recipe on all hosts, from any of them."""
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..errors.console import never_end_by_writing
+from ..errors.numbers import numeric
+from ..train.cluster import ELASTIC
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .connection import Channel
+    from .job import Job
+    from .policy import Policy
+
+PASSES_ON = True  # words that are not ours are train.py's flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from .write import SUFFIXES
+
+    add = parser.add_argument
+    add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
+    add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
+    choice = "deepspeed for ZeRO, else torchrun; slurm inside an allocation"
+    add("--launcher", metavar="NAME", help=f"deepspeed, torchrun, accelerate or slurm (default: {choice})")
+    add("--dry-run", action="store_true", help="print each host's exact command, start nothing")
+    add("--write", choices=SUFFIXES, metavar="KIND", help="write a job file instead")
+    add(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="where --write writes; -: standard output (default: RECIPE-TOPOLOGY here)",
+    )
+    add("--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)")
+    port, seconds = numeric("master_port", 1, below=65536), numeric("start_timeout", 1, float)
+    add("--master_port", type=port, metavar="PORT", help="on the first host (default: 29500, or a free one)")
+    late = "how long the last rank may be later than the first, and then how long they may take to reach each other"
+    add("--start_timeout", type=seconds, default=300, metavar="SECONDS", help=late)
+    add("--log_dir", type=Path, metavar="DIR", help="of the logs (default: outputs/logs/RECIPE-STRATEGY/TIME)")
+    tries = (
+        numeric("restarts", 0),
+        numeric("min_hosts", 1),
+        numeric("restart_pause", 0, float),
+        numeric("silence", 5, float),
+    )
+    often = "after a failure start again, so often (default: 0; with --elastic: 10, of each replica)"
+    add("--restarts", type=tries[0], metavar="N", help=often)
+    alone = "each host is a replica (sync_every), and may fail, come back or come late while the others train on"
+    add("--elastic", action="store_true", help=alone)
+    add("--min_hosts", type=tries[1], metavar="M", help="and on fewer hosts, down to so many (default: all of them)")
+    add(
+        "--spare",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="HOST",
+        help="hosts that take the place of failed ones",
+    )
+    doubled = "before the first restart; doubled while no checkpoint is added (default: 10)"
+    add("--restart_pause", type=tries[2], default=10.0, metavar="SECONDS", help=doubled)
+    silence = "without a word of a host, or there of launch, after which it is lost (default: 60)"
+    add("--silence", type=tries[3], default=60.0, metavar="SECONDS", help=silence)
+    limit = "MiB of a log; of a longer one its first and its last parts are kept"
+    add("--log_limit", type=numeric("log_limit", 1, float), default=64, metavar="MIB", help=limit)
+    unchecked = "start without the quick checks of `python -m brigade check`"
+    add("--no_check", action="store_true", help=unchecked)
+    detach = "go on in the background, without this terminal; `attach` shows the output, and `status` how far it is"
+    add("--detach", action="store_true", help=detach)
+    more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
+    add("--env", action="append", default=[], metavar="NAME", help=more)
+
+
+def run(options: argparse.Namespace) -> int:
+    from . import environment, launchers, policy, write
+    from .job import hosts_of_slurm_job, make
+
+    in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
+    hosts = None
+    if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
+        allocated = hosts_of_slurm_job(os.environ)  # outside of an allocation each srun would queue a job of its own
+        hosts = allocated if options.hostfile is None else None
+    if hosts is not None and options.spare:
+        hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
+    job = make(options.recipe, options.rest, options.hostfile, hosts)
+    restarts = policy.Policy(options.restarts or 0, options.min_hosts, tuple(options.spare), options.restart_pause)
+    if options.elastic:
+        return _launch_elastic(job, options)
+    policy.check(job, restarts)
+    if options.write:
+        write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
+        return 0
+    launcher = launchers.choose(job, options.launcher, hosts is not None)
+    handed_on = environment.forwarded(os.environ, options.env)
+    if options.dry_run:
+        print(dry_run(job, launcher, options, sorted(handed_on)))
+        return 0
+    return _launch(job, launcher, handed_on, restarts, options)
+
+
+def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
+    """Each host's exact command, as a person would type it there."""
+    from ..errors.console import counted, one_line
+    from . import launchers
+
+    address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
+    port = options.master_port or launchers.DEFAULT_PORT
+    size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
+    lines = [
+        one_line(f"# {size}, strategy {job.strategy.name}, launcher {launcher}, in {Path.cwd()}"),
+        f"# Handed on: {', '.join(names)}",
+        "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME.",
+    ]
+    shown = {}
+    for name, text in launchers.files(launcher, job).items():
+        word = f"{{{name}}}"
+        shown[word] = shlex.quote(job.hostfile) if name == "hostfile" and job.hostfile else word
+        if shown[word] == word:  # else the user's own file has what the run's copy has
+            lines += [f"# {word} is a file with:", *(f"#   {line}" for line in text.splitlines())]
+    for number, host in enumerate(job.hosts):
+        words = launchers.command(launcher, job, launchers.Place(number, address, port))
+        lines.append(f"{host}: {' '.join(shown.get(word) or shlex.quote(word) for word in words)}")
+    return "\n".join(lines)
+
+
+def checking(
+    job: "Job", handed_on: dict[str, str], replaceable: bool
+) -> "Callable[[list[Channel], str], Awaitable[None]]":
+    """The quick checks, over the connections that launch has open. What they find is told.
+
+    A fault with which no run can begin (check/registry.py: STOP) ends the launch, unless hosts are replaceable: then the launch
+    finds out by itself which ones it can do without.
+    """
+
+    async def check(channels: "list[Channel]", run: str) -> None:
+        from ..check import run as checks
+        from ..check.hosts import Wanted
+        from ..check.results import refusal
+        from ..check.table import lines
+
+        outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
+        if (error := refusal(outcome.stopping)) and not replaceable:
+            raise error
+        for line in lines(outcome, least="yellow"):
+            print(line, file=sys.stderr)
+
+    return check
+
+
+def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
+    from . import background, elastic
+
+    never_end_by_writing()
+    elastic.check(job)
+    for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
+        if getattr(options, flag):
+            problem = "of an elastic run each host has a launch of its own"
+            raise UserError(f"flag --{flag}", problem, "leave it out, or launch without --elastic")
+    names = ("start_timeout", "silence", "log_limit")
+    words = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+    words += ["--launcher", options.launcher] if options.launcher else []
+    words += ["--no_check"] if options.no_check else []
+    words += [word for name in options.env for word in ("--env", name)]
+    words += elastic.without_output(options.rest)
+    directory = _log_directory(job, options.log_dir)
+    restarts = elastic.RESTARTS if options.restarts is None else options.restarts
+    how = {"patience": options.silence, "start_timeout": options.start_timeout}
+
+    async def work() -> int:
+        return await elastic.Elastic(job, words, directory, restarts, options.restart_pause, how).run()
+
+    return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach, job.hosts)
+
+
+def _log_directory(job: "Job", named: Path | None) -> Path:
+    """Of a new launch. Raises UserError where the named one is there already."""
+    if named is None:
+        of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
+        now = time.strftime("%Y%m%d-%H%M%S")
+        names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
+        return next(path for name in names if not (path := of_job / name).exists())
+    if named.exists() and (not named.is_dir() or any(named.iterdir())):
+        raise UserError("flag --log_dir", f"{named} is there already", "name a new directory")
+    return named
+
+
+def _launch(
+    job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
+) -> int:
+    from . import background, launchers
+    from .job import make
+    from .policy import check_memory
+    from .restarts import Restarts
+    from .supervisor import Options, allow_open_files
+
+    never_end_by_writing()
+    allow_open_files(len(job.hosts) + len(options.spare))
+    directory = _log_directory(job, options.log_dir)
+    address, port = options.master_addr, options.master_port
+    how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
+    if not options.no_check:
+        how.check = checking(job, handed_on, bool(restarts.restarts and (restarts.spares or restarts.min_hosts)))
+
+    def remake(hosts: dict[str, int]) -> "Job":
+        again = make(options.recipe, options.rest, options.hostfile, hosts)
+        launchers.choose(again, launcher, False)
+        if again.world_size < job.world_size:
+            check_memory(again)
+        return again
+
+    work = lambda: asyncio.run(Restarts(job, how, directory, restarts, remake).run())  # noqa: E731
+    if ELASTIC in os.environ:  # of one replica: the launch of all has the record
+        return work()
+    return background.run(work, directory, job.output_dir, options.detach, job.hosts)

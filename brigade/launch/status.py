@@ -1,0 +1,48 @@
+"""`python -m brigade status [OUTPUT ...]`: what runs are there, how far they are, and how they ended."""
+
+import argparse
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("directories", nargs="*", type=Path, metavar="OUTPUT", help="output directories (default: those in outputs/)")
+    add("--json", action="store_true", help="a JSON line for each run instead")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..train.run import status
+    from ..train.run.directory import RECORD
+
+    for directory in options.directories:
+        if not directory.is_dir():
+            raise _no_run(directory, "there is no such directory")
+        if not (directory / RECORD).is_file():
+            raise _no_run(directory, f"it is no run's: there is no {RECORD} in it")
+    found = options.directories or sorted(path.parent for path in Path("outputs").glob(f"*/{RECORD}"))
+    for directory in found:
+        known = status.of(directory)
+        print(
+            json.dumps(known, default=str)
+            if options.json
+            else "\n".join(status.lines(known, bool(options.directories)))
+        )
+    if not found and not options.json:
+        print("There is no run in outputs/.")
+    return 0
+
+
+def _no_run(directory: Path, problem: str) -> UserError:
+    """Why nothing can be said of a directory: a launch may only be on its way to its first step."""
+    from . import background
+
+    with suppress(UserError):
+        record = background.find(directory)
+        if background.alive(record):
+            problem = f"its launch (process {record['pid']} on {record['host']}) is starting: {problem}"
+            return UserError(str(directory), problem, f"ask again soon, or `python -m brigade attach {directory}`")
+    return UserError(str(directory), problem, "name an output directory")

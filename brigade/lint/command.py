@@ -1,0 +1,73 @@
+"""`python -m brigade lint [FILE ...]`: what is wrong with hostfiles, ds_configs, accelerate configs and recipes."""
+
+import argparse
+import time
+
+from ..errors import UserError, did_you_mean
+from ..errors.console import console, counted
+from ..errors.findings import SEVERITIES, rules
+from .report import Report, lint, markdown
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="files to check, alone and together (default: the project's)")
+    add("--notes", action="store_true", help="show notes on every file, not only on those named")
+    add("--rules", action="store_true", help="list all rules")
+    add("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
+    add("--explain", metavar="RULE", help="say what one rule is about")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when nothing is wrong, or nothing but warnings and notes; 1 with errors."""
+    if options.markdown and not options.rules:
+        raise UserError("flag --markdown", "it says how --rules prints", "add --rules")
+    if options.rules:
+        print(markdown(), end="") if options.markdown else _table()
+        return 0
+    if options.explain:
+        return _explain(options.explain)
+    began = time.monotonic()
+    report = lint(options.files)
+    _print(report, options.notes, time.monotonic() - began)
+    return 1 if report.counts()["error"] else 0
+
+
+def _print(report: Report, notes: bool, seconds: float) -> None:
+    from rich.text import Text
+
+    out, shown = console(soft_wrap=True, highlight=False), report.shown(notes)
+    for finding in shown:
+        problem, cure = (" ".join(text.split()) for text in (finding.problem, finding.cure))
+        severity = (finding.severity, STYLES[finding.severity])
+        where, rest = report.where(finding), f" {finding.rule}: {problem}\n  cure: {cure}"
+        issues = rules()[finding.rule].issues
+        see = f"\n  see: {', '.join(issues)}" if issues else ""
+        out.print(Text.assemble(where, "\n  ", severity, rest, (see, "dim")))
+    counts, hidden = report.counts(), len(report.findings) - len(shown)
+    numbers = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES)
+    more = f" ({hidden} not shown: --notes)" if hidden else ""
+    out.print(f"{counted(len(report.files.read), 'file')}: {numbers}{more}, in {seconds:.2f} s")
+
+
+def _explain(name: str) -> int:
+    if name not in rules():
+        raise UserError("flag --explain", f"there is no rule {name!r}", did_you_mean(name, rules()))
+    rule = rules()[name]
+    print(f"{rule.name}: {rule.severity}, {rule.about}\n  {rule.says}")
+    if rule.issues:
+        print(f"  source: {', '.join(rule.issues)}")
+    return 0
+
+
+def _table() -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("rule", "severity", "file", "why", "source", title="Lint's rules")
+    for rule in rules().values():
+        severity = Text(rule.severity, STYLES[rule.severity])
+        table.add_row(rule.name, severity, rule.about, rule.says, "\n".join(rule.issues))
+    console().print(table)

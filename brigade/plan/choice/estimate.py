@@ -1,0 +1,162 @@
+"""One configuration's estimate: memory, time and what follows from them, with their intervals."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors.tables import table
+from ..costs.memory import GIB, Memory, moments, stream_pool
+from ..costs.step_time import StepTime, step_time
+from ..hardware import Gpu, flops_per_token, gpu
+from ..shape.trace_settings import Trace
+from .job import Job
+
+# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
+# an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
+# with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
+SHORT, SHORT_IN_STEP = 0.7, 0.4
+CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
+COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a configuration takes.
+
+    held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
+    best: share of its dense peak that no step is promised to compute beyond; 0 for the chip's in intervals()
+    """
+
+    job: Job
+    gpu: Gpu
+    memory: Memory
+    held: float
+    context: float
+    best: float = 0.0
+
+    @functools.cached_property
+    def time(self) -> StepTime:
+        """By formula, but no faster than the best published run on such a chip."""
+        found = step_time(self.job, self.gpu)
+        return replace(found, compute=found.compute + max(0.0, self.least_seconds - found.total))
+
+    @functools.cached_property
+    def least_seconds(self) -> float:
+        """Of a step that computes at the best utilisation that anybody published for the chip, of any where nobody did; 0 with
+        adapters and in FP8. Of attention the visible half counts, of recomputation nothing."""
+        s, known = self.job.shape, intervals()["best"]
+        if self.job.method != "full" or self.job.fp8:
+            return 0.0
+        share = self.best or known.get(self.gpu.kind, max(known.values()))
+        share *= max(1.0, self.gpu.efficiency)
+        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
+        return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
+
+    @property
+    def allocated_gib(self) -> float:
+        """torch.cuda.max_memory_allocated"""
+        return self.memory.allocated / GIB
+
+    @property
+    def device_gib(self) -> float:
+        """What the card has to hold."""
+        return (self.held + self.context) / GIB
+
+    @property
+    def spare_gib(self) -> float:
+        """What is left of the card; below 0, it does not fit."""
+        return self.gpu.memory_gib - self.device_gib
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_gib >= 0
+
+    @property
+    def most_gib(self) -> float:
+        """What the card has to hold at the upper end of the interval."""
+        return self.memory_interval()[1] + (stream_pool(self.job) + self.context) / GIB
+
+    @property
+    def safe(self) -> bool:
+        return self.most_gib <= self.gpu.memory_gib
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is of the kind of which published runs took far longer than predicted: ZeRO-3 over hundreds of ranks, each
+        with so little to compute that most of a step waits (arXiv 2311.00257: docs/planner-accuracy.md)."""
+        job, time = self.job, self.time
+        waits = time.across + time.launches > time.total / 2
+        return job.deepspeed and job.stage == 3 and job.shard_ranks >= 128 and waits
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.job.tokens_per_step / self.time.total / self.job.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Percent of the card's dense bf16 peak, 6 N + 12 L h s per token, N the parameters that a token meets."""
+        s = self.job.shape
+        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
+        return 100 * self.tokens_per_second_per_gpu * needed / (self.gpu.bf16_tflops * 1e12)
+
+    @property
+    def days(self) -> float:
+        """Per billion tokens, on all GPUs."""
+        return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
+
+    def memory_interval(self) -> tuple[float, float]:
+        """GiB allocated: the 80 % interval."""
+        low, high = intervals()[of_memory(self.job)]
+        return self.allocated_gib * low, self.allocated_gib * high
+
+    def time_interval(self) -> tuple[float, float]:
+        """Seconds per step: the 80 % interval."""
+        low, high = intervals()[of_time(self.job, self.gpu.seen)]
+        return max(self.time.total * low, self.least_seconds), self.time.total * high
+
+
+def parts(of: Memory | StepTime, unit: float, least: float) -> str:
+    """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
+    values = {name: value / unit for name, value in vars(of).items()}
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+
+
+def of_memory(job: Job) -> str:
+    """Which of intervals() its memory has. Where experts lie on several ranks one of them may get more tokens than its share."""
+    return "memory_experts" if job.expert > 1 else "memory_zero" if job.deepspeed else "memory"
+
+
+def of_time(job: Job, seen: bool = True) -> str:
+    """Which of intervals() a step's time has: DeepSpeed and mixtures of experts vary more than the network explains, and a kind
+    of GPU that no run was fitted to (not `seen`) more than either."""
+    if not seen:
+        return "time_unseen"
+    if job.deepspeed:
+        return "time_zero"
+    return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
+
+
+def intervals() -> dict[str, Any]:
+    """Factors between which 80 % of measured rows lie, and under `best` what share of its dense peak the best run on each kind of
+    GPU computed with; written by benchmarks/planner.py, intervals from rows left out of every fit."""
+    return table(Path(__file__).with_name("intervals.yaml"))
+
+
+def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None, best: float = 0.0) -> Estimate:
+    """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
+    runs gave; activations and logits as `traced`; best: as of an Estimate. Raises UserError for an unknown GPU."""
+    device = device or gpu(job.gpu)
+    together = job.gpus // job.replicas.count
+    collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
+    found, loose = moments(job, traced), job.conventions.fragmentation - 1
+    held = max(
+        one.allocated * (1 + loose * SHORT) + SHORT * job.conventions.streams * one.moving
+        if one.activations
+        else one.allocated * (1 + loose * SHORT_IN_STEP)
+        for one in found
+    )
+    held += stream_pool(job)
+    context = (CONTEXT_GIB + collectives) * GIB
+    return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context, best)

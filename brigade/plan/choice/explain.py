@@ -1,0 +1,138 @@
+"""Why each strategy was not chosen, and what is the least to change where none fits."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from ...errors.console import figure
+from ..costs.memory import GIB
+from ..costs.step_time import cpu_adam_seconds
+from ..hardware.network import links
+from .search import MUCH, NEAR, Traces, candidates, chosen
+from .workload import Candidate, Cluster, Workload
+
+SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
+LIGER = "Liger's kernels (--liger, use_liger_kernel)"
+# Method -> lighter ones, the least change first.
+_QLORA = {"qlora": "QLoRA instead of LoRA"}
+LIGHTER = {
+    "full": {"lora": "LoRA instead of training all weights", "qlora": "QLoRA instead of training all weights"},
+    "lora": _QLORA,
+    "rslora": _QLORA,
+    "dora": {"lora": "adapters without DoRA"} | _QLORA,
+    "qdora": {"qlora": "adapters without DoRA"},
+}
+
+
+def reason(candidate: Candidate, winner: Candidate | None) -> str:
+    """Why it is not the one: what it lacks, or what its step waits for."""
+    if candidate is winner:
+        return "chosen"
+    result = candidate.estimate
+    if candidate.refused:
+        return candidate.refused
+    if not candidate.fits:
+        parts = vars(result.memory)
+        largest, kept = max(parts, key=parts.__getitem__), candidate.margin * result.gpu.memory_gib
+        if result.fits:
+            return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
+        lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
+        take = "the optimizer's states" if largest == "optimizer" else largest
+        return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
+    if candidate.choice.why_only:
+        against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
+        return f"estimate only: {candidate.choice.why_only}{against}"
+    assert winner is not None  # what fits and can be run was there to choose from
+    if winner.estimate.safe and not result.safe:
+        return f"may not fit: up to {result.most_gib:.0f} GiB"
+    if untold := not_weighed(candidate, winner):
+        return untold
+    if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
+        return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
+    if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
+        return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
+    network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
+    if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
+        network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
+    adam = cpu_adam_seconds(result.job, result.gpu)
+    waits = {
+        network: result.time.across,
+        "for the links inside a node": result.time.inside,
+        "for the CPU's Adam": adam,
+        "for offloaded states": result.time.offload - adam,
+        "for the pipeline to fill and drain": result.time.bubble,
+        "for Python to launch kernels": result.time.launches,
+        "in the optimizer": result.time.optimizer,
+    }
+    most = max(waits, key=waits.__getitem__)
+    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
+    longer = _longer(ratio)
+    share = waits[most] / candidate.seconds
+    if share > 0.1:
+        return f"{longer}: {share:.0%} of its step waits {most}"
+    why = ""
+    if result.job.checkpointing == "full" and other.checkpointing == "none":
+        why = ": it computes layers again"
+    elif candidate.kernels != winner.kernels:
+        why = f": {candidate.kernels} against {winner.kernels}"
+    elif result.job.micro_batch < other.micro_batch:
+        why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
+    return longer + why
+
+
+def _longer(ratio: float) -> str:
+    """Of one time to another."""
+    if abs(ratio - 1) < 0.005:
+        return "as fast"
+    return (
+        f"{ratio:.1f}x the time"
+        if ratio >= 2
+        else f"{ratio - 1:.0%} more time"
+        if ratio > 1
+        else f"{1 - ratio:.0%} less time"
+    )
+
+
+def not_weighed(candidate: Candidate, winner: Candidate) -> str:
+    """Why offload is not taken although it is faster by formula, or "" where it is not, or was weighed."""
+    if (
+        not candidate.choice.offload
+        or candidate.weighed
+        or winner.choice.offload
+        or candidate.seconds >= winner.seconds
+    ):
+        return ""
+    if candidate.estimate.job.method != "full":
+        return "not taken: its speed is a formula's, which no run with frozen weights has shown"
+    flag, what = ("--nvme", "disk") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
+    return f"faster by formula, but the hosts' {what} is not known: give {flag}"
+
+
+def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> str:
+    """What is the least to change where nothing fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
+    none of them does."""
+    clusters = {}
+    for size in (2, 4, 8):
+        if cluster.nodes == 1 and size > cluster.node_size:
+            clusters[f"{size} GPUs instead of {cluster.node_size}"] = replace(cluster, node_size=size)
+    for nodes in (2, 4, 8, 16, 32, 64):
+        if nodes > cluster.nodes:
+            clusters[f"{nodes} nodes instead of {cluster.nodes}"] = replace(cluster, nodes=nodes)
+    lengths = [length for halvings in range(1, 20) if (length := workload.length >> halvings) >= 512]
+    shorter = {
+        f"sequences of {length:,} tokens instead of {workload.length:,}": {"length": length} for length in lengths
+    }
+    trained = workload.trained or workload.shape.parameters // 200
+    lighter = {what: {"method": name, "trained": trained} for name, what in LIGHTER.get(workload.method, {}).items()}
+
+    def fits(cluster: Cluster, **changes: Any) -> bool:
+        batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
+        return chosen(candidates(replace(workload, batch=batch, **changes), cluster, traces)) is not None
+
+    ways = [
+        next((what for what, larger in clusters.items() if fits(larger)), ""),
+        next((what for what, change in shorter.items() if fits(cluster, **change)), ""),
+        LIGER if workload.kernels != ("Liger",) and fits(cluster, kernels=("Liger",)) else "",
+        next((what for what, change in lighter.items() if fits(cluster, **change)), ""),
+    ]
+    return " or ".join(filter(None, ways))

@@ -1,0 +1,127 @@
+"""Which size of a cluster serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...errors import UserError
+from ...errors.console import counted, figure
+from ...errors.tables import table
+from ..shape.lora import trained_parameters
+from .search import Traces, candidates, chosen
+from .workload import Candidate, Cluster, Workload
+
+SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence
+BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A cluster, or its first hosts: the strategies there, best first, and the one to take."""
+
+    workload: Workload
+    cluster: Cluster
+    ranked: list[Candidate]
+    winner: Candidate | None
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second on all GPUs; 0 where nothing fits."""
+        return self.winner.estimate.tokens_per_second_per_gpu * self.cluster.gpus if self.winner else 0.0
+
+    def hours(self, tokens: float = BILLION) -> float:
+        return tokens / self.speed / 3600
+
+    def gpu_hours(self, tokens: float = BILLION) -> float:
+        return self.hours(tokens) * self.cluster.gpus
+
+    @property
+    def size(self) -> str:
+        hosts, gpus = counted(self.cluster.nodes, "host"), counted(self.cluster.gpus, "GPU")
+        return f"{hosts} with {gpus}"
+
+
+def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> Answer:
+    ranked = candidates(workload, cluster, traces)
+    return Answer(workload, cluster, ranked, chosen(ranked))
+
+
+def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer]:
+    """Of fewer hosts, and where `inside` of fewer GPUs on one; those alone where something fits."""
+    smaller = [replace(cluster, nodes=number, all=0) for number in cluster.fewer]
+    if inside:
+        smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
+    for fewer in smaller:
+        try:
+            found = answer(workload, fewer)
+        except UserError:  # the batch does not divide
+            continue
+        if found.winner:
+            yield found
+
+
+def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLION) -> tuple[Answer, list[str]]:
+    """(the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none."""
+    if not goal and not deadline:
+        return whole, better(whole)
+    able = [one for one in [whole, *sizes(whole.workload, whole.cluster, True)] if one.winner]
+    if not able:
+        return whole, []
+    fastest = max(able, key=lambda one: one.speed)
+    in_time = [one for one in able if not deadline or one.hours(tokens) <= deadline]
+    if not in_time:
+        took = f"{tokens / BILLION:g} billion tokens take {figure(fastest.hours(tokens), 1)} hours on {fastest.size}"
+        return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} h: at best {took}."]
+    least = min(one.gpu_hours() for one in in_time)  # of two as cheap, the smaller
+    best = {
+        "fastest": max(in_time, key=lambda one: one.speed),
+        "fewest-gpus": min(in_time, key=lambda one: (one.cluster.gpus, one.hours())),
+    }.get(goal) or min(in_time, key=lambda one: (round(one.gpu_hours() / least, 2), one.cluster.gpus))
+    words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
+    kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
+    return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}."]
+
+
+def better(whole: Answer) -> list[str]:
+    """A sentence for each other way that trains the same tokens sooner, or much cheaper: fewer hosts, a larger batch, LoRA."""
+    if not whole.winner:
+        return []
+    said = []
+    fewer = list(sizes(whole.workload, whole.cluster, False))
+    if fewer and (best := max(fewer, key=lambda one: one.speed)).speed > SOONER * whole.speed:
+        said.append(f"More is not faster: on {best.size} the same tokens train sooner, {_against(best, whole)}.")
+    elif fewer and (best := min(fewer, key=Answer.gpu_hours)).gpu_hours() < CHEAPER * whole.gpu_hours():
+        took = f"{figure(best.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
+        said.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
+    waits = whole.winner.estimate.time
+    if (waits.across + waits.inside + waits.bubble + waits.offload + waits.optimizer) > 0.15 * waits.total:
+        for times in (4, 2):
+            larger = answer(replace(whole.workload, batch=times * whole.workload.batch), whole.cluster)
+            if larger.speed > LARGER * whole.speed:
+                batch = f"--global_batch_size {larger.workload.batch}"
+                said.append(f"{batch} trains the same tokens sooner, {_against(larger, whole)}; its steps are fewer.")
+                break
+    if whole.workload.method == "full" and (trained := trained_parameters(whole.workload.shape, 16, ())):
+        lora = answer(replace(whole.workload, method="lora", trained=trained), whole.cluster)
+        if lora.speed > (SOONER if whole.winner.choice.offload else LIGHTER) * whole.speed:
+            said.append(f"--method lora trains the same tokens sooner, {_against(lora, whole)}.")
+    return said
+
+
+def _against(one: Answer, other: Answer) -> str:
+    return f"{one.speed:,.0f} tokens/s in all against {other.speed:,.0f}"
+
+
+# ---- money -------------------------------------------------------------------------------------------------------
+def price(kind: str, given: float | None = None) -> tuple[float, str]:
+    """(US dollars for an hour of that kind of GPU, where that stands); (0, "") where nobody says."""
+    if given is not None:
+        return given, "--price"
+    known = table(Path(__file__).with_name("prices.yaml"))
+    return (known["usd"][kind], known["listed"]) if kind in known["usd"] else (0.0, "")
+
+
+def cost(gpu_hours: float, kind: str, given: float | None) -> str:
+    """`, 412 USD at 2.69 an hour (...)`, or "" where no price is known."""
+    each, source = price(kind, given)
+    return f", {figure(gpu_hours * each, 0)} USD at {each:g} for an hour of a GPU ({source})" if source else ""

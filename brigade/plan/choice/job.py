@@ -1,0 +1,208 @@
+"""One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import UserError
+from ...train.recipe.method import METHODS
+from ...train.strategy.axes import Axes
+from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
+from ..shape.model_shape import ModelShape
+from ..shape.trace_settings import EAGER, Kernels
+
+FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
+Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
+Method = Literal["full", "lora", "qlora"]
+Checkpointing = Literal["none", "attention", "half", "full"]
+RANKS = ("data", "tensor", "pipeline", "context", "expert")
+
+
+def of_method(name: str) -> dict[str, Any]:
+    """What a Job says of the method: a key of METHODS."""
+    keys = METHODS[name].keys
+    return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
+
+
+def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
+    """What a Job says of how train.py spreads it over so many ranks."""
+    if not axes:
+        return {"data": ranks}
+    pipeline = (
+        {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual} if axes.stages > 1 else {}
+    )
+    return pipeline | {
+        "data": axes.data(ranks),
+        "tensor": axes.tensor,
+        "pipeline": axes.stages,
+        "context": axes.sequence,
+        "expert": axes.experts,
+        "sequence_parallel": axes.tensor == 1,
+        "ours": True,
+    }
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Worlds of ranks that train by themselves and meet every `every` steps (docs/local-training.md). A Job's ranks are of one.
+
+    count: how many there are, 1 where nothing is averaged; precision, fragments, outer: as a recipe's keys say them
+    """
+
+    count: int = 1
+    every: float = 1
+    precision: str = "fp32"
+    fragments: int = 1
+    outer: str = "average"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training configuration.
+
+    engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
+    labelled: share of the tokens that have logits: with padding_free those alone that a label follows
+    data, tensor, pipeline, context, expert: ranks of each kind of parallelism, in one of the `replicas`
+    ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and what stands between blocks are
+        whole on each rank, and mostly logits (costs/stages.py). Stages are cut by cost. Context parallelism is Ulysses', which
+        exchanges heads. Else as in Megatron and torchtitan: all is divided, stages evenly, keys and values go round a ring
+    schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
+    shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
+    quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
+    offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
+    checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
+        op"), or whole layers, of which `every`-th
+    trained: parameters with gradients where adapters are trained; 0: all of the model's
+    targets: what adapters lie on (shape/lora.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
+    dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
+    tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
+    fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
+    loss, optimizer: keys of LOGIT_BYTES and OPTIMIZER_BYTES (costs/engines.py)
+    linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
+    offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    """
+
+    shape: ModelShape
+    sequence: int
+    micro_batch: int = 1
+    accumulation: int = 1
+    method: Method = "full"
+    engine: str = "fsdp2"
+    stage: int = 0
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    ours: bool = False
+    schedule: str = "1f1b"
+    virtual: int = 1
+    shard: int = 0
+    hpz: int = 0
+    quantised: bool = False
+    offload: str = ""
+    attended: float = 0
+    labelled: float = 1.0
+    checkpointing: Checkpointing = "none"
+    every: int = 1
+    offload_activations: bool = False
+    step_in_backward: bool = False
+    kernels: Kernels = EAGER
+    attention: Attention = "flash2"
+    loss: str = "full"
+    tiled_mlp: bool = False
+    fp8: str = ""
+    dropout: bool = False
+    sequence_parallel: bool = True
+    repeat_kv: bool = False
+    trained: int = 0
+    targets: str = "qkvom"
+    adapter_dropout: bool = False
+    dora: bool = False
+    optimizer: str = "adamw_torch_fused"
+    linear_experts: bool = False
+    gpu: str = "H100 80GB"
+    node_size: int = 8
+    link: str = ""
+    replicas: Replicas = Replicas()
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "micro_batch", "accumulation", *RANKS, "virtual", "every", "node_size"):
+            if getattr(self, name) < 1:
+                raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
+        if self.shape.heads % self.tensor:
+            problem = f"{self.tensor} does not divide the model's {self.shape.heads} attention heads"
+            raise UserError("tensor parallelism", problem, "use a divisor of it")
+        if self.pipeline > self.shape.layers:
+            problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
+            raise UserError("pipeline parallelism", problem, "use fewer stages")
+
+    @property
+    def title(self) -> str:
+        """The method's, for readers."""
+        return METHODS[self.method.replace("lora", "dora") if self.dora else self.method].title
+
+    @property
+    def conventions(self) -> Engine:
+        return ENGINES[self.engine]
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed trains it, in any version."""
+        return self.engine.startswith("zero")
+
+    @property
+    def order(self) -> Schedule:
+        """In which a stage goes through its micro-batches."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def axes(self) -> Axes:
+        """Over how many ranks it divides what besides the data."""
+        schedule = "" if self.schedule in ("1f1b", "interleaved1f1b") else self.schedule
+        return Axes(self.tensor, self.context, self.pipeline, self.expert, schedule, self.virtual)
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context * self.replicas.count
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.node_size)
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch on one rank."""
+        return self.micro_batch * self.sequence // self.context
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.micro_batch * self.sequence * self.accumulation * self.data * self.replicas.count
+
+    @property
+    def shard_ranks(self) -> int:
+        return self.shard or self.data * self.context
+
+    @property
+    def length(self) -> float:
+        return self.attended or self.sequence
+
+    @property
+    def adapter_copies(self) -> bool:
+        """Whether adapters are in fp32 and read copies: train/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
+        return self.conventions.weights == 4
+
+    @property
+    def one_kernel_norm(self) -> bool:
+        """Whether a norm is one kernel, which keeps its input itself and no fp32 copy."""
+        return "norm" in self.kernels or self.shape.family.layer_norm
+
+    @property
+    def autocast(self) -> bool:
+        """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
+        return self.engine in ("ddp", "stages") and self.method == "full"
+
+    @property
+    def scored(self) -> float:
+        """Mean over layers of the tokens that attention computes scores for, per token: eager attention skips none."""
+        return self.sequence if self.attention == "eager" else self.shape.attended(self.length)

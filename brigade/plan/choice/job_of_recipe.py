@@ -1,0 +1,182 @@
+"""A recipe with its estimate, and where its model comes from. No torch."""
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...errors.tables import table
+from ...train.cluster import World
+from ...train.hostfile import read_hostfile
+from ...train.recipe import flags
+from ...train.recipe.batch import batch_arithmetic
+from ...train.recipe.files import REPOSITORY, find
+from ...train.recipe.flags import Settings
+from ...train.strategy import Strategy, choose
+from ..hardware import gpu
+from ..hardware.network import hold_name
+from ..shape.find import RECIPES, described, known_config, named_config
+from .estimate import Estimate, estimate
+from .job import Job
+from .job_of_run import NotCovered, job_of_run, largest_fit
+from .strategies import CHOICES, with_sizes
+
+BESIDE = "config.json"
+STRATEGIES = {choice.key: choice.name for choice in CHOICES} | {"single": "one process"}
+KINDS = {choice.kind: choice.name for choice in reversed(CHOICES) if not choice.axes}
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """What models.yaml, whose first lines explain it, says of a model."""
+
+    hub: str
+    config: str = ""
+    parameters: int = 0
+    published: str = ""
+    revision: str | None = None
+    template: str | None = None
+    rope_parameters: dict[str, Any] | None = None
+    base: bool = False
+    licence: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.hub.rpartition("/")[2]
+
+
+@functools.cache
+def published_models() -> dict[str, PublishedModel]:
+    """Folder of recipes/ -> its model."""
+    entries = table(Path(__file__).with_name("models.yaml"))
+    return {name: PublishedModel(**entry) for name, entry in entries.items()}
+
+
+def published_model(name: str) -> PublishedModel:
+    """By its name on the Hub, or by a folder of recipes/. What nobody has described goes by its name alone: a folder
+    elsewhere, or another owner's model, that is called as one of ours may hold anything."""
+    if found := next((model for model in published_models().values() if model.hub == name), None):
+        return found
+    path = Path(name).expanduser()
+    if "/" not in name and not path.exists():
+        path = known_config(name) or path
+    folder = (path.parent if path.is_file() else path).resolve()
+    ours = folder.parent == RECIPES and folder.name in published_models()
+    return published_models()[folder.name] if ours else PublishedModel(name)
+
+
+def hosts_of(settings: Settings) -> dict[str, int]:
+    """Host -> slots of the recipe's cluster; one host with one GPU where it names no hostfile."""
+    named = settings.recipe.cluster.hostfile
+    return read_hostfile(find(named, settings.place("hostfile"), "hostfile")) if named else {"this host": 1}
+
+
+def strategy_of(settings: Settings) -> Strategy:
+    hosts = hosts_of(settings)
+    first = next(iter(hosts))
+    return choose(settings, World(0, 0, sum(hosts.values()), hosts[first], first, "plan"), env={})
+
+
+def job_of(
+    settings: Settings,
+    link: str = "",
+    strategy: Strategy | None = None,
+    slots: dict[str, int] | None = None,
+    kind: str = "",
+) -> Job:
+    """The recipe on its own cluster, packed full, or on hosts with these slots, by the strategy that is chosen there.
+
+    link: the network between hosts, "" for the recipe's own or the usual one; kind: of GPU, "" for the recipe's
+
+    Raises UserError for what the run would refuse, or no formula covers.
+    """
+    model, training, cluster = settings.recipe.model, settings.recipe.training, settings.recipe.cluster
+    beside = settings.recipe_path.with_name(BESIDE)
+    config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
+    hold_name(cluster.network or "", settings.place("network"))
+    hosts, shape = slots or hosts_of(settings), described(config, place, name)
+    ranks, node = sum(hosts.values()), max(hosts.values())
+    size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"
+    strategy = strategy or strategy_of(settings)
+    shares, ranks = strategy.axes.data(ranks), ranks // strategy.replicas
+    batch = batch_arithmetic(training, shares, size)
+    try:
+        if training.per_device_train_batch_size == "auto":
+            fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place)
+            batch = batch_arithmetic(training, shares, size, *fits)
+        job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
+    except NotCovered as error:
+        raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
+    return replace(job, shape=replace(job.shape, name=shape.name), link=link or job.link)
+
+
+def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> str | None:
+    """Why a recipe does not fit on these hosts' GPUs, in words: not even with the smallest micro-batch.
+
+    None where it may, where no formula covers it, and where the recipe names no GPU.
+    """
+    if settings.recipe.cluster.gpu is None:
+        return None
+    device = gpu(settings.recipe.cluster.gpu)
+    try:
+        found = estimate(job_of(settings, strategy=strategy, slots=hosts))
+    except UserError:
+        return None
+    if found.fits:
+        return None
+    return f"the planner counts {found.device_gib:.0f} GiB on each {device.kind}, which has {device.memory_gib:.0f}"
+
+
+@dataclass(frozen=True)
+class RecipePlan:
+    """A recipe with its estimate.
+
+    link: the network between hosts, "" for the recipe's own or the GPU kind's usual one
+    goes_to: where a recipe will lie that is not there yet
+    """
+
+    settings: Settings
+    link: str = ""
+    goes_to: Path | None = None
+
+    @property
+    def path(self) -> str:
+        """As commands name it."""
+        return here(self.goes_to or self.settings.recipe_path)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        return estimate(job_of(self.settings, self.link))
+
+    @functools.cached_property
+    def strategy(self) -> Strategy:
+        return strategy_of(self.settings)
+
+    @property
+    def strategy_name(self) -> str:
+        """As `plan` names it, or its own file's name."""
+        if self.strategy.axes:
+            return with_sizes(KINDS[self.strategy.kind], self.strategy.axes)
+        return STRATEGIES.get(self.strategy.name, self.strategy.name)
+
+    @property
+    def model(self) -> PublishedModel:
+        return published_model(self.settings.recipe.model.model_name_or_path)
+
+    @property
+    def cluster(self) -> str:
+        """`2 x 8 H100 80GB`, and its network where the recipe names one."""
+        hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.estimate.job.link
+        between = f", {network} between hosts" if network and len(hosts) > 1 else ""
+        return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}{between}"
+
+
+def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:
+    return RecipePlan(flags.load(["--recipe", str(path)], loads_model=False), link, goes_to)
+
+
+def here(path: Path) -> str:
+    """A path as commands in the repository name it."""
+    full = path.resolve()
+    return str(full.relative_to(REPOSITORY)) if full.is_relative_to(REPOSITORY) else str(path)

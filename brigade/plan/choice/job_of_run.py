@@ -1,0 +1,247 @@
+"""A run of train.py as a Job: from its recipe, strategy, batch and ranks; and a Job as plain values, for run.yaml. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from ...errors import UserError
+from ...train.recipe.batch import Batch
+from ...train.recipe.method import method_of
+from ...train.recipe.schema import Recipe, TrainingSection
+from ...train.strategy import Strategy
+from ...train.strategy.axes import NAMES, Axes
+from ..hardware import Gpu
+from ..shape.find import described
+from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
+from ..shape.model_shape import Family, ModelShape
+from .estimate import estimate
+from .job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
+
+# What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
+ATTENTION: dict[str, Attention] = {
+    "auto": "flash2", "varlen": "flash2", "sdpa": "flash2", "flex_attention": "flash2", "flash_attention_2": "flash2",
+    "flash_attention_3": "flash3", "eager": "eager",
+}  # fmt: skip
+
+
+def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
+    """What train.py computes attention with: eager where a model knows nothing else (brigade/train/model/attention.py)."""
+    return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
+
+
+# Nothing is sharded, by what shards (training/expert_engines.py).
+EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
+FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
+
+
+class NotCovered(Exception):
+    """Why the formulas say nothing of a run, in a few words."""
+
+
+def job_of_run(
+    recipe: Recipe,
+    strategy: Strategy,
+    batch: Batch,
+    ranks: int,
+    node_size: int,
+    config: Mapping[str, Any],
+    gpu: str,
+    *,
+    trained: int = 0,
+    place: str = "config.json",
+) -> Job:
+    """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
+
+    ranks: of each replica, where several train by themselves
+    config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
+    them where that is known, else counted
+    Raises NotCovered for what the formulas do not know.
+    """
+    training, model = recipe.training, recipe.model
+    _check(recipe, strategy, ranks, trained)
+    try:
+        shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
+    except UserError as error:
+        raise NotCovered(f"{error.place}: {error.problem}") from None
+    spread = _engine(strategy, node_size)
+    if strategy.axes:
+        _check_axes(recipe, strategy.axes, shape, spread)
+    adapters = model.use_peft
+    targets = targets_of(model.lora_target_modules)
+    if adapters and not trained:
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
+    fused = training.use_liger_kernel or training.torch_compile
+    return Job(
+        shape,
+        recipe.data.max_length,
+        batch.micro,
+        batch.accumulation,
+        node_size=node_size,
+        gpu=gpu,
+        checkpointing="full" if training.activation_checkpointing else "none",
+        kernels=FUSED if fused else EAGER,
+        attention=attention_of(shape, model.attn_implementation),
+        loss=_loss(training),
+        tiled_mlp=training.tiled_mlp is not None,
+        trained=trained if adapters else 0,
+        adapter_dropout=adapters and model.lora_dropout > 0,
+        targets=targets or ALL,
+        optimizer=training.optim,
+        link=recipe.cluster.network or "",
+        replicas=_replicas(training, strategy.replicas),
+        **of_method(method_of(model)),
+        **spread | of_axes(strategy.axes, ranks),
+    )
+
+
+def _replicas(training: TrainingSection, count: int) -> Replicas:
+    if count == 1:
+        return Replicas()
+    every = training.sync_every or 1
+    return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
+
+
+def _loss(training: TrainingSection) -> str:
+    if training.use_liger_kernel:
+        return "fused"
+    return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
+
+
+def largest_fit(
+    recipe: Recipe,
+    strategy: Strategy,
+    batch: Batch,
+    ranks: int,
+    node_size: int,
+    config: Mapping[str, Any],
+    device: Gpu,
+    place: str,
+) -> tuple[int, str]:
+    """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
+    end of its interval, else 1; the other arguments and errors as of job_of_run. A pipeline is left micro-batches to fill it."""
+    anywhere = recipe.cluster.model_copy(update={"network": None})  # memory is the same whatever it is
+    recipe = recipe.model_copy(update={"cluster": anywhere})
+    share, stages = batch.micro * batch.accumulation, strategy.axes.stages
+    least = FILLED * stages if stages > 1 else 1
+    for micro in (
+        number for number in range(8, 0, -1) if share % number == 0 and (number == 1 or share // number >= least)
+    ):
+        tried = replace(batch, micro=micro, accumulation=share // micro)
+        job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place)
+        found = estimate(job, device)
+        filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
+        if found.safe:
+            return micro, f"the planner's: {filled}"
+    return 1, f"the least; the planner counts {filled}, which may not fit"
+
+
+def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
+    """Raises NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
+    training, model = recipe.training, recipe.model
+    beside = [name for name in model.lora_modules_to_save if name not in ENDS]
+    zero = (strategy.ds_config or {}).get("zero_optimization", {})
+    half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
+    hook = training.ddp_comm_hook if ranks > 1 else "none"
+    lacking = {
+        "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
+        f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
+        "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
+        "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
+        "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
+        "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
+        "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
+        "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
+    }
+    of_adapters = {
+        "they count those on attention's projections, the MLP or all linear layers": not targets_of(
+            model.lora_target_modules
+        ),
+        "they count none on fused experts": model.lora_target_parameters,
+        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
+        and not trained,
+    }
+    lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
+    if reason := next((reason for reason, holds in lacking.items() if holds), None):
+        raise NotCovered(f"the formulas do not cover this run: {reason}")
+
+
+def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
+    """Raises NotCovered for what no formula covers of axes besides data parallelism. spread: of _engine()"""
+    lacking = {
+        "offload": spread.get("offload"),
+        "zbv": axes.chosen_schedule == "zbv",
+        "ZeRO++": spread.get("hpz") or spread.get("quantised"),
+        "DoRA": recipe.model.use_dora,
+        "weights in four bits": recipe.model.load_in_4bit,
+        "MLPs in tiles": recipe.training.tiled_mlp and (axes.tensor > 1 or axes.experts > 1),
+        "queries, keys and values in one matrix": axes.tensor > 1
+        and (shape.family.fused_qkv or shape.family.fused_gate),
+        "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
+    }
+    if what := next((what for what, holds in lacking.items() if holds), None):
+        raise NotCovered(f"the formulas do not know {what} under {axes} parallelism")
+    for axis, size in axes.used.items():
+        if odd := [number for number in divisible(shape, axis) if number % size]:
+            raise NotCovered(
+                f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model, and {size} do not {odd[0]}"
+            )
+
+
+def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
+    """Numbers of a model that the size of an axis has to divide."""
+    heads = (shape.heads, shape.kv_heads)
+    return {
+        "tensor": (*heads, shape.ffn, *(() if shape.tied else (shape.vocab,))),
+        "sequence": (shape.heads,),
+        "experts": (shape.experts,),
+    }.get(axis, ())
+
+
+def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
+    """What a Job says of how states are spread, and of what is sent."""
+    if strategy.is_fsdp:
+        # The parts of a row are shards' ranks too (training/sequence_engines.py).
+        shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
+        return {"engine": "fsdp2", "stage": 3, "shard": shard}
+    if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:
+        return EXPERTS_UNDER_DDP
+    if strategy.ds_config is None:
+        return {"engine": "ddp", "stage": 0}
+    zero = strategy.ds_config["zero_optimization"]
+    hpz = zero.get("zero_hpz_partition_size", 1)
+    hpz = node_size if hpz == "auto" else hpz
+    where = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
+    offload = "all" if where["param"] != "none" else "optimizer" if where["optimizer"] != "none" else ""
+    offload = "nvme" if "nvme" in where.values() else offload
+    return {
+        "engine": "zero",
+        "stage": zero["stage"],
+        "hpz": hpz if hpz > 1 else 0,
+        "offload": offload,
+        "quantised": bool(zero.get("zero_quantized_weights")),
+    }
+
+
+def record(job: Job) -> dict[str, Any]:
+    """A Job as YAML holds it: what differs from the defaults."""
+    values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
+    family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
+    values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
+    values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
+
+
+def job_of_record(values: Mapping[str, Any], place: str) -> Job:
+    """The Job that record() wrote. Raises UserError at `place` for what it did not."""
+    from ..shape.from_code import MeasuredShape
+
+    try:
+        shape = dict(values["shape"])
+        shape["family"] = Family(**shape.get("family", {}))
+        measured = not shape.keys() <= {one.name for one in fields(ModelShape)}  # counted in the model's code
+        known: dict[str, Any] = dict(values) | {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
+        known["replicas"] = Replicas(**known.get("replicas", {}))
+        return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        problem = f"it is no configuration that this version of Brigade writes ({error})"
+        raise UserError(place, problem, "run the recipe once more") from None

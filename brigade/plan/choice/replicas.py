@@ -1,0 +1,84 @@
+"""What meeting every so many steps would give where each step waits for the network, and what it takes, in words."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...errors import UserError
+from ...errors.console import counted, figure
+from ..costs.memory import GIB
+from ..costs.replicas import CONSTANTS, held, round_seconds, sent
+from ..hardware.network import links
+from .estimate import Estimate, estimate
+from .goals import Answer, answer
+from .job import Replicas
+from .job_of_recipe import RecipePlan, job_of
+
+
+def for_recipe(plan: RecipePlan) -> list[str]:
+    """One sentence at most."""
+    training = plan.settings.recipe.training
+    longest = training.max_steps if training.max_steps > 0 else max(CONSTANTS["every"])
+
+    def with_replicas() -> Estimate | None:
+        changed = training.model_copy(update={"sync_every": CONSTANTS["every"][0]})
+        recipe = plan.settings.recipe.model_copy(update={"training": changed})
+        try:
+            return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link))
+        except UserError:  # it does not go with this recipe (strategy/replicas.py)
+            return None
+
+    return _advice(plan.estimate, plan.strategy_name, with_replicas, longest)
+
+
+def for_model(found: Answer) -> list[str]:
+    """One sentence at most: with the strategy that is chosen inside a host."""
+    workload, cluster, winner = found.workload, found.cluster, found.winner
+
+    def with_replicas() -> Estimate | None:
+        batch, rest = divmod(workload.batch, cluster.nodes)
+        if rest or cluster.all:
+            return None
+        choices = tuple(one for one in workload.choices if not one.axes and one.offload != "nvme")
+        one_host = replace(workload, batch=batch, choices=choices)
+        try:
+            inside = answer(one_host, replace(cluster, nodes=1)).winner
+        except UserError:  # the host's batch does not divide over its GPUs
+            return None
+        return estimate(replace(inside.estimate.job, replicas=Replicas(cluster.nodes))) if inside else None
+
+    return _advice(winner.estimate, winner.name, with_replicas) if winner else []
+
+
+def _advice(plain: Estimate, name: str, changed: Callable[[], Estimate | None], longest: int = 10**9) -> list[str]:
+    """longest: steps that a round may have"""
+    if plain.job.replicas.count > 1 or plain.time.across <= CONSTANTS["waits"] * plain.time.total:
+        return []
+    other = changed()
+    if other is None or not other.fits or (plain.safe and not other.safe):
+        return []
+    alone = other.time.total - other.time.synchronising
+    every, slower = 0, 0.0
+    for every in (number for number in CONSTANTS["every"] if number <= longest):
+        job = replace(other.job, replicas=replace(other.job.replicas, every=every))
+        slower = estimate(job, other.gpu).time.total / alone
+        if slower <= CONSTANTS["most"]:
+            break
+    if not every or slower * alone > plain.time.total:
+        return []
+    gbit = links(plain.gpu, plain.job.link, plain.job.node_size).gbit
+    return [
+        f"At {gbit:g} Gbit/s: sync_every {every} takes {slower:.2f}x the step of a fast network "
+        f"({name}: {plain.time.total / alone:.1f}x)."
+    ]
+
+
+def described(result: Estimate) -> str:
+    """`2 of 8 GPUs: a round of 50 steps ends with 3.1 s, of which ...`"""
+    job, replicas = result.job, result.job.replicas
+    network, beside = round_seconds(job, result.gpu)
+    return (
+        f"{replicas.count} of {counted(job.gpus // replicas.count, 'GPU')} meet every {counted(int(replicas.every), 'step')}: "
+        f"{sent(job) / 1e9:.2f} GB leave a host in {figure(network, 1)} s, and {figure(beside, 1)} s besides, "
+        f"{figure(result.time.synchronising, 2)} s of a step; {held(job) / GIB:.1f} GiB of a host's memory. "
+        "No run was compared with this"
+    )

@@ -1,0 +1,244 @@
+"""The choice: every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from ...errors import UserError
+from ...train.model.experts import shards
+from ...train.strategy.axes import Axes
+from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
+from ...train.strategy.axis_rules import problem as misfit
+from ..costs.host_memory import host
+from ..costs.memory import GIB
+from ..hardware import Gpu, gpu
+from ..shape.model_shape import ModelShape
+from ..shape.trace_settings import Trace
+from .estimate import estimate
+from .job import Job, of_axes, of_method
+from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
+from .strategies import Choice, runs
+from .workload import KERNELS, Candidate, Cluster, Workload
+
+LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
+NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
+MUCH = (
+    1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
+)
+
+Traces = Callable[[Job], Trace | None]
+
+
+# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
+# Transformers has no plan for gpt-oss. Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale
+# whatever they take for embeddings.
+KNOWN: dict[str, Callable[[ModelShape], bool]] = {
+    "tensor": lambda shape: not (shape.family.fused_qkv or shape.family.fused_gate or shape.family.sinks),
+    "sequence": lambda shape: not shape.family.eager,
+    "stages": lambda shape: (
+        not shape.family.layer_norm and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
+    ),
+    "experts": lambda shape: bool(shape.experts),
+}
+
+
+def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> bool:
+    """Whether train.py takes a strategy with the kernels of that name; compiled layers where they are proven to compute what
+    plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head. bf16: else in fp16"""
+    compiled, liger = names == "torch.compile", names == "Liger"
+    if compiled and (
+        workload.method != "full"
+        or workload.shape.experts
+        or choice.why_only
+        or choice.offload
+        or choice.axes
+        or not bf16
+    ):
+        return False
+    if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
+        return False
+    method = workload.method.removeprefix("rs")
+    facts = {
+        "optim": workload.optimizer or Job.optimizer,
+        "bf16": bf16,
+        "fp16": not bf16,
+        "torch_compile": compiled,
+        "use_liger_kernel": liger,
+    }
+    return runs(choice, method=method, **facts)
+
+
+def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[Axes]:
+    """Sizes of a strategy's axes that the model, the batch and the cluster allow: powers of two and the number of nodes. Tensor
+    and sequence groups stay inside a node; each rank of a pipeline has one stage or two."""
+    if workload.length < choice.least_length:
+        return
+    shape, gpus = workload.shape, cluster.gpus
+    columns = {"queries": shape.query_width, "keys": shape.key_value_width // 2, "feed-forward": shape.ffn}
+    columns |= {} if shape.tied else {"vocabulary": shape.vocab}
+    powers = {2**power for power in range(1, gpus.bit_length())}
+
+    def sizes(axis: str) -> list[int]:
+        found = powers | ({cluster.nodes} - {1} if axis == "stages" else set())
+        whole = [*divisible(shape, axis), *([workload.length] if axis == "sequence" else [])]
+        return sorted(size for size in found if not any(number % size for number in whole))
+
+    for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
+        named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
+        axes = Axes(**named)
+        inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
+        if not inside or misfit(axes, gpus) or (choice.group and axes.tensor == cluster.node_size):
+            continue
+        copies = cluster.nodes if choice.group else 1
+        if choice.engine == "fsdp2" and uneven_parts(columns, axes.tensor, gpus // copies // axes.tensor):
+            continue
+        # Ranks with the same experts shard their matrices' rows (model/experts.py: check).
+        same = shards(axes.experts, cluster.node_size if choice.group else gpus) if choice.stage == 3 else 1
+        if axes.experts > 1 and (shape.hidden % same or shape.expert_ffn % same):
+            continue
+        for virtual in (1, 2) if axes.stages > 1 else (1,):
+            if 2 * axes.stages * virtual <= shape.layers or axes.stages == 1:
+                yield replace(axes, virtual=virtual)
+
+
+def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
+    """The configurations of one strategy, with the kernels of that name."""
+    node, (kernels, loss) = cluster.node_size, KERNELS[names]
+    shape, attention = workload.shape, attention_of(workload.shape)
+    for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
+        data = axes.data(cluster.gpus)
+        accumulation, rest = divmod(workload.batch, micro * data)
+        # Every stage needs a micro-batch, and stages that take turns on a rank take them in rounds.
+        if rest or accumulation < axes.stages or (axes.virtual > 1 and accumulation % axes.stages):
+            continue
+        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage}
+        if choice.group and choice.engine == "fsdp2":
+            spread["shard"] = node // axes.tensor
+        if choice.engine == "ddp" and axes.experts > 1 and axes.stages == 1:
+            spread = EXPERTS_UNDER_DDP
+        spread = spread | of_axes(axes, cluster.gpus)
+        for checkpointing in ("none", "full"):
+            yield Job(
+                shape,
+                workload.length,
+                micro,
+                accumulation,
+                attention=attention,
+                hpz=node if choice.group and choice.engine == "zero" else 0,
+                quantised=choice.quantised,
+                offload=choice.offload,
+                checkpointing=checkpointing,
+                kernels=kernels,
+                loss=loss,
+                trained=workload.trained,
+                **spread,
+                **of_method(workload.method),
+                optimizer=workload.optimizer or Job.optimizer,
+                gpu=cluster.gpu,
+                node_size=node,
+                link=cluster.link,
+            )
+
+
+def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> str:
+    """Why it is not to be taken whatever it needs of a GPU: it may hang, or the nodes' memory or disks are too small; or "".
+
+    usual: that kind of GPU, which says what a host has where the cluster does not; at_most: at its interval's upper end
+    """
+    needs = host(job)
+    memory = cluster.host_gib or usual.host_gib * cluster.node_size
+    disk = cluster.nvme_gb or usual.nvme_gb * cluster.node_size
+    most, when = max((needs.training, "train"), (needs.loading, "load"))
+    if most / GIB > memory:
+        return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
+    if at_most and needs.fullest[1] / GIB > memory:
+        return f"each host may need up to {needs.fullest[1] / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
+    if needs.swapped / 1e9 > disk:
+        return f"each host needs {needs.swapped / 1e9:,.0f} GB of local disk, of {disk:,.0f} (--nvme)"
+    return ""
+
+
+def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
+    """Whether there is anything to shard, replicate or divide in that way, and formulas know it."""
+    known = workload.method.removeprefix("rs") in ("full", "lora")
+    if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
+        return False
+    if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
+        return False  # plans of tensor groups leave experts to what divides them
+    if cluster.all and (choice.axes or choice.group):
+        return False  # groups of one size need hosts of one
+    if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
+        return False
+    return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
+
+
+def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
+    """Each strategy's best: the fastest configuration that fits at its interval's upper end, or where none does the one that
+    needs least. Best first.
+
+    Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
+    traces: the trace of a configuration that takes the formulas' place, if it has one
+    """
+    ranked = _with_one_optimizer(workload, cluster, traces)
+    winner = chosen(ranked)
+    costly = winner is None or winner.choice.offload or winner.choice.axes
+    if not workload.optimizer and workload.method == "full" and costly:
+        for optimizer in LIGHTER:
+            choices = tuple(c for c in workload.choices if not c.offload and runs(c, optim=optimizer))
+            lighter = replace(workload, optimizer=optimizer, choices=choices)
+            found = [replace(c, lighter=True) for c in _with_one_optimizer(lighter, cluster, traces) if c.fits]
+            ranked = sorted([*found, *ranked], key=_order)
+            if found:
+                break
+    return ranked
+
+
+def _order(candidate: Candidate) -> tuple[bool, float]:
+    return not candidate.fits, candidate.seconds if candidate.fits else -candidate.estimate.spare_gib
+
+
+def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | None) -> list[Candidate]:
+    device, best = gpu(cluster.gpu), []
+    for choice in workload.choices:
+        if not possible(workload, cluster, choice):
+            continue
+        told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
+        found = [
+            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told)
+            for names in workload.kernels
+            if taken(workload, choice, names, device.bf16)
+            for job in jobs(workload, cluster, choice, names)
+            for result in [estimate(job, device, traces(job) if traces else None)]
+        ]
+        if not found:  # no micro-batch that was asked for divides the batch
+            continue
+        safe = [candidate for candidate in found if candidate.fits and candidate.estimate.safe]
+        one = min(safe, key=lambda c: c.seconds) if safe else max(found, key=lambda c: c.estimate.spare_gib)
+        best.append(replace(one, tight=refusal(one.estimate.job, cluster, device, at_most=True)))
+    if not best and workload.choices and workload.batch % cluster.gpus:
+        near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
+        problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
+        raise UserError("global batch", problem, f"use {near}")
+    return sorted(best, key=_order)
+
+
+def chosen(ranked: list[Candidate]) -> Candidate | None:
+    """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
+    nothing does.
+
+    Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
+    adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the
+    others. 8-bit moments are for what fits in no other way, or is MUCH slower.
+    """
+    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
+    elsewhere = [candidate for candidate in fitting if candidate.weighed or not candidate.choice.offload]
+    fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
+    usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload and c.estimate.safe]
+    fitting = [c for c in fitting if not c.lighter or not usual or MUCH * c.seconds <= min(usual)]
+    fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
+    if not fitting:
+        return None
+    near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
+    return min(near, key=lambda c: (c.choice.rank, c.seconds))

@@ -1,0 +1,114 @@
+"""The strategies of train.py as the planner sees them: what they shard, offload and divide, and which file names them."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, did_you_mean
+from ...errors.tables import table
+from ...train.strategy import refusal
+from ...train.strategy.axes import Axes
+
+_SIZES = re.compile(r" \d+(?: \(\d+ each\))?(?= x )")  # of axes, as a table has them: `PP 8 (2 each) x ZeRO-1`
+SHORT = {"tensor": "TP", "sequence": "SP", "stages": "PP", "experts": "EP"}  # of axes, in tables and names of files
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One strategy.
+
+    engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
+    offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
+    file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
+    axes: of strategy/axes.py, what it divides besides the data
+    least_length: tokens of a row from which on it is offered
+    quantised: what it sends is rounded to 8 and 4 bits
+    rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
+    """
+
+    name: str
+    engine: str
+    stage: int
+    file: str
+    rank: int
+    group: str = ""
+    offload: str = ""
+    axes: tuple[str, ...] = ()
+    least_length: int = 0
+    quantised: bool = False
+
+    @property
+    def key(self) -> str:
+        """As a flag names it: the name in small letters without spaces and dashes, as in tp_zero1 and zero3_offload_param; where
+        no axis divides the model, it is its file's name without the ending, as in a run's directory."""
+        return _key(self.name)
+
+    @property
+    def kind(self) -> str:
+        """As of a Strategy."""
+        return f"zero{self.stage}" if self.engine == "zero" else "hsdp" if self.file == "hsdp" else self.engine
+
+    @property
+    def why_only(self) -> str:
+        """Why it is estimated, but not chosen; "" for what is."""
+        return "it rounds what it sends, which no GPU has tried here" if self.quantised else ""
+
+    def named(self, axes: Axes) -> str:
+        """With the sizes of its axes: `TP 8 x PP 2 x ZeRO-1`."""
+        return with_sizes(self.name.rpartition(" x ")[2], axes)
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(" x ", "_").replace(" ", "_").replace("-", "").replace("+", "p")
+
+
+def with_sizes(name: str, axes: Axes) -> str:
+    """Of a pipeline with several stages on each rank, `PP 8 (2 each)`."""
+    sizes = {axis: f"{SHORT[axis]} {size}" for axis, size in axes.used.items()}
+    if axes.virtual > 1:
+        sizes["stages"] += f" ({axes.virtual} each)"
+    return " x ".join([*sizes.values(), name])
+
+
+def _choices() -> Iterable[Choice]:
+    rows = table(Path(__file__).with_name("strategies.yaml"))
+    plain = {row["name"]: Choice(**row) for row in rows["strategies"]}
+    yield from plain.values()
+    for row in rows["divided"]:
+        for base in map(plain.__getitem__, row["beside"]):
+            name = " x ".join([*(SHORT[axis] for axis in row["axes"]), base.name])
+            more = {"rank": base.rank + row["rank"], "least_length": row.get("least_length", 0)}
+            yield replace(base, name=name, axes=tuple(row["axes"]), **more)
+
+
+CHOICES = tuple(_choices())
+
+
+def runs(choice: Choice, **facts: Any) -> bool:
+    """Whether train.py takes it with such a `method` and such values of the recipe's keys (strategy/refused.yaml)."""
+    return refusal(kind=choice.kind, **dict.fromkeys(choice.axes, True), **facts) is None
+
+
+def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
+    """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those that train.py does not run
+    with that optimizer. A name is taken as the table of `plan` prints it, too, but without the sizes of axes.
+
+    Raises UserError for an unknown name, or where none is left.
+    """
+    keys = {choice.key: choice for choice in CHOICES}
+    keys |= {_key(choice.file): choice for choice in CHOICES if choice.file and not choice.axes}
+    words = list(words)
+    if unknown := [word for word in words if _key(word) not in keys]:
+        without = _key(_SIZES.sub("", unknown[0]))
+        cure = f"write {without}: plan tries every size" if without in keys else did_you_mean(unknown[0], keys)
+        raise UserError("flag --strategy", f"unknown strategy {unknown[0]!r}", cure)
+    choices = [keys[_key(word)] for word in words] or CHOICES
+    if found := tuple(dict.fromkeys(choice for choice in choices if runs(choice, optim=optimizer))):
+        return found
+    names = " or ".join(choice.name for choice in choices)
+    if any(runs(choice, optim="adamw_torch_fused") for choice in choices):
+        problem = f"train.py does not run {optimizer} under {names}"
+        raise UserError("flag --optim", problem, "use adamw_torch_fused, or another strategy")
+    raise UserError("flag --strategy", f"train.py does not run {names}", "leave it out to see what it runs")

@@ -1,0 +1,132 @@
+"""What a search is asked, and what it answers with: a cluster, what to train on it, and a strategy with its estimate."""
+
+import math
+from dataclasses import dataclass
+
+from ..shape.model_shape import ModelShape
+from .estimate import Estimate
+from .job import EAGER, FUSED, Kernels
+from .strategies import CHOICES, Choice
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+KERNELS: dict[str, tuple[Kernels, str]] = {
+    "torch": (EAGER, "released"),
+    "torch.compile": (FUSED, "online"),
+    "torch, loss in tiles": (EAGER, "tiled"),
+    "Liger": (FUSED, "fused"),
+}
+INSTALLED = ("torch", "torch.compile", "torch, loss in tiles")  # Liger's are a package that requirements.txt leaves out
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs of one kind on `nodes` nodes of `node_size`.
+
+    link: the network's name or rate, "" for the kind's usual one
+    host_gib, nvme_gb: memory and local disks of a node, 0 for what is usual
+    all: GPUs on all nodes, where some have less than `node_size`; 0: each has as many
+    """
+
+    gpu: str
+    node_size: int
+    nodes: int
+    link: str = ""
+    host_gib: float = 0.0
+    nvme_gb: float = 0.0
+    all: int = 0
+
+    @property
+    def gpus(self) -> int:
+        return self.all or self.node_size * self.nodes
+
+    @property
+    def fewer(self) -> list[int]:
+        """Numbers of hosts to try beside all: half as many each time; of hosts of unequal slots the largest alone."""
+        return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
+
+    def batch(self, micro: int) -> int:
+        """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
+        least = micro * self.gpus
+        every = micro * math.lcm(self.gpus, max(self.fewer, default=1) * self.node_size)
+        least = every if every <= 512 else least
+        return -(-max(128, least) // least) * least
+
+    @property
+    def title(self) -> str:
+        return f"{self.all} GPUs on {self.nodes} hosts," if self.all else f"{self.nodes} x {self.node_size}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
+
+    method: a key of METHODS
+    trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
+    margin: share of each card to leave free
+    choices, micro_batches, kernels (keys of KERNELS): what the search is among
+    optimizer: "" for the usual one, or where that does not fit without offload one with 8-bit moments
+    """
+
+    shape: ModelShape
+    length: int = 4096
+    batch: int = 128
+    method: str = "full"
+    trained: int = 0
+    kernels: tuple[str, ...] = INSTALLED
+    margin: float = 0.05
+    choices: tuple[Choice, ...] = CHOICES
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    optimizer: str = ""
+    rank: int = 16
+    whole: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with its best micro-batch, checkpointing and kernels.
+
+    refused: why it is not to be taken, whatever it needs; told: whether the user has described what it offloads to
+    lighter: its optimizer keeps less than the one that is usual, because that does not fit
+    tight: why the hosts' memory may not hold it
+    """
+
+    choice: Choice
+    kernels: str
+    estimate: Estimate
+    margin: float
+    refused: str = ""
+    told: bool = False
+    lighter: bool = False
+    tight: str = ""
+
+    @property
+    def name(self) -> str:
+        """With the sizes of what it divides, and an optimizer that was not asked for."""
+        return self.choice.named(self.estimate.job.axes) + self.with_optimizer
+
+    @property
+    def label(self) -> str:
+        """The same without sizes: one on every number of hosts."""
+        return self.choice.name + self.with_optimizer
+
+    @property
+    def with_optimizer(self) -> str:
+        return f", {self.estimate.job.optimizer}" if self.lighter else ""
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.time.total
+
+    @property
+    def weighed(self) -> bool:
+        """Whether its offload is compared with what fits without: adapters leave little to offload."""
+        return self.told and self.estimate.job.method == "full"
+
+    @property
+    def safe(self) -> bool:
+        """Whether it fits at the upper ends of its memory's intervals, a GPU's and a host's."""
+        return self.estimate.safe and not self.tight
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused

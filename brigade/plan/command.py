@@ -1,0 +1,245 @@
+"""`python -m brigade plan MODEL --hostfile H --gpu KIND`: does it fit, how fast is it, and which strategy is the one."""
+
+import argparse
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+
+from ..errors import UserError, did_you_mean
+from ..errors.console import console
+from ..errors.numbers import numeric
+from ..train.recipe.method import METHODS
+from .hardware import calibration
+
+if TYPE_CHECKING:
+    from .choice.workload import Cluster, Workload
+
+FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+TYPES = {"path": Path, "int": int, "float": float}
+MOST_SLOTS = 72
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    model = "a recipe's folder, a folder or file with a config.json, or a name on the Hub; a recipe's .yaml is planned as it is"
+    parser.add_argument("model", nargs="?", help=model)
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag, takes in flags.items():
+            kind: Any = TYPES.get(takes.get("type"))
+            if "least" in takes:
+                kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
+            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below")}
+            more |= {"choices": METHODS} if more.get("choices") == "METHODS" else {}
+            more |= {"type": kind} if kind else {}
+            group.add_argument(f"--{flag}", **more)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.calibration:
+        if not options.calibrate and not options.calibration.is_file():
+            _refuse("calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one")
+        os.environ[calibration.VARIABLE] = str(options.calibration)
+    if options.calibrate:
+        return _calibrate(options.calibrate)
+    if options.check and not options.headers:
+        _refuse("check", "it says how --headers works", "add --headers")
+    if options.headers:
+        return _headers(options.check)
+    if not options.model:
+        example = "python -m brigade plan recipes/qwen3-8b --hostfile hostfiles/2x8 --gpu 'H100 80GB'"
+        raise UserError("plan", "no model is named", example)
+    return _recipe(options) if options.model.endswith((".yaml", ".yml")) else _choose(options)
+
+
+def _refuse(flag: str, problem: str, cure: str) -> NoReturn:
+    raise UserError(f"flag --{flag}", problem, cure)
+
+
+def _calibrate(folders: list[Path]) -> int:
+    from .costs.calibrate import calibrate
+
+    file = calibration.where()
+    if file is None:
+        place = f"${calibration.VARIABLE}"
+        raise UserError(place, "it is empty: there is no file to keep factors in", "name one: --calibration FILE")
+    print(*calibrate(folders, file), sep="\n")
+    print(f"Wrote {file}: yours to edit, and to delete. {calibration.VARIABLE} names another, or none.")
+    return 0
+
+
+def _headers(check: bool) -> int:
+    from .output.write import refresh
+
+    changed = refresh(check)
+    lines = [f"{path} is out of date" if check else f"Wrote {path}" for path in changed]
+    print("\n".join(lines) or "All headers are up to date.")
+    return 1 if check and changed else 0
+
+
+def _recipe(options: argparse.Namespace) -> int:
+    """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
+    from .choice.workload import Cluster
+    from .hardware.network import hold_name
+    from .output.show_recipe import show_recipe
+
+    for flag, takes in FLAGS["search"].items():
+        if getattr(options, flag) not in (takes.get("default"), False):
+            _refuse(flag, f"{options.model} is estimated as it is", "leave it out, or name the model instead")
+    hold_name(options.network, "flag --network")
+    cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
+    hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
+    money = None if options.tokens == 1e9 else options.tokens, options.price
+    return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, as_json=options.json)
+
+
+def _choose(options: argparse.Namespace) -> int:
+    """The strategies side by side, and the one to take."""
+    from .choice import goals, replicas
+    from .output import show
+
+    if options.sync_every:
+        _refuse(
+            "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
+        )
+    workload, cluster = asked(options)
+    traces = show.tracer(options.model) if options.trace else None
+    found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
+    cluster, ranked, winner = found.cluster, found.ranked, found.winner
+    if not ranked:
+        names = " or ".join(choice.name for choice in workload.choices)
+        shape = (
+            f"{workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts"
+        )
+        problem = f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs ({shape})"
+        _refuse("strategy", problem, "name another strategy, micro-batch or hostfile")
+    if options.plot:
+        from .output import plot
+
+        plot.write(options.plot, workload, cluster, ranked)
+    device = ranked[0].estimate.gpu if ranked else None
+    advice = [*advice, *replicas.for_model(found)]
+    advice += show.warnings(options.model, workload, device) if device else []
+    late = winner and options.deadline and found.hours(options.tokens) > options.deadline
+    if options.json:
+        from .output.as_json import answer_json
+
+        if winner is None:
+            advice.append(show.nothing_fits(workload, cluster, ranked, traces))
+        print(answer_json(found, advice, options.price))
+        return 0 if winner and not late else 1
+    show.trained(ranked[0].estimate.job, workload.whole)
+    print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
+    console().print(show.comparison(workload, cluster, ranked, winner))
+    if winner is None:
+        print(show.nothing_fits(workload, cluster, ranked, traces))
+        return 1
+    show.batch(winner)
+    show.describe(winner.estimate, options.tokens, options.price)
+    if traces:
+        show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
+    if not options.liger:
+        show.with_liger(workload, cluster, winner)
+    if options.write:
+        from .output import write
+
+        written = write.write(winner, workload, options.model, options.write, options.hostfile)
+        print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
+    return 1 if late else 0
+
+
+def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
+    """What is to be planned, and for what. Raises UserError."""
+    cluster = _cluster(options)
+    return _workload(options, cluster), cluster
+
+
+def _cluster(options: argparse.Namespace) -> "Cluster":
+    from ..train.hostfile import read_hostfile
+    from ..train.recipe.files import find
+    from .choice.workload import Cluster
+    from .hardware.network import hold_name
+
+    hold_name(options.network, "flag --network")
+    if not options.gpu:
+        _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
+    if re.match(r"\d+ ?[x*]", options.gpu, re.I) or re.search(r"[a-z0-9]x\d$", options.gpu, re.I):
+        _refuse("gpu", f"{options.gpu!r} says how many", "name the kind alone, and how many a host has in a --hostfile")
+    hosts = {"this host": 1}
+    if options.hostfile:
+        hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
+    if options.network and len(hosts) == 1:
+        _refuse(
+            "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
+        )
+    sizes, every = set(hosts.values()), sum(hosts.values())
+    if max(sizes) > MOST_SLOTS:
+        problem = f"{max(sizes):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
+        _refuse("hostfile", problem, "correct its slots")
+    described = (options.gpu, max(sizes), len(hosts), options.network, options.host_memory, options.nvme)
+    return Cluster(*described, all=every if len(sizes) > 1 else 0)
+
+
+def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
+    """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
+    from typing import get_args
+
+    from ..train.recipe.schema import TrainingSection
+    from .choice.strategies import named
+    from .choice.workload import INSTALLED, MICRO_BATCHES, Workload
+    from .shape.find import described, named_config, positions_of, stretches
+    from .shape.lora import ENDS, trained_parameters
+
+    config, place, name = named_config(options.model)
+    shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys
+    micro = options.micro_batch or 1
+    gpus = cluster.gpus
+    least = gpus * micro  # of which a batch is a multiple
+    batch = options.global_batch_size or cluster.batch(micro)
+    whole = options.lora_modules_to_save
+    whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
+    optims = get_args(TrainingSection.model_fields["optim"].annotation)
+
+    if "load_in_4bit" in keys and shape.experts:
+        share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
+        problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
+        _refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
+    positions = positions_of(config)
+    if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
+        problem = f"{options.max_length:,} tokens are more than the {positions:,} positions of {shape.name}"
+        _refuse("max_length", f"{problem}, which rope_parameters cannot stretch", f"give at most {positions}")
+    if options.lora_r and not keys:
+        _refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
+    if whole and not keys:
+        _refuse("lora_modules_to_save", "full fine-tuning trains them anyway", "leave it out, or give --method lora")
+    if other := [name for name in whole if name not in ENDS]:
+        _refuse("lora_modules_to_save", f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
+    if whole and shape.tied:
+        problem = f"{shape.name} ties its two ends: trained apart, they could not be saved as one"
+        _refuse("lora_modules_to_save", problem, "leave it out")
+    if options.micro_batch and batch % least and batch % gpus == 0:
+        problem = f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}"
+        _refuse("micro_batch", problem, f"use --global_batch_size {-(-batch // least) * least}")
+    if options.lora_r and options.lora_r > shape.hidden:
+        problem = f"{options.lora_r:,} is more than the model's width of {shape.hidden:,}: no low rank"
+        _refuse("lora_r", problem, "give 8 to 256, or --method full")
+    if options.optim and options.optim not in optims:
+        _refuse("optim", f"unknown optimizer {options.optim!r}", did_you_mean(options.optim, optims))
+    rank = options.lora_r or Workload.rank
+    return Workload(
+        shape,
+        options.max_length,
+        batch,
+        method,
+        trained=trained_parameters(shape, rank, whole, dora="use_dora" in keys) if keys else 0,
+        rank=rank,
+        whole=whole,
+        kernels=("Liger",) if options.liger else INSTALLED,
+        margin=options.margin,
+        choices=named(options.strategy, options.optim or "adamw_torch_fused"),
+        optimizer=options.optim,
+        micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
+    )

@@ -1,0 +1,54 @@
+"""What adapters add to a layer: what autograd keeps, and what goes through memory beside the products."""
+
+from ..choice.job import Job
+from ..shape.lora import linears
+
+# Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
+# PEFT 0.21.2 (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where
+# adapters are in fp32, with copies of B A and the weight.
+NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
+
+
+def adapter_bytes(job: Job, moe: bool) -> float:
+    """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the job's targets.
+
+    A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in
+    bf16 read what their linear layers read. In fp32 each has a copy of its own: PEFT casts its input (_cast_input_dtype), and
+    autocast back. An adapter that drops has a copy too, and a byte of mask. DoRA keeps what the linear layer and its adapter
+    give, for the gradient of their magnitudes.
+    """
+    shape, targets, dropout = job.shape, job.targets, job.adapter_dropout
+    h, family, top = shape.hidden, shape.family, shape.top_k
+    less = 0.0
+    if not job.one_kernel_norm:
+        queries = (shape.query_width + shape.key_value_width / 2) * family.qk_norm
+        less += (4 if family.fp32_norm else 2) * (2 * h + queries)
+    if not set(targets) & set("qkv"):
+        less += 2 * h
+    if moe:
+        less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
+    elif "m" not in targets:
+        less += 2 * h + 2 * shape.ffn
+    read = list(linears(shape, targets, moe=moe))
+    inputs = sum(inner for _, inner, _ in read)
+    # What a copy replaces; attention keeps its own output in any case.
+    shared = sum({name: inner for name, inner, _ in read if name != "attention"}.values())
+    more = 2 * (inputs - shared) if job.adapter_copies or dropout else 0
+    return more + inputs * dropout + 4 * job.dora * sum(outer for _, _, outer in read) - less
+
+
+def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
+    """Bytes per token (forward, backward) that adapters read and write between a layer's products, by eager kernels, as PEFT runs
+    them, with activations in two bytes.
+
+    Of what each reads: A reads it (2); a copy is cast to fp32 and back (12), dropped from (9 in fp32, 5 in bf16, its mask among
+    them). Of what each gives: B writes it (2), it is scaled (4) and added to the layer's own output (6). Backward, gradients take
+    the same ways, and are added up where several adapters read one thing. DoRA multiplies both results by magnitudes, scales
+    and adds them up, in fp32 where adapters are.
+    """
+    copies = job.adapter_copies
+    read = list(linears(job.shape, job.targets, moe=moe))
+    inner, outer = float(sum(i for _, i, _ in read)), float(sum(o for _, _, o in read))
+    between = 12 * copies + (9 if copies else 5) * job.adapter_dropout
+    given, back = ((50, 46) if copies else (26, 30)) if job.dora else (12, 8)
+    return (2 + between) * inner + given * outer, (8 + between) * inner + back * outer

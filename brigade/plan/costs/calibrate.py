@@ -1,0 +1,99 @@
+"""`plan --calibrate RUN ...`: what measured runs say of a cluster, as factors in the user's own file (calibration.py).
+
+A run inside one node gives the efficiency with which the formulas' step time becomes the measured one: predicted / measured. A
+run over several nodes then gives the network's factor, by bisection, given that efficiency. A GPU kind's factor is the median
+over its runs: one that a broken cable or a busy file system slowed down moves it little.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...train.recipe.files import read_yaml
+from ..choice.job import Job
+from ..choice.job_of_run import job_of_record
+from ..hardware import Gpu, calibration, gpu
+from ..hardware.write_factors import fold, write
+from .step_time import StepTime, step_time
+
+NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
+LEAST_WAIT = 0.1  # of a step that has to wait for the network: where computing hides it, noise would decide its factor
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """seconds: of a step"""
+
+    folder: Path
+    job: Job
+    seconds: float
+
+
+def read_run(folder: Path) -> MeasuredRun:
+    """A run's directory, or its run.yaml. Raises UserError for a run whose steps nothing measured, or that has no estimate."""
+    path = folder if folder.is_file() else folder / "run.yaml"
+    if not path.is_file():
+        raise UserError(str(folder), "there is no run.yaml in it", "name the output directory of a run")
+    entry, place = (read_yaml(path).get("run") or {}).get("promise"), f"{path}: run.promise"
+    if not isinstance(entry, dict):
+        problem = "this run measured nothing: it did not reach its tenth step, or is older than estimates are"
+        raise UserError(place, problem, "let a run take ten steps, and name its directory")
+    if "job" not in entry:
+        raise UserError(place, f"the planner has no estimate of this run: {entry.get('none')}", "leave it out")
+    seconds = (entry.get("measured") or {}).get("step_time")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        problem = f"{seconds!r} is not a number of seconds"
+        raise UserError(f"{place}.measured.step_time", problem, "run the recipe once more")
+    return MeasuredRun(path.parent.resolve(), job_of_record(entry["job"], f"{place}.job"), seconds)
+
+
+def network(run: MeasuredRun, bare: Gpu) -> float | None:
+    """The factor on the bandwidth between nodes with which the formulas give what was measured, given `bare`'s efficiency;
+    None where none does, or where computing hides the network."""
+
+    def step(factor: float) -> StepTime:
+        return step_time(run.job, replace(bare, network=factor))
+
+    low, high = NETWORK
+    if not step(high).total < run.seconds < step(low).total:
+        return None
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if step(middle).total > run.seconds else (low, middle)
+    return low if step(low).across > LEAST_WAIT * run.seconds else None
+
+
+def calibrate(folders: list[Path], file: Path) -> list[str]:
+    """Fold runs into the factors of `file`, and write it; returns what changed, a line each.
+
+    The runs that an entry rests on stay in it: they are read again where they are still there (formulas may have changed), and
+    keep their factor where they are not.
+    """
+    given = {run.folder: run for run in map(read_run, folders)}
+    factors: dict[str, Any] = calibration.read(file)["factors"]
+    lines: list[str] = []
+    for kind in sorted({gpu(run.job.gpu).kind for run in given.values()}):
+        entries = factors.get(kind, {})
+        known: dict[Path, MeasuredRun] = {}
+        for name in (name for entry in entries.values() for name in entry["runs"]):
+            with suppress(UserError):
+                known[Path(name)] = read_run(Path(name))
+        runs = [run for run in (known | given).values() if gpu(run.job.gpu).kind == kind]
+        bare = replace(gpu(kind), efficiency=1.0, network=1.0)
+        inside = {run.folder: step_time(run.job, bare).total / run.seconds for run in runs if run.job.nodes == 1}
+        entries = fold(entries, "efficiency", inside, kind, lines)
+        bare = replace(bare, efficiency=entries["efficiency"]["factor"] if "efficiency" in entries else 1.0)
+        across = {run.folder: network(run, bare) for run in runs if run.job.nodes > 1}
+        nothing = "says nothing of the network: no bandwidth explains its step time, or computing hides it"
+        lines += [f"{kind}: {folder} {nothing}" for folder, factor in across.items() if factor is None]
+        entries = fold(entries, "network", {folder: one for folder, one in across.items() if one}, kind, lines)
+        if entries:
+            factors[kind] = entries
+    if not any(factors.values()):
+        problem = "nothing follows from these runs: " + "; ".join(lines)
+        raise UserError(", ".join(map(str, folders)), problem, "calibrate with a run inside one node first")
+    write(file, factors)
+    return lines

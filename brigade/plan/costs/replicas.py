@@ -1,0 +1,71 @@
+"""What replicas take that train by themselves and meet every so many steps, by formula: replicas.yaml has the constants.
+
+Each rank sends its part of a replica's weights to the ranks with its place in the others, and gets the means: an all-to-all, then
+gloo's allgather, which is a ring (gloo/allgather.cc). Of n replicas with one on each host, 2 (n - 1) / n of the weights leave a
+host (docs/network.md counts them).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..choice.job import Job
+from ..hardware import Gpu
+from ..hardware.network import links
+
+CONSTANTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+
+
+def part(job: Job) -> float:
+    """Values that a rank speaks for: an equal part of what a replica trains."""
+    return (job.trained or job.shape.parameters) * job.replicas.count / job.gpus
+
+
+def sent(job: Job) -> float:
+    """Bytes that leave a host's network cards in a round. Its ranks share them; what goes to a replica on the same host does not
+    leave it, and a ring leaves it once."""
+    n, ranks = job.replicas.count, min(job.node_size, job.gpus)
+    if job.nodes == 1:
+        return 0.0
+    here = max(1.0, ranks * n / job.gpus)  # replicas on a host
+    exchanged, gathered = (n - here) / n, (n - 1) / n / here
+    return ranks * part(job) * CONSTANTS["width"][job.replicas.precision] * (exchanged + gathered)
+
+
+def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
+    """(seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
+    n, own = job.replicas.count, part(job)
+    line = links(g, job.link, job.node_size).node * CONSTANTS["exchanges"]
+    socket = 2 * (n - 1) / n * own * CONSTANTS["width"][job.replicas.precision] / CONSTANTS["socket"]
+    # One all-to-all; the means; what the replicas wish and what they log, each a gather of sizes and one of values.
+    hops = CONSTANTS["hop"] * (1 + 5 * (n - 1)) * (job.nodes > 1)
+    # Under DDP the ranks of a replica then reduce fp32 weights over all of them (training/outer.py: _exchange).
+    ranks = job.gpus // n
+    spread = 8 * (ranks - 1) * own / CONSTANTS["socket"] if job.engine == "ddp" else 0.0
+    return max(sent(job) / line, socket), CONSTANTS["value_seconds"] * own + hops + spread
+
+
+def synchronising(job: Job, g: Gpu, step: float) -> float:
+    """Seconds that it adds to each of a round's steps, which take `step` without it: fragments cross behind the next steps."""
+    replicas = job.replicas
+    if replicas.count == 1:
+        return 0.0
+    network, beside = round_seconds(job, g)
+    behind = step * min(CONSTANTS["overlap"], replicas.every // replicas.fragments) * (replicas.fragments > 1)
+    waits = replicas.fragments * max(0.0, network / replicas.fragments - behind)
+    return (waits + beside) / replicas.every
+
+
+def held(job: Job) -> float:
+    """Bytes of host memory on a node at most."""
+    if job.replicas.count == 1:
+        return 0.0
+    each = CONSTANTS["kept"][job.replicas.outer] + CONSTANTS["buffers"] / job.replicas.fragments
+    return each * part(job) * min(job.node_size, job.gpus)
+
+
+def written(job: Job) -> float:
+    """Bytes that all replicas add to a checkpoint: the momentum, and with fragments each one's own weights."""
+    each = 4 * (job.replicas.outer == "nesterov") + 4 * (job.replicas.fragments > 1)
+    return each * part(job) * job.gpus

@@ -1,0 +1,157 @@
+"""A cluster in numbers: the catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
+
+import functools
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, nearest
+from ...errors.tables import table
+from . import calibration
+
+CATALOGUE = Path(__file__).with_name("hardware.yaml")
+# Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
+MATMUL_SHARE = 0.8
+# What people write around a card's own name, which tells no two cards apart.
+AROUND = re.compile(r"nvidia|amd|geforce|rtx|tesla|instinct|sxm\d?|oam|hbm\d?e?|dgx|hgx|paper|gpu|.*gb")
+STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
+ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of accelerator. Units as hardware.yaml states them.
+
+    seen: `sustained` is fitted to published runs on that kind, and not guessed from its generation's
+    efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
+        bandwidth between nodes
+    """
+
+    kind: str
+    memory_gib: float
+    bf16_tflops: float
+    matmul_tflops: float
+    hbm_gb_s: float
+    peer_gb_s: float
+    pcie_gb_s: float
+    sms: int
+    source: str
+    sustained: float
+    seen: bool = True
+    bf16: bool = True
+    node_gbit: float = 100.0
+    host_gib: float = 64.0
+    nvme_gb: float = 2000.0
+    attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    efficiency: float = 1.0
+    network: float = 1.0
+
+    @property
+    def stream_rate(self) -> float:
+        """Bytes per second that streaming kernels reach of the card's own memory."""
+        return self.hbm_gb_s * 1e9 * STREAM
+
+    @property
+    def product_rate(self) -> float:
+        """FLOPs per second of large products in a training run."""
+        return self.matmul_tflops * 1e12 * self.sustained
+
+    def attention_rate(self, kernel: str) -> float:
+        """FLOPs per second, of the visible half of the scores."""
+        known = self.attention_tflops
+        return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
+    published, own = table(CATALOGUE)["gpus"], calibration.gpus()
+    # A network is the cluster's, and no figure of the card: a user's own card of a known name keeps what is usual.
+    own = {kind: {"node_gbit": published.get(kind, {}).get("node_gbit", 100)} | entry for kind, entry in own.items()}
+    return own | {kind: entry for kind, entry in published.items() if kind not in own}
+
+
+def gpu(kind: str) -> Gpu:
+    """The GPU of that kind, by its key, the driver's name or as people write it: `A100-SXM4-80GB`, `4090 24GB`, `H100 SXM`.
+
+    Raises UserError for an unknown one, with the nearest and all that are known.
+    """
+
+    def plain(name: str) -> str:
+        return re.sub(r"[\s_-]+", "", name.lower().removeprefix("nvidia"))
+
+    known = catalogue()
+    for key, entry in known.items():
+        if plain(kind) in map(plain, (key, *entry["names"])) or re.fullmatch(entry["driver"], kind):
+            return _gpu(key, entry)
+    kind = re.sub(r"^\d+ ?[xX*] ?|[xX]\d$", "", kind)  # how many there are is the hostfile's
+    words, size = _name(kind)
+    for wanted in (words, words - {"pcie"}):
+        found = [(key, entry) for key, entry in known.items() if wanted and _name(key)[0] == wanted]
+        found += [(key, e) for key, e in known.items() if wanted in [_name(name)[0] for name in e["names"]]]
+        for key, entry in found:
+            if not size or abs(size / entry["memory_gib"] - 1) < 0.12:
+                return _gpu(key, entry)
+    short = {re.sub(r" \d+GB$", "", key): key for key in reversed(known)}  # without its memory
+    within = [name for name, key in short.items() if _name(key)[0] and _name(key)[0] <= words]
+    near = max(within, key=len, default="") or nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
+    raise UserError(
+        f"GPU kind {kind[:60]!r}",
+        "it is not in the catalogue" + ("" if near else f"; known are {', '.join(known)}"),
+        (f"did you mean {short[near]!r}? Or " if near else "") + f"describe it under gpus: in {calibration.named()}",
+    )
+
+
+def _name(text: str) -> tuple[frozenset[str], float]:
+    """(words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` -> ({"h100"}, 80)"""
+    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", lambda found: f" {found[1]}gb ", text.lower())
+    words = re.findall(r"[a-z0-9]+", text)
+    sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
+    return frozenset(word for word in words if not AROUND.fullmatch(word)), max(sizes, default=0.0)
+
+
+def gpu_of_device(device_name: str) -> Gpu | None:
+    """The GPU to which a driver gives that name, or None for an unknown one: half-sisters have longer names."""
+    entries = catalogue().items()
+    return next((_gpu(kind, entry) for kind, entry in entries if re.fullmatch(entry["driver"], device_name)), None)
+
+
+def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
+    values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
+    usual = {"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]}
+    if "sustained" not in entry:
+        reach = usual_share(entry.get("generation", "")) * entry["bf16_tflops"]
+        usual |= {"seen": False, "sustained": reach / values.get("matmul_tflops", usual["matmul_tflops"])}
+    return Gpu(**usual | values | calibration.factors(kind))
+
+
+@functools.cache
+def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float:
+    """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its
+    generation's fitted cards, or the least of all where there are none. without: kinds to leave out"""
+    shares: dict[str, set[float]] = {}
+    fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
+    for kind, entry in fitted.items():
+        share = (
+            entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
+        )
+        if kind not in without:
+            shares.setdefault(entry["generation"], set()).add(share)
+    return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
+
+
+def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
+    """Model FLOPs of forward and backward for one token of full fine-tuning: 6 N + 12 L h s.
+
+    Torchtitan's and PaLM's convention (arXiv 2204.02311, appendix B): N all parameters, embeddings included; attention without
+    the causal discount; recomputation not counted. attended_length: of a token's sample, the mean over tokens.
+    """
+    return 6 * parameters + 12 * layers * hidden_size * attended_length
+
+
+def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
+    """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
+    device = gpu_of_device(device_name)
+    return 100 * tokens_per_second_per_device * flops_per_token / (device.bf16_tflops * 1e12) if device else None

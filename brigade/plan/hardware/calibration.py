@@ -1,0 +1,120 @@
+"""The file in which users keep what they know of their own cluster: GPU kinds that hardware.yaml lacks, and measured factors.
+
+    gpus:                         # in hardware.yaml's format; they go before its own
+      My GPU: {driver: "NVIDIA My GPU", memory_gib: 23.5, bf16_tflops: 100, hbm_gb_s: 900, peer_gb_s: 24, pcie_gb_s: 24, sms: 100}
+    factors:                      # `python -m brigade plan --calibrate RUN ...` writes this section, and no other
+      H100 80GB:
+        efficiency: {factor: 0.94, runs: {/data/outputs/one: 0.93, /data/outputs/two: 0.95}}
+        network: {factor: 0.71, runs: {/data/outputs/three: 0.71}}
+
+efficiency: how fast a node is against the formulas, its inner links included. network: what nodes reach between them of the
+bandwidth that the formulas suppose. The file is $BRIGADE_CALIBRATION, else ~/.config/brigade/calibration.yaml; an empty
+variable stands for none. Without a file nothing changes.
+"""
+
+import functools
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, did_you_mean, shown
+from ...train.recipe.files import CALIBRATION as VARIABLE
+from ...train.recipe.files import calibration_file as where
+from ...train.recipe.files import read_yaml
+
+SECTIONS = ("gpus", "factors")
+FACTORS = ("efficiency", "network")
+NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
+OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation")
+_ignored: set[Path | None] = set()
+
+
+def named() -> str:
+    """The file's name in messages."""
+    return str(where() or f"a file that {VARIABLE} names")
+
+
+def gpus() -> dict[str, dict[str, Any]]:
+    """Kinds of GPU that the user describes, as hardware.yaml does."""
+    return _current()["gpus"]
+
+
+def factors(kind: str) -> dict[str, float]:
+    """{"efficiency": 0.94, ...} of a kind of GPU: what was measured, of FACTORS."""
+    return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
+
+
+def leave_aside_if_broken(host: str) -> None:
+    """For who needs no planner: leaves a file that cannot be used out of account in this process, and says so where a host is
+    named."""
+    try:
+        _current()
+    except (UserError, OSError) as error:
+        _ignored.add(where())
+        broken = f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
+        if host:
+            print(f"warning on {host}: {broken}; training goes on without this file", file=sys.stderr)
+
+
+def _current() -> dict[str, Any]:
+    path = where()
+    return once(None if path in _ignored else path)
+
+
+@functools.cache
+def once(path: Path | None) -> dict[str, Any]:
+    """read(), once in a process: who edits the file while a run goes on does not disturb it."""
+    return read(path) if path else {"gpus": {}, "factors": {}}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """{"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
+    document: dict[str, Any] = {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    if path.is_dir() or any(line.strip() and line[0] != "#" for line in lines):  # not comments alone
+        document = _table(read_yaml(path), f"{path}:", SECTIONS, "section")
+    found = {name: _table(document.get(name) or {}, f"{path}: {name}") for name in SECTIONS}
+    for kind, entry in found["gpus"].items():
+        _check_gpu(entry, f"{path}: gpus.{kind}")
+        found["gpus"][kind] = {"names": [], "source": str(path)} | entry
+    for kind, measured in found["factors"].items():
+        for name, entry in _table(measured, f"{path}: factors.{kind}", FACTORS, "factor").items():
+            place = f"{path}: factors.{kind}.{name}"
+            runs = _table(_table(entry, place).setdefault("runs", {}), f"{place}.runs")
+            for key, value in {"factor": entry.get("factor"), **runs}.items():
+                _check_positive(value, f"{place}: {key}")
+    return found
+
+
+def _check_gpu(entry: Any, place: str) -> None:
+    _table(entry, place, OF_GPU, "key")
+    for key in (*NUMBERS, *(key for key in OPTIONAL if key in entry)):
+        _check_positive(entry.get(key), f"{place}.{key}")
+    driver, names = entry.get("driver"), entry.get("names", [])
+    try:
+        re.compile(driver)
+    except (TypeError, re.error):
+        problem = f"{driver!r} is no regular expression"
+        raise UserError(f"{place}.driver", problem, "give the whole name that the driver gives the GPU") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{place}.names", f"{names!r} is not a list of names", "give names that --gpu takes, or none")
+
+
+def _table(value: Any, place: str, known: tuple[str, ...] = (), what: str = "") -> dict[str, Any]:
+    """`value`, which has to be keys and values; its keys each a `what` of `known`, where that is given."""
+    if not isinstance(value, dict):
+        raise UserError(
+            place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"
+        )
+    if known and (other := [key for key in value if key not in known]):
+        between = " " if place.endswith(":") else "."
+        raise UserError(f"{place}{between}{other[0]}", f"there is no such {what}", did_you_mean(str(other[0]), known))
+    return value
+
+
+def _check_positive(value: Any, place: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(place, f"{value!r} is not a number above 0", "fix it, or move the file away")

@@ -1,0 +1,137 @@
+"""How long collectives take on the links that they cross.
+
+Ring: each of n ranks sends its part n-1 times, T = (n-1) latency + (n-1)/n S / B for a gather or a scatter of S bytes in all,
+twice that for an all-reduce; a tree takes 2 log2(n) latency. Between nodes B is what a node's network cards give all of its
+ranks together, because a ring crosses each node's border once (nccl-tests' doc/PERFORMANCE.md on bus bandwidth).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from ...errors import UserError
+from . import Gpu
+
+PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450 GB/s on eight H200
+PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop
+CALL_LATENCY = 15e-6  # launching a collective and waking its kernels
+HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
+# Of a ring over several nodes, per rank: read off runs of FSDP and nanotron on 16 to 512 GPUs (benchmarks/data). Every rank's
+# part crosses each border between nodes, one after the other, so collectives over hundreds of ranks are slow (AMSP, arXiv
+# 2311.00257, figures 2 and 3).
+PACE = 10e-6
+# Bus bandwidth in GB/s of one ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
+# gathers and scatters and of all-reduces. What bounds it there are its many hops, not the cards: groups side by side each have
+# as much, until the cards are full. Other networks reach a share of their line rate at any size.
+EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
+EFA_NODE = 400e9  # bytes per second and node, where EFA was measured
+LINE_SHARE = 0.85
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second. peer: of one rank's ring inside a node; node: of a node's network cards together."""
+
+    peer: float
+    node: float
+    efa: bool
+    node_size: int
+
+    @property
+    def gbit(self) -> float:
+        """Line rate of a node's network cards together, Gbit/s."""
+        return self.node * 8e-9 / LINE_SHARE
+
+    def crosses(self, ranks: int, stride: int = 1) -> bool:
+        """Whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
+        return ranks > 1 and ranks * stride > self.node_size
+
+    def ring(self, kind: str, ranks: int, stride: int) -> tuple[float, float]:
+        """(bytes per second, seconds of all hops) of a ring. Groups that cross a node's border side by side share its cards."""
+        if not self.crosses(ranks, stride):
+            return self.peer, (ranks - 1) * PEER_LATENCY
+        nodes = -(-ranks * stride // self.node_size)
+        rate = self.node / min(stride, self.node_size)
+        if self.efa:
+            table, place = EFA[kind], math.log2(max(nodes, 2)) - 1
+            low = min(int(place), len(table) - 1)
+            high = min(low + 1, len(table) - 1)
+            one = 1e9 * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low]))
+            rate = min(rate, one * self.node / (EFA_NODE * LINE_SHARE))
+        return min(self.peer, rate), (ranks - 1) * PACE
+
+    def half(self, payload: float, ranks: int, stride: int = 1) -> float:
+        """Seconds of a gather or a scatter of `payload` bytes in all."""
+        if ranks == 1:
+            return 0.0
+        rate, hops = self.ring("gather", ranks, stride)
+        return CALL_LATENCY + hops + (ranks - 1) / ranks * payload / rate
+
+    def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
+        if ranks == 1:
+            return 0.0
+        rate, hops = self.ring("all_reduce", ranks, stride)
+        tree = 2 * math.log2(ranks) * (HOP if self.crosses(ranks, stride) else PEER_LATENCY)
+        return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
+
+    def exchange(self, payload: float, ranks: int, stride: int = 1) -> float:
+        """Seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all). Between nodes the ranks of
+        a node share its cards, and no ring helps: each part goes the whole way."""
+        if not self.crosses(ranks, stride):
+            return self.half(payload, ranks, stride)
+        inside = max(1, self.node_size // stride)
+        outside = (1 - inside / ranks) * payload / (self.node / self.node_size)
+        return CALL_LATENCY + HOP + max(outside, (inside - 1) / ranks * payload / self.peer)
+
+    def send(self, payload: float, stride: int, stages: int) -> float:
+        """Seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
+
+        Where the pipeline lies on several nodes, over the border between two: every micro-batch has to pass it, and the ranks of
+        a stage share the node's cards.
+        """
+        if stride * stages <= self.node_size:
+            return CALL_LATENCY + payload / self.peer
+        return CALL_LATENCY + HOP + payload / min(self.peer, self.node / min(stride, self.node_size))
+
+
+# `3200 Gb/s`, `8x400 Gbit/s`, `4 * 100Gb RoCE`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`
+RATE = re.compile(
+    r"(?<!\de)(?:(\d+) ?[x\u00d7*] ?)?(\d[\d,.]*) ?([GT])(bits?/?s?|b/?s|bps|bE|ps|b|)(?![a-z])(.*per (?:GPU|card|rank|device))?",
+    re.I,
+)
+
+
+def node_gbit(named: str, node_size: int) -> float | None:
+    """Gbit/s of a node's network cards, as the name of a network states them; None where it states no rate.
+
+    Raises UserError for a rate that is none.
+    """
+    if not (match := RATE.search(named)):
+        return None
+    cards, rate, prefix, unit, each = match.groups()
+    try:
+        gbit = float(rate.replace(",", ""))
+    except ValueError:
+        gbit = 0.0
+    gbit = gbit * (1000 if prefix in "Tt" else 1) * (8 if unit.startswith("B") and unit.upper() != "BE" else 1)
+    gbit *= int(cards or 1) * (node_size if each else 1)
+    if not 0 < gbit < 1e7 or named.lstrip().startswith("-"):
+        raise UserError(f"network {named!r}", f"{match[0]!r} is no rate", "give one like `3200 Gb/s`")
+    return gbit
+
+
+def hold_name(named: str, place: str) -> None:
+    """Raises UserError at `place` for a network that names neither a rate nor EFA."""
+    if named and "EFA" not in named and node_gbit(named, 1) is None:
+        cure = "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`"
+        raise UserError(place, f"{named!r} states no rate", cure)
+    node_gbit(named, 1)
+
+
+def links(gpu: Gpu, named: str, node_size: int) -> Links:
+    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or with no rate the GPU kind's usual one."""
+    efa = "EFA" in named
+    gbit = node_gbit(named, node_size) or gpu.node_gbit
+    # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
+    node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
+    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)

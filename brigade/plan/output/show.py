@@ -1,0 +1,273 @@
+"""What `plan` prints: strategies side by side, one configuration in parts, formula beside trace."""
+
+import functools
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ...errors import UserError
+from ...errors.console import billions, counted, figure
+from ..choice import explain, goals, replicas, search
+from ..choice.estimate import Estimate, intervals, parts
+from ..choice.job import Job
+from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.host_memory import host
+from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
+from ..costs.stages import stage_layers
+from ..hardware import Gpu, calibration
+from ..hardware.network import links
+from ..shape.find import named_config, positions_of
+
+if TYPE_CHECKING:
+    from ..shape.trace_settings import Trace, TraceSettings
+
+ROWS = 10  # of the table
+
+
+def say(label: str, text: str) -> None:
+    print(wrapped(f"{label:9}{text}", 9))
+
+
+def columns() -> int | None:
+    """The terminal's width, or what COLUMNS says; None into a file or a pipe, which have none."""
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return max(40, shutil.get_terminal_size().columns) if told else None
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """In lines as wide as the terminal; whole into a file or a pipe."""
+    if not (width := columns()):
+        return text
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
+    """Of sequences beyond the model's positions, of what it carries beside its decoder, and of a GPU without bf16."""
+    config, shape, said = named_config(model)[0], workload.shape, []
+    positions = positions_of(config)
+    if positions and workload.length > positions:
+        how = "train.py takes them where the recipe says rope_parameters (docs/parallelism.md)"
+        said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
+    if shape.other:
+        tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
+        what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"
+        said.append(f"{shape.name} carries {tower} of {what}.")
+    if not device.bf16:
+        said.append(f"The {device.kind} has no bf16: this is planned for fp16 (recipe: fp16: true).")
+    return said
+
+
+def between(low: str, high: str) -> str:
+    return f"80 % interval: {low} to {high}"
+
+
+def tracer(model: str) -> search.Traces:
+    """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
+    from ..shape.trace import trace
+
+    config = named_config(model)[0]
+
+    @functools.cache
+    def one_row(question: "TraceSettings") -> "Trace | None":
+        try:
+            return trace(config, question)
+        except UserError:
+            if question.autocast:  # some models' experts compute in one precision alone
+                return None
+            raise
+
+    def traces(job: Job) -> "Trace | None":
+        question = settings_of(job)
+        row = one_row(question) if question else None
+        return row and row.times(job.micro_batch)
+
+    return traces
+
+
+def formula_and_trace(job: Job, found: "Trace | None") -> None:
+    """Formula and trace side by side, of a micro-batch."""
+    if found is None:
+        print("trace    this configuration cannot be traced: its activations and logits are by formula")
+        return
+    kept, back = activation_bytes(job)
+    more, again = adapters_keep(job), job.checkpointing == "full"  # which no trace has
+    figures = [
+        ("kept by layers", kept * job.shape.layers, found.kept + more * job.shape.layers * (not again)),
+        ("beside, backward", back, found.back + more * again),
+    ]
+    figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
+    print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
+    for what, guess, seen in figures:
+        off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
+        print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
+    if job.loss != "released":
+        own = {"fused": "Liger's fused loss is a Triton kernel", "tiled": "in tiles they never exist whole,"}
+        what = own.get(job.loss, "a compiled loss is a program of its own")
+        say("", f"logits and loss: by formula; {what} that no trace runs")
+
+
+def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
+    """What fused kernels would bring, which need a package that requirements.txt leaves out."""
+    other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
+    if other and winner.seconds > 1.01 * other.seconds:
+        speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
+        say(
+            "liger",
+            f"with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch {other.estimate.job.micro_batch}, "
+            f"{speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it",
+        )
+
+
+def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], traces: search.Traces | None) -> str:
+    """What to do then."""
+    if all(candidate.choice.why_only for candidate in ranked):
+        return "train.py runs none of these. Leave --strategy out to see what it runs."
+    if change := explain.smallest_change(workload, cluster, traces):
+        return f"Nothing that train.py runs fits. The smallest change that does: {change}."
+    return (
+        "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
+        "take GPUs or hosts with more memory."
+    )
+
+
+def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
+    """All of them, the chosen one first."""
+    return sorted(ranked, key=lambda candidate: candidate is not winner)
+
+
+def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
+    """The chosen one, and the best of the others in the order of their speed, ten in all, with why each is not the one."""
+    shape, device = workload.shape, ranked[0].estimate.gpu
+    title = (
+        f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
+        f"{workload.length:,} tokens a step, {cluster.title} {device.kind}"
+    )
+    narrow = (columns() or 160) < 120  # the chosen one is told in full below the table
+    names = ["strategy", *([] if narrow else ["micro-batch", "recomputes", "kernels"])]
+    names += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
+    mfu = workload.method == "full" and not narrow
+    table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
+    for candidate in shown_first(ranked, winner)[:ROWS]:
+        result, fits = candidate.estimate, candidate.fits
+        details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
+        cells = [candidate.name, *([] if narrow else details)]
+        cells += [f"{result.device_gib:.0f}", f"{result.tokens_per_second_per_gpu:,.0f}" if fits else ""]
+        cells += [f"{result.mfu:.0f}%" if fits else ""] if mfu else []
+        style = "bold green" if candidate is winner else "" if fits else "dim"
+        table.add_row(*cells, explain.reason(candidate, winner), style=style)
+    return table
+
+
+def recomputes(job: Job) -> str:
+    return "layers" if job.checkpointing == "full" else "nothing"
+
+
+def trained(job: Job, whole: Collection[str]) -> None:
+    """Of adapters, and what is trained whole beside them."""
+    from ...train.model.adapters import trains
+
+    if job.trained:
+        beside = len(whole) * job.shape.vocab * job.shape.hidden
+        print(trains(job.trained - beside, beside, list(whole)))
+
+
+def batch(winner: Candidate) -> None:
+    """How a candidate makes its batch, and what computes it."""
+    job = winner.estimate.job
+    ranks = counted(job.data, "data-parallel rank")
+    made = f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {ranks}"
+    say("batch", f"{made}; recomputes {recomputes(job)}; {winner.kernels}; {job.optimizer}")
+    if winner.tight:
+        say("", winner.tight)
+
+
+def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:
+    """One configuration in parts, and what so many tokens take at so many US dollars for an hour of a GPU."""
+    job, needs = result.job, host(result.job)
+    if job.axes:
+        say("axes", division(result))
+    low, high = (f"{gib:.1f}" for gib in result.memory_interval())
+    held = f"the few runs with experts on several ranks: {low} to {high}" if job.expert > 1 else between(low, high)
+    context, pool = result.context / GIB, stream_pool(result.job) / GIB
+    allocator = result.device_gib - result.allocated_gib - context - pool
+    streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
+    say(
+        "memory",
+        f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
+        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({held})",
+    )
+    if job.expert > 1:
+        say("", "a rank may get more tokens for its experts than its share: hence so much at most")
+    if not result.safe:
+        say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
+    loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
+    disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
+    say(
+        "host",
+        f"{loading} GiB of memory on each while loading, {training} while training (the larger, {between(low, high)}){disks}",
+    )
+    say("disk", f"{checkpoint(needs.checkpoint)} for a checkpoint")
+    step, low, high = (figure(seconds, 2) for seconds in (result.time.total, *result.time_interval()))
+    say("time", f"{step} s per step ({between(low, high)}): {parts(result.time, 1, 0.005)}")
+    if result.crowded:
+        say(
+            "",
+            "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted "
+            "(docs/planner-accuracy.md)",
+        )
+    if job.nodes > 1:
+        usual = "" if job.link else ", as is usual for that GPU: --network says another"
+        say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
+    if job.replicas.count > 1:
+        say("replicas", replicas.described(result))
+    if not result.gpu.seen:
+        say(
+            "",
+            f"the {result.gpu.kind} is known by its data sheet alone: no run was fitted to it, hence the wide interval; "
+            f"its figures: {result.gpu.source}",
+        )
+    if factors := calibration.factors(result.gpu.kind):
+        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
+        print(wrapped(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})"))
+    fast, slow = (seconds / result.time.total for seconds in result.time_interval())
+    speed = result.tokens_per_second_per_gpu
+    # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
+    used = (
+        f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
+    )
+    say("speed", f"{speed:,.0f} tokens/s on each GPU, {speed / slow:,.0f} to {speed / fast:,.0f}{used}")
+    times = tokens / goals.BILLION
+    many = "a billion tokens" if times == 1 else f"{times:,.3g} billion tokens"
+    days, low_days, high_days = (figure(factor * times * result.days, 2) for factor in (1, fast, slow))
+    spent = 24 * times * result.days * job.gpus
+    hours, low, high = (figure(factor * spent, 0) for factor in (1, fast, slow))
+    say(
+        "duration",
+        f"{many} take {days} days, {low_days} to {high_days}; {hours} GPU-hours, {low} to {high}"
+        f"{goals.cost(spent, result.gpu.kind, price)}",
+    )
+
+
+def division(result: Estimate) -> str:
+    """`pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
+    job, bubble = result.job, result.time.bubble / result.time.total
+    said = f"{job.axes} x data {job.data}"
+    if job.pipeline == 1:
+        return said
+    return (
+        f"{said}; {', '.join(map(str, stage_layers(job)))} layers in its stages, which idle for {bubble:.0%} of a step"
+    )
+
+
+def checkpoint(size: float) -> str:
+    """`27.5 GB (80 % interval: 27.5 to 27.8)`"""
+    unit, name = (1e9, "GB") if size >= 1e8 else (1e6, "MB")
+    digits = 2 if size < 10 * unit else 1 if size < 100 * unit else 0
+    value, low, high = (f"{factor * size / unit:,.{digits}f}" for factor in (1, *intervals()["disk"]))
+    return f"{value} {name} ({between(low, high)})"

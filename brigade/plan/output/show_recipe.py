@@ -1,0 +1,127 @@
+"""What `plan recipes/NAME/full.yaml` prints: a recipe as it stands, its estimate, and how to start it."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...errors import UserError
+from ...errors.console import counted, figure
+from ...train.model.config_json import read_config
+from ...train.model.location import check_length
+from ...train.model.rope import positions_by
+from ...train.recipe import flags
+from ..choice import goals, replicas
+from ..choice.job_of_recipe import BESIDE, RecipePlan
+from ..choice.search import refusal
+from ..choice.workload import Cluster
+from ..costs.memory import GIB
+from ..costs.states import first_stage_states
+from ..shape.find import positions_of
+from . import header
+from .as_json import recipe_json
+from .show import describe, formula_and_trace, recomputes, say, tracer, trained, wrapped
+
+# How a recipe's config.json relates to the published one (models.yaml).
+CONFIGS = {
+    "exact": "the published one, byte for byte",
+    "copies": "from public copies that agree; no hash of the Hub's was found",
+    "copy": "from one public copy; no hash of the Hub's was found",
+    "values": "its values, from one public copy, laid out anew: compare it with the one on the model's page",
+}
+
+
+def show_recipe(
+    path: str,
+    cluster: Mapping[str, object],
+    hosts: Cluster,
+    trace: bool,
+    margin: float,
+    tokens: float | None = None,
+    price: float | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the estimate of the recipe at `path`; 1 where it does not fit with a share of `margin` left free, else 0.
+
+    tokens: to train on, None for what its max_steps take, else a billion; price: US dollars for an hour of a GPU
+    cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
+    """
+    words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
+    plan = RecipePlan(flags.load(["--recipe", path, *words], loads_model=False), hosts.link)
+    result, recipe = plan.estimate, plan.settings.recipe
+    if recipe.training.bf16 and not result.gpu.bf16:
+        raise UserError(plan.settings.place("bf16"), f"the {result.gpu.kind} has no bf16", "use fp16")
+    beside = plan.settings.recipe_path.with_name(BESIDE)
+    if beside.is_file():  # else train.py looks at the model's
+        check_length(plan.settings, positions_by(recipe.model.rope_parameters, positions_of(read_config(beside))))
+    job, whole = result.job, result.gpu.memory_gib
+    spare = result.spare_gib - margin * whole
+    usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
+    refused = refusal(job, usual, result.gpu)
+    tight = refusal(job, usual, result.gpu, at_most=True)
+    if refused:
+        found = f"it does not fit: {refused}"
+    elif spare < 0:
+        found = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
+    else:
+        found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+    good = spare >= 0 and not refused
+    advice = replicas.for_recipe(plan)
+    if as_json:
+        print(recipe_json(result, plan.strategy_name, found, good, tight, advice, price))
+        return 0 if good else 1
+    print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
+    training = recipe.training
+    own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None
+    trained(job, recipe.model.lora_modules_to_save)
+    print(
+        f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
+        f"{job.sequence:,} tokens, recomputes {recomputes(job)}"
+    )
+    describe_recipe(plan)
+    describe(result, tokens or own or goals.BILLION, price)
+    if tokens is None:
+        steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"
+        counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
+        say("", steps if own else counts)
+    if trace:
+        formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
+    if tight and not refused:
+        say("", tight)
+    say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
+    return 0 if good else 1
+
+
+def describe_recipe(plan: RecipePlan) -> None:
+    """Its model, hardware and batch, and the commands that start it."""
+    job, device, model, recipe = plan.estimate.job, plan.estimate.gpu, plan.model, plan.settings.recipe
+    revision = f" at revision {recipe.model.revision}" if recipe.model.revision else ""
+    published = " (the published number)" if model.published else ""
+    beside = f", {job.trained:,} trained beside them" if job.trained else ""
+    states = f"{first_stage_states(job)[0].total / GIB:.1f} GiB of model states on each GPU"
+    say("model", f"{model.hub}{revision}: {job.shape.parameters:,} parameters{published}{beside}, {states}")
+    if model.config:
+        say("", f"{BESIDE} beside the recipe: {CONFIGS[model.config]}")
+    if model.licence:
+        say("", f"gated: accept {model.licence} on its page and set HF_TOKEN")
+    if job.shape.experts and job.method == "lora":
+        say("", "experts are no linear layers and stay as they are: adapters lie on attention alone (docs/methods.md)")
+    if job.shape.family.sinks:
+        say("", "its published experts are in MXFP4; they are loaded in bf16, as which they are counted here")
+    each = f"{device.memory_gib:.0f} GiB"
+    if job.gpus > 1:
+        each += f" each, {device.peer_gb_s:.0f} GB/s between two of a host"
+    say("hardware", f"{plan.cluster}: {each}")
+    shares, axes = job.data * job.replicas.count, plan.strategy.axes
+    size = job.micro_batch * job.accumulation * shares
+    what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
+    over = counted(shares, "data-parallel rank" if axes else "GPU")
+    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
+    if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
+        ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
+    say("batch", " = ".join([f"{size} {what}", *ways]))
+    if filler := size - recipe.training.global_batch_size:
+        wasted = f"{filler / size:.1%} of the work is wasted"
+        say("", f"{filler} of them filler, for the recipe's {size - filler} do not divide: {wasted}")
+    rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"
+    for number, command in enumerate([*header.commands(plan), rehearsal]):
+        say("" if number else "start", command)

@@ -1,0 +1,220 @@
+"""Recipes that the planner writes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import UserError
+from ...errors.console import billions, figure
+from ...train.files import write as write_file
+from ...train.model.config_json import read_config
+from ...train.model.rope import positions_by
+from ...train.recipe.files import REPOSITORY
+from ...train.recipe.method import METHODS
+from ..choice.job import Job
+from ..choice.job_of_recipe import (
+    BESIDE,
+    PublishedModel,
+    RecipePlan,
+    here,
+    load_plan,
+    published_model,
+    published_models,
+)
+from ..choice.workload import Candidate, Workload
+from ..costs.host_memory import host
+from ..shape.find import RECIPES, config_of, positions_of
+from .header import header, replaced
+from .strategy_file import as_document, ours, strategy_file
+
+# Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
+# (thinkingmachines.ai/blog/lora), and large models less than small ones.
+RATES = {
+    "full": ((2e9, "2.0e-5"), (1e12, "1.0e-5")),
+    "lora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
+    "qlora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
+}
+TEMPLATE = Path(__file__).with_name("recipe_template.txt")
+OVERVIEW = RECIPES / "README.md"
+RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
+
+
+def body(
+    candidate: Candidate,
+    workload: Workload,
+    source: PublishedModel,
+    hostfile: str | None,
+    strategy: Mapping[str, Any],
+    rope: Mapping[str, Any] | None = None,
+) -> str:
+    """The recipe as YAML: the template without the lines that name what this recipe does not say.
+
+    strategy: keys of its `cluster:` that name it; rope: of its `model:`, where rows are longer than the model's positions
+    """
+    job, adapters = candidate.estimate.job, workload.method != "full"
+    size = host(job).checkpoint
+    ordinary = source.base and adapters and not workload.whole
+    values: dict[str, Any] = {
+        "hub": source.hub,
+        "revision": source.revision,
+        "rope_parameters": rope,
+        **dict.fromkeys(METHODS[workload.method].keys, True),
+        "lora_r": workload.rank if adapters else None,
+        "lora_alpha": 2 * workload.rank if adapters else None,
+        "lora_target_modules": "all-linear" if adapters else None,
+        "lora_modules_to_save": list(workload.whole) or None,
+        # A base model has not learned the tokens of its family's template, and adapters leave embeddings as they are.
+        "chat_template": "tulu" if ordinary and source.template else source.template,
+        "max_length": workload.length,
+        "global_batch_size": workload.batch,
+        "micro_batch": job.micro_batch,
+        "bf16": candidate.estimate.gpu.bf16 or None,
+        "fp16": not candidate.estimate.gpu.bf16 or None,
+        "optim": job.optimizer if job.optimizer != Job.optimizer else None,
+        "activation_checkpointing": job.checkpointing == "full",
+        "torch_compile": candidate.kernels == "torch.compile" or None,
+        "use_liger_kernel": candidate.kernels == "Liger" or None,
+        "tiled_loss": "auto" if job.loss == "tiled" else None,
+        "save_total_limit": 1 if size > 1e11 else None,
+        "hostfile": hostfile,
+        "gpu": candidate.estimate.gpu.kind,
+        "network": job.link or None,
+        **strategy,
+    }
+    texts = {
+        name: yaml.safe_dump([value], default_flow_style=True, width=10_000, sort_keys=False).strip()[1:-1]
+        for name, value in values.items()
+        if value is not None
+    }
+    of_base = "of words that a base model knows" if ordinary else "a base model has none; its tokenizer has the tokens"
+    texts["why_template"] = of_base if source.base else "renders as the model's own, which has no generation marks"
+    texts["learning_rate"] = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
+    texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
+    texts |= {} if hostfile else {"no_hostfile": "null"}
+    lines = []
+    for line in TEMPLATE.read_text().splitlines():
+        if set(re.findall(r"{(\w+)}", line)) <= texts.keys():
+            entry, mark, comment = line.format(**texts).partition(" # ")
+            lines.append(f"{entry:<40}{mark}{comment}" if mark else entry)
+    return "\n".join(lines) + "\n"
+
+
+def strategy_keys(candidate: Candidate) -> dict[str, Any]:
+    """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
+    job, file = candidate.estimate.job, candidate.choice.file
+    if not job.axes and file not in ("fsdp2", "hsdp"):
+        return {"ds_config": file or None}
+    path = f"accelerate_configs/{file}_{job.nodes}x{job.node_size}.yaml"
+    shipped = not job.axes and (REPOSITORY / path).is_file()
+    return {"accelerate_config": path if shipped else as_document(candidate)}
+
+
+def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
+    """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, and a file for a strategy with
+    axes besides data parallelism; returns what it wrote.
+
+    Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
+    model's positions.
+    """
+    source, config = published_model(model), config_of(model)
+    path = to if to.suffix in (".yaml", ".yml") else to / f"{workload.method}.yaml"
+    job = candidate.estimate.job
+    if job.shape.other:
+        raise UserError(
+            "flag --write",
+            f"{job.shape.name} carries a vision tower, which a run freezes and the planner counts as if it were trained",
+            "take one of text alone, or write the recipe by hand and rehearse it",
+        )
+    document = read_config(config)
+    positions = positions_of(document)
+    rope = source.rope_parameters if positions and workload.length > positions else None
+    positions = positions_by(rope, positions)
+    if positions and workload.length > positions:
+        problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
+        raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
+    file = strategy_file(candidate, here(path), path.parent, hostfile)
+    if file and ours(path.parent) and not file.path.exists():  # a recipe of ours says what no file there is for
+        file = None
+    strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
+    text = body(candidate, workload, source, hostfile, strategy, rope)
+    there, files = path.exists(), {path.with_name(BESIDE): config.read_bytes()}
+    if file and not (
+        file.path.exists() and file.path.parent != path.parent.resolve()
+    ):  # else shared, and taken as it is
+        files[file.path] = file.text.encode()
+    for name, content in files.items():
+        if name.exists() and name.read_bytes() != content:
+            raise _in_the_way(name, f"name another folder: --write {path.parent}-2/")
+    if there and (not path.is_file() or replaced(path.read_text(), "") != text):
+        raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
+    with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
+        draft, drafted = Path(folder) / path.name, text
+        for name, content in files.items():
+            draft.with_name(name.name).write_bytes(content)
+        if file and file.path in files:
+            drafted = text.replace(here(file.path), str(draft.with_name(file.path.name)))
+        draft.write_text(drafted, encoding="utf-8")
+        text = header(load_plan(draft, job.link, path)) + text
+    missing = {name: content for name, content in files.items() if not name.exists()}
+    if not there:
+        missing = {path: text.encode()} | missing
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for name, content in missing.items():
+            write_file(name, content)
+    except OSError as error:
+        problem = f"it cannot be written: {error.strerror}"
+        raise UserError(str(path), problem, "name another folder with --write") from None
+    return list(missing)
+
+
+def _in_the_way(path: Path, cure: str) -> UserError:
+    return UserError(here(path), "it is there already with other content, and is not overwritten", cure)
+
+
+# ---- all headers ----
+def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
+    """Every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere.
+
+    recipes: default: those in the folders of models.yaml, for users have their own recipes beside them
+    """
+    ours = (path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name in published_models())
+    found = [load_plan(path) for path in (ours if recipes is None else recipes)]
+    kept = [plan for plan in found if plan.settings.recipe.cluster.gpu]
+    return sorted(kept, key=lambda plan: (plan.estimate.job.shape.parameters, plan.estimate.job.gpus, plan.path))
+
+
+def row(plan: RecipePlan) -> str:
+    """Of the table in recipes/README.md."""
+    result, shape, name = plan.estimate, plan.estimate.job.shape, plan.path.removeprefix("recipes/")
+    cells = (
+        plan.model.name,
+        billions(shape.parameters) + (f", {shape.active / 1e9:.1f} B active" if shape.experts else ""),
+        result.job.title,
+        plan.cluster,
+        plan.strategy_name,
+        f"{result.device_gib:.0f} of {result.gpu.memory_gib:.0f}",
+        f"{result.tokens_per_second_per_gpu:,.0f}",
+        f"{result.days:.2f}",
+        f"[{name}]({name})",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def refresh(check: bool, recipes: Iterable[Path] | None = None) -> list[str]:
+    """Write all headers and the table of recipes/README.md anew, or only look; returns what was (or would be) changed."""
+    plans, changed = recipe_plans(recipes), []
+    texts = {path: replaced(path.read_text(), header(plan)) for plan in plans for path in [plan.settings.recipe_path]}
+    head, rule, table = OVERVIEW.read_text().partition(RULE)
+    rest = table.lstrip("\n").partition("\n\n")[2]
+    texts[OVERVIEW] = "\n".join([f"{head}{rule}", *map(row, plans), "", rest])
+    for path, text in texts.items():
+        if path.read_text() != text:
+            changed.append(here(path))
+            if not check:
+                write_file(path, text)
+    return changed

@@ -1,0 +1,100 @@
+"""Models by name: a recipe's folder, any folder or file with a config.json, or the Hub. No torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ...errors import UserError, did_you_mean
+from ...train.hub import hub_is_away, refusal
+from ...train.model.config_json import check_causal, read_config
+from ...train.recipe.files import REPOSITORY
+from .from_config import kind_of, shape_of
+from .model_shape import FAMILIES, ModelShape
+
+RECIPES = REPOSITORY / "recipes"
+
+
+def known_config(name: str) -> Path | None:
+    """The config.json of the model of that name, if a recipe here has it: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
+
+    def plain(text: str) -> str:
+        return "".join(filter(str.isalnum, text.lower()))
+
+    found = (path for path in sorted(RECIPES.glob("*/config.json")) if plain(path.parent.name) == plain(name))
+    return next(found, None)
+
+
+def config_of(name: str) -> Path:
+    """The config.json of a model by a recipe's folder, a folder or file, or its name on the Hub.
+
+    Raises UserError where there is none, or the Hub cannot be asked.
+    """
+    place, path = f"model {name[:100]!r}", Path(name).expanduser()
+    try:
+        for candidate in (path, path / "config.json", RECIPES / name, RECIPES / name / "config.json"):
+            if candidate.is_file():
+                return candidate
+    except OSError as error:
+        raise UserError(place, f"it cannot be looked up: {error.strerror}", "check the name") from None
+    short = name.rpartition("/")[2]
+    if known := known_config(short):
+        return known
+    none = "the folder has no config.json" if path.is_dir() else "no folder or recipe here has that name"
+    # The Hub's names have an owner's before them, and none of its owners is a folder here.
+    if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
+        raise UserError(place, none, did_you_mean(short, [path.parent.name for path in RECIPES.glob("*/config.json")]))
+    hub_is_away()
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:
+        why, cure = refusal(error, name)
+        cure = cure or "name a folder with a config.json, or check name, network and HF_TOKEN"
+        raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens of a row for which the text model has positions, as far as its config.json says."""
+    text = config.get("text_config") or config
+    found = (
+        text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    )
+    return next((positions for positions in found if isinstance(positions, int)), None)
+
+
+def stretches(config: Mapping[str, Any]) -> bool:
+    """Whether a rotary embedding is plain, with one base, so that a recipe's rope_parameters can stretch it (model/rope.py)."""
+    text = config.get("text_config") or config
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return "rope_local_base_freq" not in text and rope.get("rope_type", rope.get("type", "default")) == "default"
+
+
+def named_config(name: str) -> tuple[dict[str, Any], str, str]:
+    """(config.json, where it is, short name) of a model; name: as config_of takes it."""
+    path = config_of(name)
+    ours = Path(name).expanduser().exists() or path.is_relative_to(RECIPES)
+    return read_config(path), str(path) if ours else name, path.parent.name if ours else name
+
+
+def named_shape(name: str) -> ModelShape:
+    """The model's shape; name: as config_of takes it."""
+    return described(*named_config(name))
+
+
+def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (from_code.py).
+
+    Raises UserError for what is no causal language model, by what it is.
+    """
+    if "_class_name" in config and "model_type" not in config:
+        problem = f"train.py trains causal language models, and this is a part of a diffusion pipeline: {config['_class_name']}"
+        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
+    if config.get("vision_config") or config.get("audio_config"):
+        check_causal(SimpleNamespace(**config), place)
+    if kind_of(config, place)[0] in FAMILIES:
+        return shape_of(config, place, name)
+    from .from_code import shape_from_model
+
+    return shape_from_model(config, name)

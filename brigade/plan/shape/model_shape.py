@@ -1,0 +1,159 @@
+"""What a model asks of the hardware: its dimensions and parameter counts. No torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors.tables import table
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a `model_type` builds that its config does not say: families.yaml explains each."""
+
+    gated: bool = True
+    norms: int = 2
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    expert_bias: bool = False
+    router_bias: bool = False
+    norm_bias: bool = False
+    layer_norm: bool = False
+    fp32_norm: bool = False
+    fused_qkv: bool = False
+    fused_gate: bool = False
+    sinks: bool = False
+    clamped: bool = False
+    eager: bool = False
+    tied: bool = False
+    positions: int = 0
+    rotary: bool = True
+
+
+LLAMA = Family()
+FAMILIES = {kind: Family(**row) for kind, row in table(Path(__file__).with_name("families.yaml")).items()}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's dimensions.
+
+    ffn: width of a dense layer's MLP; expert_ffn: of one expert; shared_ffn: of the experts that every token visits
+    experts, top_k: per MoE layer, and how many of them one token visits; 0 in a dense model
+    moe_layers: how many of the layers have experts
+    window, windowed_layers: sliding-window attention, and how many layers have it
+    other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    family: Family = LLAMA
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    moe_layers: int = 0
+    window: int = 0
+    windowed_layers: int = 0
+    other: int = 0
+
+    @property
+    def dense_layers(self) -> int:
+        return self.layers - self.moe_layers
+
+    @property
+    def kinds(self) -> list[tuple[bool, int]]:
+        """(with experts or not, how many layers) of each kind that the model has."""
+        return [(moe, count) for moe, count in ((False, self.dense_layers), (True, self.moe_layers)) if count]
+
+    # ---- widths, elements per token ----
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_value_width(self) -> int:
+        """Keys and values together."""
+        return 2 * self.kv_heads * self.head_dim
+
+    # ---- parameters ----
+    @property
+    def embedding(self) -> int:
+        return (self.vocab + self.family.positions) * self.hidden
+
+    @property
+    def head(self) -> int:
+        """The output projection, where it is not the embedding."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def attention(self) -> int:
+        """Of one layer, norms included."""
+        f, q, kv, h = self.family, self.query_width, self.key_value_width, self.hidden
+        biases = (q + kv) * f.qkv_bias + h * f.out_bias + self.heads * f.sinks
+        norms = f.norms * h * (1 + f.norm_bias) + 2 * self.head_dim * f.qk_norm
+        return h * (q + kv) + q * h + biases + norms
+
+    def mlp(self, width: int, bias: bool = False) -> int:
+        """One MLP of `width`."""
+        into = 2 if self.family.gated else 1
+        return (into + 1) * self.hidden * width + bias * (into * width + self.hidden)
+
+    @property
+    def dense_layer(self) -> int:
+        return self.attention + self.mlp(self.ffn, self.family.mlp_bias)
+
+    @property
+    def expert(self) -> int:
+        return self.mlp(self.expert_ffn, self.family.expert_bias)
+
+    @property
+    def moe_base(self) -> int:
+        """A MoE layer without its experts: attention, router and the shared expert with its gate."""
+        router = self.hidden * self.experts + self.family.router_bias * self.experts
+        return self.attention + router + ((self.mlp(self.shared_ffn) + self.hidden) if self.shared_ffn else 0)
+
+    @property
+    def moe_layer(self) -> int:
+        return self.moe_base + self.experts * self.expert
+
+    def undivided(self, moe: bool = False) -> int:
+        """What of a layer tensor parallelism leaves whole on each rank: norms, biases after a sum over ranks, the router."""
+        f, h = self.family, self.hidden
+        norms = f.norms * h * (1 + f.norm_bias) + 2 * self.head_dim * f.qk_norm + h * f.out_bias
+        if not moe:
+            return norms + h * f.mlp_bias
+        return norms + h * self.experts + f.router_bias * self.experts + h * bool(self.shared_ffn)
+
+    @property
+    def final_norm(self) -> int:
+        return self.hidden * (1 + self.family.norm_bias)
+
+    @property
+    def parameters(self) -> int:
+        """All unique parameters."""
+        layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer
+        return self.embedding + self.head + layers + self.final_norm + self.other
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets: of the experts only the top_k."""
+        return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert - self.other
+
+    @property
+    def layer_matmul(self) -> float:
+        """Parameters of a layer that one token multiplies with, mean over layers."""
+        return (self.active - self.embedding - self.head - self.final_norm) / self.layers
+
+    def attended(self, length: float) -> float:
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long."""
+        inside = min(length, self.window) if self.window else length
+        return (self.windowed_layers * inside + (self.layers - self.windowed_layers) * length) / self.layers

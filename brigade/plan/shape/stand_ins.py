@@ -1,0 +1,92 @@
+"""Stand-ins for kernels that a trace cannot run: they compute nothing, and save and allocate what the kernels do.
+
+FlashAttention keeps queries, keys, values, its output and an fp32 log-sum-exp per head and token, as the signature of its
+backward pass says (aten::_flash_attention_backward). SDPA on a CPU keeps the same, but where a window or a batch asks for a
+mask it takes another kernel and repeated keys and values. Liger's norms and gated MLPs keep what their autograd functions save
+(liger_kernel/ops/rms_norm.py, swiglu.py); its rotary embedding keeps nothing of the activations, as Transformers' does not.
+"""
+
+from typing import Any
+
+import torch
+
+from ...train.upstream.experts import replace_gate
+
+FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
+
+
+class _Flash(torch.autograd.Function):
+    """What FlashAttention allocates. query: (rows, tokens, heads, size), key and value with fewer heads."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        rows, tokens, heads, _ = query.shape
+        out = query.new_empty(rows, tokens, heads, value.shape[-1])
+        sums = query.new_empty(rows, heads, tokens, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, value, out, sums = ctx.saved_tensors
+        # Its workspace: an fp32 accumulator for the queries, and keys' and values' gradients for every query head.
+        space = [torch.empty_like(query, dtype=torch.float32), torch.empty_like(sums)]
+        if key.shape[2] != query.shape[2]:
+            space += [torch.empty_like(query), torch.empty_like(out)]
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def flash(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
+    """FlashAttention as Transformers calls it: (rows, heads, tokens, size) in, (rows, tokens, heads, size) out."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
+    return _Flash.apply(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
+
+
+class _SavesInput(torch.autograd.Function):
+    """A norm in one kernel: its input, and a number per token."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight, hidden.new_empty(hidden.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+class _GatedInPlace(torch.autograd.Function):
+    """silu(gate) * up in one kernel, which computes silu again and writes gradients over its inputs (Liger)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.saved_tensors
+
+
+def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
+    """Norms and gated MLPs of `model`, in place, as kernels of their own save. Rotary embeddings save nothing either way."""
+    for module in model.modules():
+        kind, names = type(module).__name__, dict(module.named_children())
+        if "norm" in kernels and kind.endswith("RMSNorm"):
+            module.forward = lambda hidden, module=module: _SavesInput.apply(hidden, module.weight)
+        if "mlp" in kernels and {"gate_proj", "up_proj", "down_proj"} <= set(names):
+            module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(m.gate_proj(x), m.up_proj(x)))
+        elif "mlp" in kernels and {"gate_up_proj", "down_proj"} <= set(names):
+            module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(*m.gate_up_proj(x).chunk(2, dim=-1)))
+        elif "mlp" in kernels:
+            replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
+
+
+def register_flash() -> None:
+    """`flash` under a name that Transformers knows, without a mask."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(FLASH, flash)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(FLASH, lambda *args, **kwargs: None)

@@ -1,0 +1,41 @@
+"""`python -m brigade prepare RECIPE`: tokenise a recipe's data now, so that no run waits for it."""
+
+import argparse
+import time
+
+PASSES_ON = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a recipe; every key of its data: section is also a flag, as in train.py")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
+
+    from .train.recipe import flags
+    from .train.recipe.batch import batch_arithmetic
+
+    settings = flags.load(["--recipe", options.recipe, *options.rest])
+    batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
+
+    from .train import cache
+    from .train.data import report
+    from .train.data.prepare import prepare
+    from .train.model.tokenizer import load_tokenizer
+    from .train.model.vocabulary import vocabulary
+
+    began = time.time()
+    tokenizer = load_tokenizer(settings, vocabulary(settings))
+    prepared = prepare(settings, tokenizer)
+    print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
+    if prepared.chat_format.stands_in:
+        print(f"chat template: {report.standing_in(prepared)}")
+    if unread := report.unread(prepared.facts):
+        print(f"not read: {unread}")
+    report.show_sample(prepared, tokenizer)
+    folder = cache.cache_directory("prepared") / prepared.fingerprint
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    done = "made" if folder.stat().st_mtime > began else "was there, read"
+    print(f"{folder}: {size / 2**20:,.1f} MiB, {done} in {time.time() - began:.1f} s")
+    return 0

@@ -1,0 +1,175 @@
+"""Which checkpoint a run continues from: one that is whole, of this run and this base, with states that it can take over."""
+
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...errors.console import counted
+from ..recipe.files import read_yaml
+from ..run import directory as runs
+from ..run import same_run
+from . import layout, reading
+from .manifest import RECORD, damage, finished, flaw, recorded, shares, sizes
+
+REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
+_FLAG = "flag --resume_from_checkpoint"
+
+
+def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
+    """The checkpoint to continue from: the one asked for, else the newest whole one in the run's directory; None: there is
+    none yet. run.skipped says which were left out, and why.
+
+    fingerprint: of the data; base: consistency.digests of the weights that the run begins with.
+    Raises UserError where it is no checkpoint, damaged, or of another run, strategy, number of ranks or base.
+    """
+    named, fresh = run.settings.resume_from_checkpoint, run.settings.fresh
+    if not named:
+        folder = None if fresh else _newest(run)
+        if folder:
+            _check(folder, str(folder), run, base)
+        return folder
+    folder = Path(named)
+    if number := run.replica.replica:
+        own = folder.parent / f"replica-{number}" / folder.name
+        folder = own if flaw(own) is None else folder
+    if not finished(folder):
+        cure = "name a checkpoint-N directory, or leave the flag out to take the newest"
+        raise UserError(_FLAG, f"{named!r} is not a checkpoint: no {runs.STATE} in it", cure)
+    if fresh and run.directory.resolve() in folder.resolve().parents:
+        cure = "drop one of the two, or give another --output_dir"
+        raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first", cure)
+    if problem := run.damaged.get(folder.name) or flaw(folder):
+        cure = "name another checkpoint, or leave the flag out to take the newest whole one"
+        raise UserError(_FLAG, f"{named!r} cannot be continued from: {problem}", cure)
+    _check_run(folder, run, fingerprint)
+    _check(folder, _FLAG, run, base)
+    if not _record_of(folder):
+        problem = f"{named!r} is another tool's: there is neither {RECORD} in it nor {runs.RECORD} beside it, and nobody knows "
+        problem += "which data, order of samples and optimizer its states belong to"
+        cure = f"to start from its weights: {_start_from(folder, run)}, without --resume_from_checkpoint; "
+        cure += f"if an earlier version of Brigade wrote it, bring its run's {runs.RECORD} back beside it"
+        raise UserError(_FLAG, problem, cure)
+    return folder
+
+
+def problem_together(run: runs.Run, folder: Path | None, folders: list[str | None]) -> tuple[str, str] | None:
+    """(checkpoint-N, what is wrong with it), as far as this rank sees; None: nothing. folders: what each rank has chosen.
+
+    Engines that write in parts need one directory that all hosts share, and each rank reads its share of the files. DDP may
+    have one on each host: there the ranks of a host share them.
+    """
+    if folder is None or None in folders:
+        return None  # claim() says on which host there is none
+    oldest = min(map(Path, filter(None, folders)), key=runs.step_of).name
+    if folder.name != oldest:
+        return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
+    size, rank = _readers(run)
+    names = shares(sizes(recorded(folder)), size)[rank]
+    problem = damage(folder, names)
+    return (folder.name, problem) if problem else None
+
+
+def check_pickles(run: runs.Run, folder: Path | None) -> None:
+    """Look at this rank's share of the files that an engine unpickles. Raises UserError as unpickling.check() does."""
+    from ..upstream import unpickling
+
+    size, rank = _readers(run)
+    unpickling.check(unpickling.pickled(folder)[rank::size] if folder else ())
+
+
+def _readers(run: runs.Run) -> tuple[int, int]:
+    """(how many ranks read a checkpoint together, which of them this one is)."""
+    here = run.replica
+    return (here.size, here.rank) if run.strategy.writes_in_parts else (here.local_size, here.local_rank)
+
+
+def how_to_continue(run: runs.Run, state: Any) -> str:
+    """Where a run stands that is stopped now, and how it goes on. state: of its Trainer."""
+    here = f"at step {state.global_step} of {state.max_steps}"
+    if run.settings.recipe_path.name == REHEARSAL:
+        return f"{here} of a rehearsal. The same command begins it anew."
+    newest = next((folder for folder in runs.checkpoints(run.directory) if flaw(folder) is None), None)
+    if newest is None:
+        return f"{here}. There is no checkpoint yet: the same command begins at step 0."
+    flags = {"--fresh": run.settings.fresh, "--resume_from_checkpoint": run.settings.resume_from_checkpoint}
+    given = [flag for flag, value in flags.items() if value]
+    without = f" without {' and '.join(given)}" if given else ""
+    lost = state.global_step - runs.step_of(newest)
+    again = f", {counted(lost, 'step')} before this one" if lost else ""
+    return f"{here}. The same command{without} continues from {newest}{again}."
+
+
+def _newest(run: runs.Run) -> Path | None:
+    """The newest whole one; None where there is no checkpoint at all."""
+    every = {path.name: path for path in runs.checkpoints(run.directory)}
+    if run.own_directory != run.directory:  # where a replica has no part of it, it takes the first one's
+        every |= {path.name: path for path in runs.checkpoints(run.own_directory) if flaw(path) is None}
+    newest_first = sorted(every.values(), key=runs.step_of, reverse=True)
+    found = {path: run.damaged.get(path.name) or flaw(path) for path in newest_first}
+    whole = next((path for path, problem in found.items() if problem is None), None)
+    newer = [path for path in found if whole is None or runs.step_of(path) > runs.step_of(whole)]
+    run.skipped[:] = [f"{path.name}: {found[path]}" for path in newer]
+    if newer and whole is None:
+        more = f", and so are {len(newer) - 1} older" if len(newer) > 1 else ""
+        problem = f"the newest checkpoint is damaged ({found[newer[0]]}){more}: there is none to continue from"
+        cure = "bring its files back from a copy; without one, --fresh moves this run aside and begins anew"
+        raise UserError(str(newer[0]), problem, cure)
+    return whole
+
+
+def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
+    """Raises UserError where a named checkpoint was written by a run that computes something else."""
+    beside = folder.resolve().parent / runs.RECORD
+    if not (old := _record_of(folder)):
+        return
+    other, _ = same_run.another_run(old, run, with_strategy=False)
+    if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
+        other = "its data or tokenizer is not this one's"
+    if other:
+        recipe = f" (--recipe {beside})" if beside.is_file() else ""
+        cure = f"give this run the same recipe{recipe}; or to start from its weights: {_start_from(folder, run)}, "
+        cure += "without --resume_from_checkpoint"
+        raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}", cure)
+
+
+def _record_of(folder: Path) -> dict[str, Any]:
+    """The run.yaml of who wrote a checkpoint; {} where it is not known."""
+    beside = folder.resolve().parent / runs.RECORD
+    return recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else {})
+
+
+def _start_from(folder: Path, run: runs.Run) -> str:
+    """How a new run starts from a checkpoint's weights, in words."""
+    if reading.in_hugging_face_format(folder):
+        own = " --from_scratch false" if run.settings.recipe.model.from_scratch else ""
+        return f"--model_name_or_path {folder}{own}"
+    if (folder.resolve().parent / runs.RECORD).is_file():
+        merge = " --merge" if (folder / reading.ADAPTER).is_file() else ""
+        export = f"python -m brigade export {folder.parent} MODEL --step {runs.step_of(folder)}{merge}"
+        return f"{export}, and then --model_name_or_path MODEL"
+    return "make a whole model of it with the tool that wrote it, and name that: --model_name_or_path MODEL"
+
+
+def _check_method(folder: Path, place: str, run: runs.Run) -> None:
+    """Raises UserError where a checkpoint's files say that it is of another method: whole weights or adapters."""
+    whole, adapted = reading.in_hugging_face_format(folder), (folder / reading.ADAPTER).is_file()
+    use_peft = run.settings.recipe.model.use_peft
+    if (use_peft and whole and not adapted) or (adapted and not use_peft):
+        has, trains = ("adapters", "all weights") if adapted else ("whole weights", "adapters (use_peft)")
+        problem = f"{folder.name} holds {has}, and this run trains {trains}: it was written by another method"
+        problem += "" if _record_of(folder) else f", and by another tool, for {RECORD} is not in it"
+        cure = f"to start from its weights: {_start_from(folder, run)}, without --resume_from_checkpoint"
+        raise UserError(place, problem, cure)
+
+
+def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:
+    """Raises UserError at `place` where this run can neither read nor carry over the checkpoint's states, and where its
+    adapters were trained on another base."""
+    _check_method(folder, place, run)
+    if found := layout.refusal(folder, run):
+        raise UserError(place, *found)
+    before = recorded(folder).get("base", base)
+    if run.settings.recipe.model.use_peft and base != before:
+        changed = sorted(name for name in base | before if base.get(name) != before.get(name))
+        problem = f"the adapters in {folder.name} were trained on another base: {', '.join(changed[:3])} changed since"
+        raise UserError(place, problem, "bring the base model's files back, at the same revision")

@@ -1,0 +1,172 @@
+"""One Hugging Face directory from what a run saved: the model, or its adapters alone, or the two merged."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import UserError
+from ...errors.disk import writing
+from ..data import chat_template
+from ..model import adapters
+from ..model.load import load_base, weights
+from ..model.load_trained import load_trained, loading_from_run
+from ..model.location import load_config, location
+from ..model.sizes import empty_model, half_or_full
+from ..model.tokenizer import load_tokenizer
+from ..recipe.flags import Settings
+from ..upstream import file_modes
+from . import reading
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """source: what was read; base: what the adapters in `directory` go on, or None where it holds a whole model."""
+
+    directory: Path
+    source: Path
+    base: str | None
+
+
+def export(
+    settings: Settings,
+    output: Path,
+    destination: Path,
+    *,
+    step: int | None = None,
+    merge: bool = False,
+    dtype: torch.dtype | None = None,
+) -> ExportResult:
+    """Write `destination`, a new or empty directory, from the directory of a run with these settings.
+
+    dtype: of the weights that are written; default: as they were saved, and merged ones as the run loaded its base.
+    In memory lies one copy of the model; where adapters stay adapters, only they.
+
+    Raises UserError: the destination is not empty, there is nothing to read, or no adapters to merge.
+    """
+    adapted = settings.recipe.model.use_peft
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(str(destination), "it is there already, and not empty", "name a new directory")
+    if merge and not adapted:
+        problem = f"{output} was trained without adapters: its model is whole already"
+        raise UserError("flag --merge", problem, "leave the flag out")
+    source = reading.find(output, step)
+    config = load_config(settings)
+    with _written(destination) as folder:
+        with loading_from_run(source):
+            tokenizer = _tokenizer(settings, config, source, output)
+            load = _merged if merge else _adapters if adapted else _whole
+            model, state = load(settings, config, source, dtype)
+            templates = chat_template.load(settings, tokenizer)
+            chat_template.chat_format(tokenizer, templates).record(tokenizer, model.generation_config)
+        with writing(destination):
+            if state is None:
+                model.save_pretrained(folder)
+            else:
+                _save_adapters(model, state, folder)
+            tokenizer.save_pretrained(folder)
+            file_modes.by_umask(*folder.glob("*.safetensors"))
+    base = None if state is None else model.peft_config["default"].base_model_name_or_path
+    return ExportResult(destination, source, base)
+
+
+@contextmanager
+def _written(destination: Path) -> Iterator[Path]:
+    """A directory whose files become the destination's at the end, and are gone where anything fails."""
+    # A directory that is there stays the same one: a shell may stand in it, and a mount cannot be replaced.
+    there = destination.exists()
+    partial = destination / f".{os.getpid()}" if there else destination.with_name(f".{destination.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)  # at once: what cannot be written is known before gigabytes are read
+    except OSError as error:
+        raise UserError(str(destination), f"it cannot be written: {error.strerror}", "name another directory") from None
+    try:
+        yield partial
+        with writing(destination):
+            for path in partial.iterdir() if there else ():
+                path.replace(destination / path.name)
+            if not there:
+                partial.replace(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+# Each returns the model, and the adapters' weights where these stay adapters: the model then takes no memory.
+def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
+    if reading.in_hugging_face_format(source):
+        return load_trained(settings, source, dtype=dtype or "auto"), None
+    model = empty_model(settings, config)
+    state = reading.load(source, dtype)
+    left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
+    model.tie_weights()
+    if empty := [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]:
+        raise UserError(str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", reading.OTHER_STEP)
+    model.config.dtype = next(model.parameters()).dtype
+    _generate_as_its_base(model, settings)
+    return model, None
+
+
+def _adapters(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    base = empty_model(settings, config)
+    _generate_as_its_base(base, settings)
+    model = adapters.wrap(base, settings, weights(settings, config))
+    return model, _state_of(model, source, dtype)
+
+
+def _merged(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
+    """One in 4 bits is dequantised for that: what the adapters were trained on is not the original model but its rounded
+    copy."""
+    from peft import set_peft_model_state_dict
+
+    loaded, base = half_or_full(settings), weights(settings, config)
+    dtype = dtype or loaded
+    model: Any = load_base(settings, base, loaded, device_map="cpu")
+    if settings.recipe.model.load_in_4bit:
+        model = model.dequantize(dtype=dtype)
+    model = adapters.wrap(model.to(dtype), settings, base)
+    set_peft_model_state_dict(model, _state_of(model, source, None))
+    return model.merge_and_unload().to(dtype), None
+
+
+def _state_of(model: Any, source: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The adapters' weights in `source`. Raises UserError where they are not those of this model."""
+    from peft import get_peft_model_state_dict
+
+    state = reading.load(source, dtype)
+    if odd := sorted(set(state) ^ set(get_peft_model_state_dict(model, save_embedding_layers=False))):
+        problem = f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}"
+        raise UserError(str(source), problem, reading.OTHER_STEP)
+    return state
+
+
+def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
+    """As PEFT does."""
+    from safetensors.torch import save_file
+
+    model.peft_config["default"].inference_mode = True
+    model.peft_config["default"].save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    save_file(state, folder / reading.ADAPTER, metadata={"format": "pt"})
+
+
+def _generate_as_its_base(model: Any, settings: Settings) -> None:
+    from transformers import GenerationConfig
+
+    revision = settings.recipe.model.revision
+    with suppress(OSError):  # not every model has one
+        model.generation_config = GenerationConfig.from_pretrained(location(settings), revision=revision)
+
+
+def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> Any:
+    """The run's own tokenizer: FSDP2's checkpoints hold none."""
+    from transformers import AutoTokenizer
+
+    for folder in (source, output):
+        if (folder / "tokenizer_config.json").is_file():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.recipe.model.trust_remote_code)
+    return load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -1,0 +1,123 @@
+"""The weights in an output directory or a checkpoint-N, whichever strategy wrote them. Needs no GPU and no process group."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, first_line
+from ..run.directory import RECORD, SUCCESS, check_exists, whole_checkpoints
+from ..upstream import unpickling
+from .manifest import odd_file, tag_of
+
+FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
+OTHER_STEP = "name another step: --step N"
+
+
+def find(output: Path, step: int | None) -> Path:
+    """Where to read from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
+
+    Raises UserError when there is no such step (it lists those there are), when a finished run's model is gone (another step is
+    another model), when there is nothing or nothing whole at all, and when something there is no file.
+    """
+    folder = _find(output, step)
+    if odd := odd_file(folder):
+        raise UserError(str(odd), "it is a pipe, a socket or a device, and no file", "remove it")
+    return folder
+
+
+def _find(output: Path, step: int | None) -> Path:
+    check_run(output)
+    found = whole_checkpoints(output)
+    steps = f"checkpoints there are: {', '.join(map(str, sorted(found))) or 'none'}"
+    if step is not None:
+        if step not in found:
+            broken = (output / f"checkpoint-{step}").is_dir()
+            died = f"checkpoint-{step} is incomplete: its run died while it was saved"
+            raise UserError("flag --step", f"{died if broken else f'no step {step}'} in {output}", steps)
+        return found[step]
+    if (output / SUCCESS).exists():
+        if not _reader(output):
+            problem = "the run is finished, and its model is gone: no *.safetensors"
+            cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
+            raise UserError(str(output), problem, cure)
+        return output
+    if not found:
+        cure = "wait for its first (save_steps), or start the run's command again"
+        raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet", cure)
+    return found[max(found)]
+
+
+def check_run(output: Path) -> None:
+    """Raises UserError for what is no run's output directory."""
+    check_exists(output)
+    if not (output / RECORD).is_file():
+        problem = f"there is no {RECORD} in it, so it is no run's output directory"
+        raise UserError(str(output), problem, "name the directory that train.py printed as its output")
+
+
+def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
+    """Name -> whole tensor, on the CPU: all weights, or of an adapter run those that were trained.
+
+    dtype: torch's, what floating-point tensors become, one after another; None: they stay.
+
+    Raises UserError where a file is missing or damaged.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    reader = _reader(folder)
+    if reader is None:
+        problem = "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
+        raise UserError(str(folder), f"{problem}no FSDP checkpoint (pytorch_model_fsdp_0)", OTHER_STEP)
+    try:
+        state = reader(folder)
+        for name, tensor in state.items():
+            whole = tensor.contiguous()  # of ZeRO: put together from all ranks' slices only now
+            state[name] = whole.to(dtype) if dtype and whole.is_floating_point() else whole
+        return state
+    except UserError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch's is no Exception
+        problem = f"it cannot be read: {type(error).__name__}: {first_line(error)}"
+        raise UserError(str(folder), problem, OTHER_STEP) from None
+
+
+def in_hugging_face_format(folder: Path) -> bool:
+    return any(folder.glob(FULL))
+
+
+def _reader(folder: Path) -> Callable[[Path], dict[str, Any]] | None:
+    if in_hugging_face_format(folder) or (folder / ADAPTER).is_file():
+        return _safetensors
+    if (folder / "latest").is_file():
+        return _deepspeed
+    return _fsdp if (folder / "pytorch_model_fsdp_0").is_dir() else None
+
+
+def _safetensors(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob(FULL)) or [folder / ADAPTER]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _deepspeed(folder: Path) -> dict[str, Any]:
+    """ZeRO-1, 2 and 3: the fp32 masters from each rank's slices."""
+    unpickling.data_only()
+    unpickling.check(unpickling.pickled(tag_of(folder)))
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
+
+
+def _fsdp(folder: Path) -> dict[str, Any]:
+    """FSDP2 and HSDP: DTensors' shards in torch's distributed checkpoint."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    unpickling.data_only()
+    unpickling.check(unpickling.pickled(folder / "pytorch_model_fsdp_0"))
+    state: dict[str, Any] = {}
+    reader = FileSystemReader(folder / "pytorch_model_fsdp_0")
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state["model"]

@@ -1,0 +1,329 @@
+"""Saving a checkpoint so that it is whole or absent, while training waits only until its files are in host memory.
+
+The engines write all files into a stage, one on each host: in /dev/shm where there is room, else on the disk. From there a
+thread of each rank brings its share to OUTPUT/.saving/checkpoint-N, with a checksum, and syncs it to the disk. One rank waits
+until it sees all files of all shares there, writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`: whoever
+looks finds all or nothing, whenever a host dies or loses sight of the directory. The threads tell each other by torch's store and
+not by collectives, whose order would differ between ranks. Where hosts have output directories of their own, all this happens on
+each.
+"""
+
+import errno
+import itertools
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from ...errors import UserError, whose
+from ...errors.disk import of_disk
+from ..distributed import ranks
+from ..distributed.board import Board, board
+from ..run import directory as runs
+from ..run import events, mark
+from ..run.leftovers import REPLACED, SAVING
+from ..upstream import file_modes
+from . import manifest, memory_stage
+
+TELLING = 2.0  # seconds for the rank that failed to say so first
+SEEN = 10.0  # seconds for a network file system to show the file that another host has written and synced
+GRACE = 30.0  # seconds for a checkpoint that is being written while the run ends with an error
+_BLOCK = 16 * 2**20
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
+_saves = itertools.count()  # of this process, which may make several runs: as many on every rank
+
+
+@dataclass
+class _Job:
+    """One checkpoint on its way from the stage to its name."""
+
+    step: int
+    key: str  # in torch's store
+    stage: Path
+    sources: dict[str, BinaryIO | Path]  # this rank's share: open files that have no name any more, or paths
+    document: dict[str, Any]
+    best: Path | None
+    began: float
+    blocked: float = 0.0  # seconds
+    in_memory: bool = False
+    failure: dict[str, Any] | None = None  # {"rank": where it failed, "error": a UserError's parts}
+
+
+class Saving:
+    """Of one run. blocked: seconds that the last save() held this rank up."""
+
+    def __init__(self, run: runs.Run) -> None:
+        self.run, self.world, self.blocked = run, run.world, 0.0
+        given = ranks.gather((secrets.token_hex(8), run.world.host))
+        self.name = f"{given[0][0]}-{run.world.host}"
+        self.hosts = [host for _, host in given]
+        self.group = [rank for rank, (_, host) in enumerate(given) if run.shared or host == run.world.host]
+        self.closers = (
+            [0] if run.shared else list({host: rank for rank, (_, host) in reversed([*enumerate(given)])}.values())
+        )
+        self._on_host = 0  # bytes that the last checkpoint had on this host
+        self._memory: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._job: _Job | None = None
+
+    def save(self, step: int, write: Callable[[Path], None], document: dict[str, Any], best: Path | None) -> None:
+        """Write checkpoint-`step`. A collective, on the main thread.
+
+        write: writes all files of this rank into a directory; document: manifest.write's; best: a checkpoint that stays
+        Raises UserError where the one before could not be written, and where this host sees another output directory.
+        """
+        began = time.perf_counter()
+        self.wait()
+        self.run.check_directory()
+        stage, in_memory = self._stage(step)
+        with _no_second_checksum():
+            write(stage)
+        ranks.barrier()
+        lead = self.world.local_rank == 0
+        found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
+        # ZeRO looks for its empty folders, too.
+        for folder in sorted(path for path in stage.rglob("*") if lead and path.is_dir()):
+            (self._unnamed(step) / folder.relative_to(stage)).mkdir(exist_ok=True)
+        mine = self._share(ranks.gather((self.world.host, found)))
+        sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}
+        if in_memory:  # without names: the memory is free when this process ends, however it ends
+            sources = {name: (stage / name).open("rb", buffering=0) for name in mine}
+            for name in mine:
+                (stage / name).unlink()
+        base = {"base": self.run.base, "run": runs.written(self.run.directory) if self._closes else None}
+        key = f"brigade/train/checkpoint-{next(_saves)}"
+        self._job = _Job(step, key, stage, sources, document | base, best, began, in_memory=in_memory)
+        self._job.blocked = self.blocked = time.perf_counter() - began
+        self._thread = threading.Thread(target=self._settle, args=(self._job,), daemon=True)
+        self._thread.start()
+        if not self.run.settings.recipe.training.async_save:
+            self.wait()
+            self.blocked = time.perf_counter() - began
+
+    def wait(self, limit: float | None = None) -> None:
+        """Wait until the last checkpoint has its name, at most `limit` seconds. Raises UserError where it got none."""
+        if self._thread:
+            self._thread.join(limit)
+        failure = self._job.failure if self._job else None
+        if failure and failure["rank"] != self.world.rank:
+            time.sleep(TELLING)
+            raise UserError(*failure["error"])
+        self.check()
+
+    def check(self) -> None:
+        """Raise the UserError that the last checkpoint met in the background on this rank, which then tells it. The others end
+        with this one, or in wait()."""
+        failure = self._job.failure if self._job else None
+        if failure and failure["rank"] == self.world.rank:
+            raise UserError(*failure["error"])
+
+    def let_finish(self) -> None:
+        """Before the run ends with another error: the time that a checkpoint may still need, if the others still write."""
+        with suppress(UserError):
+            self.wait(GRACE)
+
+    # ---- on the main thread --------------------------------------------------------------------------------------
+    @property
+    def _closes(self) -> bool:
+        return self.world.rank in self.closers
+
+    def _unnamed(self, step: int) -> Path:
+        """Where a checkpoint lies until it is whole."""
+        return self.run.directory / SAVING / f"checkpoint-{step}"
+
+    def _stage(self, step: int) -> tuple[Path, bool]:
+        """This host's directory to write into, and whether it is in memory: where all hosts have room for what the last
+        checkpoint took. Of the first one nobody knows the size."""
+        wanted = self.run.settings.recipe.training.async_save and self._on_host > 0
+        fits = all(ranks.gather(bool(wanted) and self._on_host <= memory_stage.room()))
+        if fits and self._memory is None:
+            if self.world.local_rank == 0:
+                memory_stage.make(self.name)
+            ranks.barrier()
+            self._memory = memory_stage.path(self.name)
+        parent = self._memory if fits and self._memory else self.run.directory / SAVING
+        stage = parent / f"stage-{step}-{self.world.host}"
+        # No parents: those of a directory that is gone would be made on another disk.
+        for folder in (self.run.directory / SAVING, self._unnamed(step), stage):
+            folder.mkdir(exist_ok=True)
+        return stage, fits
+
+    def _share(self, listings: list[tuple[str, dict[str, int]]]) -> list[str]:
+        """Which files of this host's stage this rank brings to their place."""
+        files = next((found for host, found in listings if found and host == self.world.host), {})
+        self._on_host = sum(files.values())
+        return manifest.shares(files, self.world.local_size)[self.world.local_rank]
+
+    # ---- in the background ---------------------------------------------------------------------------------------
+    def _settle(self, job: _Job) -> None:
+        """Bring this rank's share; close the checkpoint if that is this rank's to do; learn how it ended."""
+        try:
+            notes = board(self.world.size)
+            notes.put(f"{job.key}/{self.world.rank}", self._brought(job))
+            if self._closes:
+                notes.put(f"{job.key}/closed-{self.world.rank}", self._close(job, notes))
+            ended = [notes.get(f"{job.key}/closed-{closer}") for closer in self.closers]
+            job.failure = next((end for end in ended if "error" in end), None)
+        except BaseException as error:  # the store is gone, and with it rank 0
+            job.failure = self._failed(error, job)
+        if self.world.local_rank == 0:
+            shutil.rmtree(job.stage, ignore_errors=True)
+            with suppress(OSError):  # the last host's
+                (self.run.directory / SAVING).rmdir()
+
+    def _brought(self, job: _Job) -> dict[str, Any]:
+        target = self._unnamed(job.step)
+        try:
+            return {"files": {name: _bring(source, target / name) for name, source in job.sources.items()}}
+        except BaseException as error:
+            return self._failed(error, job)
+        finally:
+            for source in job.sources.values():
+                if not isinstance(source, Path):
+                    source.close()
+
+    def _close(self, job: _Job, notes: Board) -> dict[str, Any]:
+        """Give the checkpoint its name when all parts are there; or return what failed."""
+        files: dict[str, Any] = {}
+        writers: dict[str, int] = {}
+        for rank in self.group:
+            said = notes.get(f"{job.key}/{rank}")
+            if "error" in said:
+                return said
+            files |= said["files"]
+            writers |= dict.fromkeys(said["files"], rank)
+        directory, name = self.run.directory, f"checkpoint-{job.step}"
+        target, final = self._unnamed(job.step), directory / name
+        try:
+            self.run.check_directory()
+            if unseen := self._unseen(job, files, writers):
+                return unseen
+            manifest.write(target, job.document, files)
+            _sync(target / manifest.RECORD)
+            for folder in {target, *(path for path in target.rglob("*") if path.is_dir())}:
+                _sync(folder)
+            replaced = directory / SAVING / f"{name}{REPLACED}"
+            if final.exists():  # damaged, or of steps that were gone back over
+                final.rename(replaced)
+            target.rename(final)
+            _sync(directory)
+            shutil.rmtree(replaced, ignore_errors=True)
+            self._rotate(final, job.best)
+        except BaseException as error:
+            return self._failed(error, job)
+        if self.world.is_main_rank:
+            size, seconds = sum(entry["bytes"] for entry in files.values()), time.perf_counter() - job.began
+            blocked = job.blocked if self.run.settings.recipe.training.async_save else seconds
+            figures = {"seconds": round(seconds, 3), "blocked": round(blocked, 3), "bytes": size}
+            events.add(directory, "checkpoint", step=job.step, **figures, through="memory" if job.in_memory else "disk")
+        return {}
+
+    def _unseen(self, job: _Job, files: Mapping[str, Any], writers: Mapping[str, int]) -> dict[str, Any] | None:
+        """Wait until every file of a checkpoint is there with its size. Returns what failed where one does not come: its host has
+        written it to another directory of the same path."""
+        target, deadline = self._unnamed(job.step), time.monotonic() + SEEN
+        size = {name: entry["bytes"] for name, entry in files.items()}
+        while found := manifest.missing(target, size):
+            if time.monotonic() > deadline:
+                name, problem = found
+                rank = writers[name]
+                wrote = f"{name}, which rank {rank} on {self.hosts[rank]} wrote, {problem} as {self.world.host} sees it"
+                what = f"checkpoint-{job.step} is not whole and got no name: {wrote}"
+                fault = [str(self.run.directory), what, mark.cure(self.hosts[rank]), "host", [self.hosts[rank]]]
+                return {"rank": rank, "error": fault}
+            time.sleep(0.1)
+            for folder in {(target / name).parent for name in files}:
+                list(folder.iterdir())  # asks an NFS server anew, where looking for a name may not
+        return None
+
+    def _rotate(self, newest: Path, best: Path | None) -> None:
+        """Remove what is more than save_total_limit: never this checkpoint or the best one, and others only when as many as the
+        limit are whole. One that is removed loses its name first.
+
+        newest: seen whole
+        """
+        limit = self.run.settings.recipe.training.save_total_limit
+        if limit is None:
+            return
+        room = limit - 1
+        if best and best != newest and manifest.flaw(best) is None:
+            room -= 1
+        for path in runs.checkpoints(self.run.directory):
+            if path in (newest, best):
+                continue
+            if room > 0 and manifest.flaw(path) is None:
+                room -= 1
+            elif runs.step_of(path) < runs.step_of(newest):
+                gone = self.run.directory / SAVING / f"{path.name}.removed"
+                path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _failed(self, error: BaseException, job: _Job) -> dict[str, Any]:
+        """Of an error on this rank: _Job.failure."""
+        known = error if isinstance(error, UserError) else of_disk(error, self.run.directory)
+        if known is None and isinstance(error, FileNotFoundError):
+            try:
+                self.run.check_directory()
+            except UserError as gone:
+                known = gone
+        problem = known.problem if known else f"{type(error).__name__}: {error}"
+        where = f"checkpoint-{job.step} could not be written by rank {self.world.rank} on {self.world.host}"
+        cure = (
+            known.cure
+            if known
+            else "look at the file system; the same command continues from the newest whole checkpoint"
+        )
+        of = whose.of(known or error)[0], (self.world.host,)
+        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure, *of]}
+
+
+@contextmanager
+def _no_second_checksum() -> Iterator[None]:
+    """torch.save takes a CRC-32 of everything, a quarter of its time in memory; nothing of torch's reads it."""
+    from torch import serialization
+
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
+
+
+def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
+    """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
+    digest, size = xxhash.xxh3_128(), 0
+    if isinstance(source, Path):
+        file_modes.by_umask(source)
+        source.replace(target)
+        source, copy = target.open("rb", buffering=0), None
+    else:
+        copy = target.open("wb", buffering=0)
+    with source, copy or source as written:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            rest = memoryview(block)
+            while copy and rest:
+                rest = rest[copy.write(rest) :]
+        os.fsync(written.fileno())
+    return {"bytes": size, "checksum": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(number)

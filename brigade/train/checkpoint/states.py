@@ -1,0 +1,313 @@
+"""What training keeps of each parameter, read from a checkpoint of any engine on any number of ranks, slice by slice.
+
+Parameters go by their names in the model, and a slice is a range of the flattened whole parameter. So whoever continues reads
+its own share, whatever the shares were when the checkpoint was written. Files are mapped or read in part, and never written.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError, first_line
+from ...errors.disk import of_disk
+from ..upstream import unpickling
+from . import reading
+from .manifest import ONE, engine_of, tag_of
+
+WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg, exp_avg_sq, momentum_buffer
+
+
+class States:
+    """moments: names of what the optimizer keeps for every element of a parameter; sizes: elements of each parameter."""
+
+    moments: tuple[str, ...] = ()
+    sizes: Mapping[str, int]
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        """Elements start..stop of a parameter's WEIGHT (its fp32 master copy) or of one of its moments; 1-D, on the CPU."""
+        raise NotImplementedError
+
+    def step(self, name: str) -> float | None:
+        """How many steps the optimizer has made with a parameter, where it counts them."""
+        raise NotImplementedError
+
+    def buffer(self, name: str) -> Tensor | None:
+        """Something that the model keeps beside its parameters, where it is saved."""
+        raise NotImplementedError
+
+    def loss_scale(self) -> float | None:
+        """fp16's, where the engine keeps it inside its states."""
+        return None
+
+
+def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> States:
+    """The states in a checkpoint-N.
+
+    order: names of the trained parameters as an unsharded optimizer numbers them
+    saved_as: a parameter's name -> its name among saved weights, where that differs (adapters)
+
+    Raises UserError where they cannot be read, and where a file could run code when it is loaded.
+    """
+    engine = engine_of(folder)
+    with telling(folder):
+        if engine == "DeepSpeed":
+            return _zero(folder, saved_as)
+        return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
+
+
+@contextmanager
+def telling(folder: Path) -> Iterator[None]:
+    """States are read from a checkpoint here. Raises UserError where they are not what an engine writes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"what training keeps cannot be read from it: {type(error).__name__}: {first_line(error)}"
+        raise of_disk(error) or UserError(str(folder), problem, "continue from another checkpoint") from None
+
+
+def _zero(folder: Path, saved_as: Mapping[str, str]) -> States:
+    tag = tag_of(folder)
+    names = " ".join(file.name for file in tag.iterdir())
+    parts = [_Zero(tag, part) for part in range(len(set(re.findall(r"mp_rank_(\d+)", names))))]
+    if len(parts) == 1:
+        return parts[0]
+    whole = _whole_shapes(folder)
+    return Divided(parts, {name: whole[saved_as.get(name, name)] for name in parts[0].sizes}, parts[0].shapes)
+
+
+def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in a parameter's state that have a value for each of so many elements."""
+    return tuple(
+        key for key, value in state.items() if torch.is_tensor(value) and value.dim() and value.numel() == weight
+    )
+
+
+class _Whole(States):
+    """One process and DDP: safetensors, and optimizer.pt in the optimizer's own order."""
+
+    def __init__(self, folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> None:
+        from safetensors import safe_open
+
+        files = sorted(folder.glob(reading.FULL)) or [folder / reading.ADAPTER]
+        opened = [safe_open(file, framework="pt") for file in files]
+        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
+        self._saved_as = saved_as
+        self._fused: dict[str, Tensor] = {}
+        if (
+            any(saved_as.get(name, name) not in self._file for name in order)
+            and not (folder / reading.ADAPTER).is_file()
+        ):
+            self._fused = _fused(folder, set(order) - set(self._file))
+        kept = unpickling.load(folder / "optimizer.pt", map_location="cpu", mmap=True)
+        self._group = kept["param_groups"][0]
+        self._state = {order[number]: state for number, state in kept["state"].items()}
+        names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
+        self.sizes = {name: self._weight(name).numel() for name in names}
+        if first := next(iter(self._state), None):
+            self.moments = _like(self.sizes[first], self._state[first])
+
+    def _weight(self, name: str) -> Tensor:
+        if name in self._fused:
+            return self._fused[name]
+        saved = self._saved_as.get(name, name)
+        return self._file[saved].get_tensor(saved)
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        whole = self._weight(name) if key == WEIGHT else self._state[name][key]
+        return whole.reshape(-1)[start:stop]
+
+    def step(self, name: str) -> float | None:
+        step = self._state.get(name, {}).get("step", self._group.get("step"))
+        return None if step is None else float(step)
+
+    def buffer(self, name: str) -> Tensor | None:
+        return self._file[name].get_tensor(name) if name in self._file else None
+
+
+def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
+    """Parameters that the files of a mixture of experts hold by expert (Qwen3-MoE, Mixtral), and a model fused. Whole, in memory:
+    what one process has trained fits there."""
+    from transformers import AutoModelForCausalLM
+
+    from ..upstream import without_zero3
+
+    with without_zero3():
+        state = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", device_map="cpu", trust_remote_code=False
+        ).state_dict()
+    return {name: state[name] for name in names & state.keys()}
+
+
+class _Zero(States):
+    """ZeRO-1, 2 and 3. Each rank's file holds flat slices: in stages 1 and 2 of a parameter group's parameters laid end to end
+    (stage_1_and_2.py: state_dict), in stage 3 of every parameter by itself (stage3.py: _rigid_state_dict)."""
+
+    def __init__(self, tag: Path, part: int) -> None:
+        """part: which rank's of a tensor group"""
+        files = sorted(
+            tag.glob(f"*mp_rank_{part:02d}_optim_states.pt"),
+            key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)],
+        )
+        self._ranks = [_mapped(file)["optimizer_state_dict"] for file in files]
+        self._model = _mapped(min(tag.glob(f"*mp_rank_{part:02d}_model_states.pt")))
+        first, groups = self._ranks[0], self._model["param_shapes"]
+        self._each_by_itself = first["zero_stage"] == 3
+        self._masters = "fp32_flat_groups" if self._each_by_itself else "single_partition_of_fp32_groups"
+        self._moments = "optimizer_state_dict" if self._each_by_itself else "base_optimizer_state"
+        self.shapes = {name: tuple(shape) for shapes in groups for name, shape in shapes.items()}
+        self._size: dict[str, int] = {}
+        self._place: dict[str, tuple[int, int]] = {}  # name -> group, offset in it
+        self.sizes = self._size
+        for number, shapes in enumerate(groups):
+            sizes = [shape.numel() for shape in shapes.values()]
+            if self._each_by_itself:
+                takes = [-(-size // len(files)) for size in sizes]
+            else:
+                paddings = first.get("param_alignment_paddings") or [[0] * len(sizes)] * len(groups)
+                takes = [size + padding for size, padding in zip(sizes, paddings[number], strict=True)]
+            for name, size, offset in zip(shapes, sizes, accumulate([0, *takes]), strict=False):
+                self._size[name], self._place[name] = size, (number, offset)
+        if state := first[self._moments]["state"]:
+            number = min(state)
+            padding = 0 if self._each_by_itself else first["group_paddings"][number]
+            self.moments = _like(first[self._masters][number].numel() + padding, state[number])
+
+    def _flat(self, rank: int, number: int, key: str) -> Tensor:
+        held = self._ranks[rank]
+        return held[self._masters][number] if key == WEIGHT else held[self._moments]["state"][number][key]
+
+    def _pieces(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(rank, where in its slice of the group, until where) of elements start..stop."""
+        number, offset = self._place[name]
+        if self._each_by_itself:
+            share, begin = -(-self.sizes[name] // len(self._ranks)), 0
+        else:
+            share = self._ranks[0][self._masters][number].numel() + self._ranks[0]["group_paddings"][number]
+            begin, offset = offset, 0
+        start, stop = begin + start, begin + stop
+        while start < stop:
+            rank = start // share
+            end = min(stop, (rank + 1) * share)
+            yield rank, offset + start - rank * share, offset + end - rank * share
+            start = end
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        number = self._place[name][0]
+        pieces = [self._flat(rank, number, key)[a:b] for rank, a, b in self._pieces(name, start, stop)]
+        return torch.cat(pieces) if pieces else torch.empty(0)
+
+    def step(self, name: str) -> float | None:
+        state = self._ranks[0][self._moments]["state"].get(self._place[name][0], {})
+        return float(state["step"]) if "step" in state else None
+
+    def buffer(self, name: str) -> Tensor | None:
+        return self._model["module"][name] if name in self._model["buffer_names"] else None
+
+    def loss_scale(self) -> float | None:
+        scaler = self._ranks[0].get("loss_scaler")
+        return None if scaler is None else float(scaler.loss_scale)
+
+
+class Divided(States):
+    """What DeepSpeed wrote of a model that was divided over tensor groups: parameters put together from their parts.
+
+    parts: the states of the group's first rank, its second, and so on
+    whole: shape of each whole parameter. A part is shorter along one dimension, or along none: then all parts are the same.
+    """
+
+    def __init__(
+        self, parts: Sequence[States], whole: Mapping[str, tuple[int, ...]], local: Mapping[str, tuple[int, ...]]
+    ):
+        self._parts, self._whole = parts, whole
+        self.moments = parts[0].moments
+        self.sizes = {name: prod(whole[name]) for name in parts[0].sizes}
+        self._along = {
+            name: next((n for n, (a, b) in enumerate(zip(local[name], whole[name], strict=True)) if a != b), None)
+            for name in self.sizes
+        }
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        along = self._along[name]
+        if along is None:
+            return self._parts[0].read(name, key, start, stop)
+        if along == 0:  # one part after the other
+            size = self.sizes[name] // len(self._parts)
+            edges = [(max(start - n * size, 0), min(stop - n * size, size)) for n in range(len(self._parts))]
+            pairs = zip(self._parts, edges, strict=True)
+            return torch.cat([part.read(name, key, first, last) for part, (first, last) in pairs if first < last])
+        row = self._whole[name][1]
+        first, last, width = start // row, -(-stop // row), row // len(self._parts)
+        columns = [part.read(name, key, first * width, last * width).view(-1, width) for part in self._parts]
+        return torch.cat(columns, dim=1).reshape(-1)[start - first * row : stop - first * row]
+
+    def step(self, name: str) -> float | None:
+        return self._parts[0].step(name)
+
+    def buffer(self, name: str) -> Tensor | None:
+        return self._parts[0].buffer(name)
+
+    def loss_scale(self) -> float | None:
+        return self._parts[0].loss_scale()
+
+
+def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of all weights in the Hugging Face files of a checkpoint, by their headers."""
+    from safetensors import safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob(reading.FULL)) or [folder / reading.ADAPTER]:
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    return found
+
+
+def _mapped(file: Path) -> Any:
+    return unpickling.load(file, map_location="cpu", mmap=True)
+
+
+class _Sharded(States):
+    """FSDP2 and HSDP: torch's distributed checkpoints, of which only the chunks are read that overlap."""
+
+    def __init__(self, folder: Path, saved_as: Mapping[str, str]) -> None:
+        from .chunks import Chunks
+
+        self._weights, self._optimizer = Chunks(folder / "pytorch_model_fsdp_0"), Chunks(folder / "optimizer_0")
+        self._saved_as = saved_as
+        back = {saved: name for name, saved in saved_as.items()}
+        self.sizes = {back.get(path[1], path[1]): shape.numel() for path, shape in self._weights.shapes.items()}
+        states = [path[2:] for path in self._optimizer.shapes if path[1] == "state"]
+        self.moments = tuple(dict.fromkeys(key for name, key in states if self._is_like(name, key)))
+
+    def _is_like(self, name: str, key: str) -> bool:
+        shape = self._optimizer.shapes["optimizer", "state", name, key]
+        return bool(shape) and shape.numel() == self.sizes.get(name)
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        if key == WEIGHT:
+            return self._weights.read(("model", self._saved_as.get(name, name)), start, stop)
+        return self._optimizer.read(("optimizer", "state", name, key), start, stop)
+
+    def step(self, name: str) -> float | None:
+        counted: tuple[Any, ...] = ("optimizer", "state", name, "step")
+        if counted in self._optimizer.shapes:
+            return float(self._optimizer.read(counted, 0, 1))
+        return self._of_all
+
+    @cached_property
+    def _of_all(self) -> float | None:
+        """Of an optimizer that counts once for all parameters (LAMB, LARS)."""
+        return self._optimizer.value(("optimizer", "param_groups", 0, "step"))
+
+    def buffer(self, name: str) -> Tensor | None:
+        shape = self._weights.shapes.get(path := ("model", name))
+        return None if shape is None else self._weights.read(path, 0, shape.numel()).view(shape)

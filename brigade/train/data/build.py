@@ -1,0 +1,179 @@
+"""Preparing a recipe's data: its sources are read, tokenised, split, mixed, packed and stored, once per host and content."""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UserError, progress
+from .. import cache
+from ..recipe.flags import Settings
+from . import chat_template, encode, mixing, packing, sources
+from .keys import Columns, names_of
+from .layout import ENCODING, FORMAT, META, folder_of, is_whole
+from .places import files_of
+from .rows import Files, Rows
+from .tokenise import encoded, encoder_of
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """What a run has to know of its prepared data, which lies in the cache afterwards: fingerprint, names of the sources,
+    and how chats are written. Raises UserError as `prepare` does."""
+    if settings.recipe.data.streaming:
+        from . import stream
+
+        stream.check(settings)
+        store = stream.hold_out
+    else:
+        store = _store
+    encoder, found, fingerprint = plan(settings, tokenizer)
+    folder = folder_of(fingerprint)
+    if folder.is_dir() and not is_whole(folder):
+        message = f"{folder} was written by another version of Brigade, or not to its end: preparing anew."
+        print(message, file=sys.stderr)
+
+    def whole(aside: Path) -> None:
+        writer = Writer(aside)
+        facts = store(settings, encoder, found, writer)
+        writer.close()
+        (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
+
+    cache.once(folder, is_whole, whole)
+    chat_format = asdict(chat_template.chat_format(tokenizer, encoder.templates))
+    return {"fingerprint": fingerprint, "sources": [origin.name for origin in found], "chat_format": chat_format}
+
+
+def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
+    """The encoder, the opened sources, and the fingerprint of what they will yield."""
+    import tokenizers
+
+    data = settings.recipe.data
+    encoder, found = encoder_of(settings, tokenizer), sources.origins(settings)
+    contents = [
+        (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
+    ]
+    options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
+    templates = encoder.templates
+    how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
+    if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
+        del how["skip_bad_rows"]
+    seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
+    text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
+    _refuse_files_on_both_sides(found)
+    return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _refuse_files_on_both_sides(found: list[sources.Origin]) -> None:
+    """Raises UserError for a file that is trained on and held out, under whatever name."""
+    trained = {
+        content: origin.train.place
+        for origin in found
+        if isinstance(origin.train, Files)
+        for content in origin.train.digests()
+    }
+    for origin in found:
+        if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
+            problem = f"it is held out, and has the content of {trained[same.pop()]}, which is trained on"
+            split = "validation_split then holds some of the training rows out"
+            raise UserError(
+                origin.heldout.place, problem, f"hold out other rows, or leave validation_file out: {split}"
+            )
+
+
+def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+    """Store the training and held-out samples of all sources; returns their figures."""
+    data = settings.recipe.data
+    train: list[np.ndarray] = []
+    heldout: list[np.ndarray] = []
+    dropped: list[np.ndarray] = []
+    sizes: list[float] = []
+    by_size = len(found) > 1 and any(origin.weight is None for origin in found)
+    for number, origin in enumerate(found):
+        share = 0.0 if origin.heldout else data.validation_split
+        limit = data.max_train_samples
+        if limit and not origin.heldout:
+            limit += data.max_eval_samples or round(limit * share / (1 - share)) + 1
+        if by_size and origin.train.size is None:  # nothing but its end tells
+            limit = None
+        samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
+        if origin.heldout:
+            limit = data.max_eval_samples
+            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
+        else:
+            samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.max_eval_samples)
+            if len(samples) and not len(held):
+                cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
+                raise UserError(origin.train.place, "one row alone: nothing is left to hold out", cure)
+        for name, rows, ids in ("training", origin.train, samples), ("held-out", origin.heldout or origin.train, held):
+            if not len(ids):
+                problem = f"it yields no {name} samples with a supervised token within {data.max_length} tokens"
+                cure = "check that it has rows with answers, or raise max_length or the number of samples"
+                raise UserError(rows.place, problem, cure)
+        train.append(samples)
+        dropped.append(lost)
+        sizes.append(size)
+        heldout.append(held[: data.max_eval_samples])
+        writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
+    weights, seed = [origin.weight for origin in found], settings.recipe.training.seed
+    chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
+    if data.packing:
+        sequences = packing.best_fit(writer.table()["length"][chosen], data.max_length)
+        sequences = [[int(chosen[i]) for i in sequence] for sequence in sequences]
+    else:
+        sequences = [[int(i)] for i in chosen]
+    writer.split("train", sequences)
+    used = [chosen[np.isin(chosen, samples)] for samples in train]
+    beside = [mixing.beside(part, samples, lost) for part, samples, lost in zip(used, train, dropped, strict=True)]
+    return writer.facts(chosen, np.concatenate(beside)) | {
+        "format": FORMAT,
+        "sequences": len(sequences),
+        "by_source": [len(part) for part in used],
+        "files": files_of(data),
+        "shared": writer.shared(np.concatenate(heldout), chosen),
+    }
+
+
+def _encode_all(
+    rows: Rows,
+    columns: Columns,
+    settings: Settings,
+    encoder: encode.Encoder,
+    writer: Writer,
+    limit: int | None,
+    trained: bool = True,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
+    of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
+    first, read, seen = writer.samples, 0, 0
+    absent = names_of(columns)
+    dropped: list[np.ndarray] = []
+    unit = "B" if isinstance(rows, Files) else "rows"
+    with progress.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
+        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
+            seen += part.rows
+            absent &= part.absent
+            dropped.append(part.dropped + np.array([writer.samples, 0]))
+            writer.add(part)
+            bar.update(part.size)
+            read += part.size
+            if limit and writer.samples - first >= limit:
+                absent = set()  # for a row may follow
+                break
+    if not seen:
+        raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
+    if absent and trained:  # a few rows that are held out need not have all of them
+        problem = f"no row has a column {sorted(absent)[0]!r}, which data.columns names"
+        raise UserError(rows.place, problem, "fix the name there, or remove it")
+    size = (writer.samples - first) * ((rows.size or read) / read)
+    numbers, lost = np.arange(first, writer.samples)[:limit], np.concatenate(dropped)
+    if first + len(numbers) < writer.samples:  # the rest of the last chunk is not used
+        lost = lost[lost[:, 0] <= numbers[-1]]
+    return numbers, lost, size

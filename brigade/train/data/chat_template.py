@@ -1,0 +1,198 @@
+"""Which chat template a run uses: one with generation marks, for they say which tokens are the assistant's."""
+
+import copy
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from ..limits import TEMPLATE_SECONDS, time_limit
+from ..recipe.files import find, read_yaml
+from ..recipe.flags import Settings
+from .layout import NONE, TEMPLATES, ChatFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
+TOOL = _FILE["tool"]
+PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
+    {
+        "conversation": probe["messages"],
+        "tools": [TOOL] if probe.get("tools") else None,
+        "add_generation_prompt": probe.get("prompt", False),
+    }
+    for probe in _FILE["probes"]
+]
+
+# What precedes a template of ours where it stands in for one of several versions.
+_VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7")))}
+
+
+@dataclass(frozen=True)
+class ChatTemplates:
+    """How chats are rendered. template: with generation marks, or "" and why there is none; stands_in: the name of ours that
+    is used for the tokenizer's own, or ""; with_tools, no_with_tools: the same for chats with tools, where a tokenizer has a
+    template of its own for them; joins: whether there is none, so that prompts and completions are joined; own: whether a
+    chat is rendered as by the tokenizer's own"""
+
+    template: str
+    no_template: UserError | None = None
+    stands_in: str = ""
+    with_tools: str = ""
+    no_with_tools: UserError | None = None
+    joins: bool = False
+    own: bool = False
+
+    def for_tools(self) -> str:
+        """The template of chats with tools."""
+        return self.with_tools or self.template
+
+    def error(self, tools: Any) -> UserError | None:
+        """Why a chat with or without these tools has no template."""
+        return self.no_template or (self.no_with_tools if tools else None)
+
+
+@contextmanager
+def bounded_template() -> Iterator[None]:
+    """Raises UserError where templates take longer to render than any that is no trap."""
+    try:
+        with time_limit(TEMPLATE_SECONDS):
+            yield
+    except TimeoutError as error:
+        problem = f"{error} to render (TEMPLATE_SECONDS in brigade/train/limits.py)"
+        cure = "look for loops within loops in it, or name another one: chat_template"
+        raise UserError("the chat template", problem, cure) from None
+
+
+@bounded_template()
+def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
+    """The chat templates to use, and the error of whoever meets a chat without a usable one.
+
+    The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
+    #4201): one of ours that renders the same stands in. Texts need no template. Raises UserError for a named one that
+    is not there or has no marks.
+    """
+    name, place = settings.recipe.data.chat_template, settings.place("chat_template")
+    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    cure = f"set chat_template to one of: {', '.join(known)}, or to a .jinja file"
+
+    def error(problem: str, also: str = "") -> UserError:
+        return UserError(place, problem, cure + also)
+
+    if name == NONE:
+        return ChatTemplates("", error("chat_template is none, and the data has chats"), joins=True)
+    if not name and not tokenizer.chat_template:
+        return ChatTemplates("", error("the tokenizer has no chat template (with generation marks)"), joins=True)
+    unmarked = "has no {% generation %} marks, so no token would be supervised"
+    if name in known:
+        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
+    if name:
+        path = find(name, place, f"chat template (or one of: {', '.join(known)})")
+        if not path.is_file():
+            raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
+        template = path.read_text()
+        if not _MARK.search(template):
+            raise error(f"the chat template {unmarked}")
+        return ChatTemplates(template)
+    own = tokenizer.chat_template
+    named = own if isinstance(own, dict) else {"default": own}
+    if "default" not in named:
+        problem = f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none is its default"
+        return ChatTemplates("", error(problem))
+    stem, template = _marked(tokenizer, named["default"], PROBES)
+    none = None if template else error(f"the chat template {unmarked}", f"; {NONE} joins prompts and completions")
+    if named.get("tool_use", named["default"]) == named["default"]:
+        return ChatTemplates(template, none, stem, own=True)
+    _, with_tools = _marked(tokenizer, named["tool_use"], [probe for probe in PROBES if probe["tools"]])
+    no_tools = None if with_tools else error(f"the tokenizer's chat template for tools, tool_use, {unmarked}")
+    return ChatTemplates(template, none, stem, with_tools, no_tools, own=True)
+
+
+def _marked(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str]:
+    """The name and the text of what renders as this template and has marks: ("", itself) where it has some."""
+    return ("", own) if _MARK.search(own) else stand_in(tokenizer, own, probes)
+
+
+@bounded_template()
+def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) -> ChatFormat:
+    """What a model that is saved says of its chats."""
+    ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]
+    return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own)
+
+
+def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
+    """The special tokens that end an assistant's turn in the probes."""
+    # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found: set[int] = set()
+    for probe in PROBES:
+        with suppress(Exception):  # it refuses a system turn, or tools
+            whole = tokenizer.apply_chat_template(
+                **probe, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+            )
+            tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
+            for own, turn in itertools.groupby(tokens, lambda pair: pair[0]):
+                written = [token for _, token in turn if own and not tokenizer.decode(token).isspace()]
+                found |= special.intersection(written[-1:])  # some templates put a line's end after it
+    return found
+
+
+def stand_in(
+    tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[dict[str, Any]] = PROBES
+) -> tuple[str, str]:
+    """Name and text of the template of ours that renders the probes as the tokenizer's own does, or two empty ones.
+
+    own: the one of the tokenizer's templates that is meant; default: its only one
+    A probe that either of the two refuses tells nothing. Tool calls may be written as the tokenizer's own template writes
+    OpenAI's form, arguments as JSON in a text: Mistral's v7 quotes an object's twice.
+    Llama 3.2 and gpt-oss write today's date; ours write a fixed one unless they are given date_string, for data that
+    changed overnight could be neither cached nor repeated.
+    """
+    own = own or tokenizer.chat_template
+    if not own:
+        return "", ""
+    wanted = [
+        (
+            _render(tokenizer, probe, chat_template=own),
+            _render(tokenizer, _with_json_arguments(probe), chat_template=own),
+        )
+        for probe in probes
+    ]
+    if wanted[0][0] is None:
+        return "", ""
+    dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d"))]
+
+    def renders_the_same(template: str, date: dict[str, Any]) -> bool:
+        for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
+            ours = _render(tokenizer, probe, chat_template=template, **date)
+            refused = number > 0 and (ours is None or theirs[0] is None)
+            if not refused and ours not in theirs:
+                return False
+        return True
+
+    for path in sorted(TEMPLATES.glob("*.jinja")):
+        for version, date in itertools.product(_VERSIONS.get(path.stem, ("",)), dates):
+            if renders_the_same(template := version + path.read_text(), date):
+                return path.stem, template
+    return "", ""
+
+
+def _with_json_arguments(probe: dict[str, Any]) -> dict[str, Any]:
+    probe = copy.deepcopy(probe)
+    for call in (call for turn in probe["conversation"] for call in turn.get("tool_calls", [])):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return probe
+
+
+def _render(tokenizer: "PreTrainedTokenizerBase", probe: dict[str, Any], **variables: Any) -> str | None:
+    with suppress(Exception):  # it refuses a system turn, or tools
+        return tokenizer.apply_chat_template(**probe, tokenize=False, **variables)
+    return None

@@ -1,0 +1,351 @@
+"""Text to token ids and a mask of the supervised ones. Runs in the processes that tokenise; imports no torch."""
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from .chat_template import TOOL, ChatTemplates, bounded_template
+from .keys import Columns, names_of, says_nothing
+from .messages import READ, THOUGHTS
+from .rows import BadRow, Chunk, Where, bounded
+from .samples import Text, convert
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How rows become tokens; picklable.
+
+    tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
+    end: the token id that closes a text or a completion
+    """
+
+    tokenizer: str
+    templates: ChatTemplates
+    variables: dict[str, str]
+    end: int | None
+    max_length: int
+    truncation: bool
+    skip_bad_rows: bool = False
+
+
+# What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, or
+# because it cannot be used, it is skipped.
+WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
+# Counted of a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
+# answers, which stay such; in other turns, of which they become plain text; pairs of texts joined without a template.
+COUNTED = ("thoughts", "control", "plain", "joined")
+# A sample: tokens, supervised ones, its fate (of several from one text the first says SPLIT), the number of its row among
+# the chunk's, what of its row nobody read (an index of Encoded.unread), a digest of its tokens.
+SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
+ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
+ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
+HIDDEN = "\ue000"  # of Unicode's private use
+
+
+@dataclass
+class Encoded:
+    """Samples laid end to end.
+
+    tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
+    dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
+    stand before it, and its fate; rows: all of the chunk, blank lines among them; where, size, after: its own; bad: number and
+    error of each row that is BAD; unread: which keys and columns nobody read, in words, each set once, the first empty;
+    absent: names in data.columns that no row of the chunk has
+    """
+
+    tokens: np.ndarray
+    supervised: np.ndarray
+    samples: np.ndarray
+    dropped: np.ndarray
+    rows: int
+    size: int
+    after: Any
+    where: Where
+    bad: list[tuple[int, BadRow]] = field(default_factory=list)
+    unread: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    absent: frozenset[str] = frozenset()
+
+    def behind(self, row: int) -> "Encoded":
+        """The samples of this and later rows of the chunk."""
+        first = int(np.searchsorted(self.samples["row"], row))
+        token = int(self.samples["length"][:first].sum())
+        return replace(
+            self,
+            tokens=self.tokens[token:],
+            supervised=self.supervised[token:],
+            samples=self.samples[first:],
+            dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
+        )
+
+    def error(self, number: int, error: BadRow) -> UserError:
+        """The error of a bad row, with its place."""
+        return UserError(self.where.place(number), *error.args)
+
+
+def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
+    """What ends a run of which `count` rows cannot be used."""
+    if count == 1:
+        return UserError(first.place, first.problem, f"{first.cure}; skip_bad_rows: true leaves it out")
+    problem = f"{first.problem} (the first; {count:,} rows{' or more' if at_least else ''} cannot be used)"
+    return UserError(first.place, problem, f"{first.cure}; skip_bad_rows: true leaves them out")
+
+
+class LoadedEncoder:
+    """An Encoder with its tokenizer and template loaded."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        from tokenizers import Tokenizer
+
+        self.encoder = encoder
+        self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
+        special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
+        self.special = set(special)
+        self.control_tokens = tuple(sorted(special.values(), key=len, reverse=True))  # one may begin another
+        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
+
+    @property
+    def joins(self) -> bool:
+        return self.encoder.templates.joins
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
+        tokens = self.control_tokens
+        for what, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
+            if not (begin.startswith(tokens) or end.endswith(tokens)):
+                continue
+            found = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
+            where = "begins" if begin.startswith(found) else "ends"
+            problem = f"the {what} {where} with the control token {found!r}, as if it had been through a chat template already"
+            cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
+            raise BadRow(problem, cure)
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
+        """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
+
+        Special tokens that a turn of another than the assistant spells out are plain text: a user who writes <|im_end|>
+        ends no turn.
+        """
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
+
+        if error := self.encoder.templates.error(tools):
+            raise error
+        for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
+            if given and name in self.leaves_out:
+                cure = "name a chat_template that renders them, or remove them from the data"
+                raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
+        try:
+            text, spans = self._render(messages, tools, variables)
+            hidden = [self._without_control_tokens(message) for message in messages]
+            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
+            unread = self._unread(messages, tools, variables, text)
+        except TemplateError as error:  # its syntax, or a chat that it refuses
+            if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
+                problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
+                cure = "name a chat_template without it, e.g. chatml, or a tokenizer that has it"
+                raise BadRow(problem, cure) from None
+            if isinstance(error, TemplateSyntaxError):  # no row's fault
+                raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
+            problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
+            raise BadRow(problem, "fix the template or the chat") from None
+        thoughts = asked = answered = 0
+        for message in messages:
+            written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
+            thoughts += any(thought.strip() not in text for thought in written)
+            spelled_out = len(self.control.findall(message["content"]))
+            answered += spelled_out * (message["role"] == "assistant")
+            asked += spelled_out * (message["role"] != "assistant")
+        if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
+            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
+        plain = tuple(found.span() for found in re.finditer(f"{HIDDEN}+", other))
+        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
+
+    def _unread(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
+    ) -> tuple[str, ...]:
+        """What the template does not read of the messages' further keys and of the row's variables: what it does not name,
+        and keys without which the text is the same."""
+        words = self.words_with_tools if tools else self.words
+        unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
+        unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
+        further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
+        for key in sorted(further):
+            without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
+            if key not in words or self._render(without, tools, variables)[0] == text:
+                unread.append(f"key {key!r} of messages")
+        return tuple(unread)
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        return set(re.findall(r"\w+", self.encoder.templates.template))
+
+    @functools.cached_property
+    def words_with_tools(self) -> set[str]:
+        return set(re.findall(r"\w+", self.encoder.templates.for_tools()))
+
+    def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Who is not the assistant, with a character that no template knows in place of each one of a special token."""
+        if message["role"] == "assistant":
+            return message
+        return message | {"content": self.control.sub(lambda found: HIDDEN * len(found[0]), message["content"])}
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        templates = self.encoder.templates
+        with bounded_template():
+            texts, spans = render_jinja_template(
+                [messages],
+                tools=tools,
+                chat_template=templates.for_tools() if tools else templates.template,
+                return_assistant_tokens_mask=True,
+                **self.encoder.variables | (variables or {}),
+            )
+        return texts[0], spans[0]
+
+    @functools.cached_property
+    def leaves_out(self) -> set[str]:
+        """Of tools and tool_calls, what the template drops without a word, tried on a chat. One that it refuses it reads."""
+        call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+        plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        calling = [plain[0], plain[1] | {"tool_calls": [call]}]
+        found = set()
+        with suppress(Exception):
+            found |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
+        with suppress(Exception):
+            found |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
+        return found
+
+    def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
+        """All samples of a chunk, and which rows cannot be used."""
+        texts, absent = list[tuple[int, Text | BadRow | None]](), names_of(columns)
+        with bounded(lambda: chunk.where.place(texts[-1][0] + 1 if texts else 0)):
+            for number, row in chunk.rows():
+                texts.append((number, self._text(row, columns)))
+                absent = absent.difference(row) if absent and isinstance(row, dict) else absent
+        encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
+        longest = self.encoder.max_length
+        tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
+        samples: list[tuple[int, ...]] = []
+        dropped: list[tuple[int, int]] = []
+        bad: list[tuple[int, BadRow]] = []
+        unread: dict[tuple[str, ...], int] = {(): 0}
+        for number, text in texts:
+            if isinstance(text, Text):
+                ids, mask = next(encodings)
+                fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
+                if fate and not self.encoder.truncation:
+                    problem = f"{len(ids):,} tokens, but max_length is {longest:,} and truncation is off"
+                    text = BadRow(problem, "raise max_length, drop the row, or set truncation: true")
+            if isinstance(text, BadRow):
+                bad.append((number, text))
+            if not isinstance(text, Text):
+                dropped.append((len(samples), BAD if text else EMPTY))
+                continue
+            counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
+            for begin in range(0, len(ids), longest) if text.splits else (0,):
+                part, own = ids[begin : begin + longest], mask[begin : begin + longest]
+                own[:1] = False  # nothing comes before it that could predict it
+                if own.any():
+                    tokens.append(part)
+                    masks.append(own)
+                    content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
+                    digest = int.from_bytes(content, "little", signed=True)
+                    samples.append((len(part), own.sum(), WHOLE if begin else fate, number, *counts, digest))
+                    counts = (0,) * len(counts)
+                elif begin == 0:
+                    dropped.append((len(samples), fate))
+        return Encoded(
+            np.concatenate(tokens),
+            np.concatenate(masks),
+            np.array(samples, SAMPLE),
+            np.array(dropped, np.int64).reshape(-1, 2),
+            texts[-1][0] + 1 if texts else 0,
+            chunk.size,
+            chunk.after,
+            chunk.where,
+            bad,
+            list(unread),
+            frozenset(absent),
+        )
+
+    def _text(self, row: Any, columns: Columns) -> Text | BadRow | None:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            text = convert(row, columns, self)
+            if text and not text.rendered:
+                if self.encoder.end is None:
+                    raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
+                spelled_out = len(self.control.findall(text.text))
+                text = replace(text, counts=(0, spelled_out, *text.counts[2:]))
+            (text.text if text else "").encode()
+        except BadRow as error:
+            return error
+        except UnicodeEncodeError:
+            return BadRow(r"half a surrogate pair (\ud800 to \udfff), which is no character", "fix or drop the row")
+        return text
+
+    def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Token ids (int32) of each text and which of them are supervised."""
+        rendered = [text.text for text in texts if text.rendered]
+        others = [text.text for text in texts if not text.rendered]
+        # A template writes its own special tokens; to other texts the tokenizer adds what it adds (a first token).
+        encodings = iter(self.tokenizer.encode_batch(rendered, add_special_tokens=False) if rendered else ())
+        plain = iter(self.tokenizer.encode_batch(others, add_special_tokens=True) if others else ())
+        end = self.encoder.end
+        for text in texts:
+            encoding = next(encodings if text.rendered else plain)
+            ids = np.array(encoding.ids, dtype=np.int32)
+            mask = np.zeros(len(ids), dtype=bool)
+            for begin, stop in text.spans:
+                mask[_tokens_of(encoding, begin, stop)] = True
+            if text.plain:
+                ids, mask = self._spelled_out(text, encoding, ids, mask)
+            if not text.rendered and end is not None:
+                if not len(ids) or ids[-1] != end:
+                    ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
+                mask[-1] = True  # also where the tokenizer wrote it
+            yield ids, mask
+
+    def _spelled_out(self, text: Text, encoding: Any, ids: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and mask with the special tokens in `text.plain` as the tokens of their letters."""
+        parts, masks = [], []
+        for token, own, (begin, end) in zip(ids, mask, encoding.offsets, strict=True):
+            of = [token]
+            if int(token) in self.special and any(begin < stop and first < end for first, stop in text.plain):
+                of = self.letters.encode(text.text[begin:end], add_special_tokens=False).ids
+            parts += of
+            masks += [own] * len(of)
+        return np.array(parts, dtype=np.int32), np.array(masks, dtype=bool)
+
+    @functools.cached_property
+    def letters(self) -> Any:
+        """The tokenizer, for which no text is a special token."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+
+def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
+    """The tokens of characters [begin, stop). One that began before them, at a blank say, is the first of them: to write
+    what follows is to write that token."""
+    first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)
+    last = next((t for c in range(stop - 1, begin - 1, -1) if (t := encoding.char_to_token(c)) is not None), None)
+    if first is None or last is None:
+        return slice(0, 0)
+    # Bytes of one character are several tokens with the same characters: char_to_token names the first of them.
+    own = encoding.token_to_chars(last)
+    while last + 1 < len(encoding) and encoding.token_to_chars(last + 1) == own is not None:
+        last += 1
+    return slice(first, last + 1)

@@ -1,0 +1,98 @@
+"""A recipe's data for a run: found in the cache, or prepared (build.py) where it is not there yet.
+
+What decides the samples (data, tokenizer, template, length, packing, splits) is the cache's key: changing any of it
+makes a new cache, changing none reads the old one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from .. import cache
+from ..recipe.files import find
+from ..recipe.flags import Settings
+from ..recipe.schema import Source
+from . import builtin
+from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
+from .store import Samples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe's data. train: Samples, or a Stream; heldout: by the source's name; facts: what `report` says of it."""
+
+    train: Any
+    heldout: dict[str, Samples]
+    fingerprint: str
+    facts: dict[str, Any]
+    chat_format: ChatFormat
+
+    def close(self) -> None:
+        """Remove what is of use to this run alone."""
+        if self.train.streamed:
+            self.train.close()
+
+
+def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+    """Training and held-out samples of a recipe, from the cache where the same was prepared before.
+
+    Raises UserError for missing, empty or broken data and for data without any supervised token.
+    """
+
+    def build() -> str:
+        from .build import build
+
+        return json.dumps(build(settings, tokenizer))
+
+    key = _inputs(settings, tokenizer)
+    known = json.loads(cache.remembered(key, build, _is_there) if key else build())
+    folder = folder_of(known["fingerprint"])
+    facts = json.loads((folder / META).read_text())
+    heldout = {name: Samples(folder, f"heldout-{number}") for number, name in enumerate(known["sources"])}
+    train: Any
+    if settings.recipe.data.streaming:
+        from .stream import Stream
+
+        train = Stream.of_recipe(settings, tokenizer, facts["begins"])
+    else:
+        train = Samples(folder, "train")
+    return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]))
+
+
+def _is_there(known: str) -> bool:
+    try:
+        return is_whole(folder_of(json.loads(known)["fingerprint"]))
+    except ValueError:  # not written to its end
+        return False
+
+
+def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """All that `build` looks at, as it is told at a glance; None where one must look closer, at a stream or a set of the
+    datasets library. With equal inputs the outcome is equal, and no code that builds data need be loaded."""
+    import tokenizers
+    import transformers
+
+    data = settings.recipe.data
+    sources: Sequence[Source] = data.datasets or [data]
+    if data.streaming or any(source.dataset_name not in (None, builtin.BUILT_IN) for source in sources):
+        return None
+    names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
+    ours = data.chat_template == NONE or (TEMPLATES / f"{data.chat_template}.jinja").is_file()
+    try:
+        files = [cache.stamp(path) for name in names for path in paths_of(name)]
+        files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]
+        files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and not ours else []
+        backend = tokenizer.backend_tokenizer.to_str()
+    except (UserError, OSError, AttributeError):  # whoever builds says what is missing
+        return None
+    built_in = [builtin.ensure(cache.cache_directory()) for source in sources if source.dataset_name]
+    return (
+        (ENCODING, FORMAT, tokenizers.__version__, transformers.__version__),
+        (data.model_dump(), settings.recipe.training.seed, files, built_in),
+        (backend, tokenizer.special_tokens_map, tokenizer.eos_token_id, tokenizer.chat_template),
+    )

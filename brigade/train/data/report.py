@@ -1,0 +1,129 @@
+"""What a run is about to train on, in figures and by one sample with its supervised part marked."""
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors.console import console, marking
+from ..recipe.batch import Batch
+from ..recipe.schema import DataSection, TrainingSection
+from .prepare import Prepared
+from .store import IGNORED, Samples
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LONGEST = 700  # characters of the sample that is shown
+MOST_UNREAD = 12  # keys that are named
+
+
+def figures(
+    prepared: Prepared, data: DataSection, training: TrainingSection, batch: Batch, squares: bool = False
+) -> str:
+    """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped. squares: as Collate's"""
+    facts = prepared.facts
+    held = sum(map(len, prepared.heldout.values()))
+    if not isinstance(prepared.train, Samples):
+        return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
+    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {tokens(facts)}"]
+    if len(facts["by_source"]) > 1:
+        counts = zip(facts["by_source"], prepared.heldout, strict=True)
+        words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
+    return ", ".join(
+        [*words, *shapes(facts, data, padding(prepared.train, training, batch, squares=squares)), *losses(facts)]
+    )
+
+
+def standing_in(prepared: Prepared) -> str:
+    """Which chat template stands in for the tokenizer's own, and why."""
+    return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
+
+
+def unread(facts: dict[str, Any]) -> str:
+    """Which columns and keys nobody read, each with the number of rows in which it holds something; "" where there is none."""
+    found = sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
+    words = [f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in found[:MOST_UNREAD]]
+    return ", ".join([*words, *[f"and {len(found) - MOST_UNREAD:,} more"] * (len(found) > MOST_UNREAD)])
+
+
+def tokens(facts: dict[str, Any]) -> str:
+    return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
+
+
+def shapes(facts: dict[str, Any], data: DataSection, filler: float) -> list[str]:
+    full = facts["tokens"] / (facts["sequences"] * data.max_length)
+    packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
+    return [*packed, f"{filler:.0%} padding"]
+
+
+def losses(facts: dict[str, Any]) -> list[str]:
+    words = {
+        "cut": "longer than max_length cut",
+        "split": "longer texts split into several samples",
+        "dropped": "without a supervised token dropped",
+        "empty": "empty texts skipped",
+        "skipped": "rows that cannot be used skipped (skip_bad_rows)",
+        "thoughts": "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
+        "after the last question)",
+        "plain": "control tokens spelled out in questions, read as plain text",
+        "control": "control tokens spelled out in answers or texts, which stay control tokens",
+        "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
+        "shared": "held-out samples that are trained on, too",
+    }
+    return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]
+
+
+def padding(
+    rows: Samples,
+    training: TrainingSection,
+    batch: Batch,
+    steps: int = 200,
+    shuffled: bool = False,
+    squares: bool = False,
+) -> float:
+    """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
+
+    shuffled: the rows are in their order already
+    """
+    if training.padding_free and not squares:
+        return 0.0
+    from .collate import wasteful  # it loads torch
+
+    order = np.arange(len(rows)) if shuffled else np.random.default_rng((training.seed, 0)).permutation(len(rows))
+    lengths = rows.lengths()[order[: steps * batch.global_size]]
+    micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
+    flat = [training.padding_free and not wasteful(part.tolist()) for part in micro]
+    slots = (part.sum() if end_to_end else len(part) * part.max() for part, end_to_end in zip(micro, flat, strict=True))
+    return 1 - lengths.sum() / sum(slots)
+
+
+def first(prepared: Prepared) -> Any:
+    """The first row; of a stream, which begins with training, the first that is held out."""
+    return next(iter(prepared.heldout.values()))[0] if prepared.train.streamed else prepared.train[0]
+
+
+def show_sample(prepared: Prepared, tokenizer: object) -> None:
+    """Print the first sample under a heading, its lines as they are: a terminal folds those that are too long."""
+    out = console()
+    out.print(f"one sample, its supervised part {marking(out)}:")
+    out.print(sample(prepared, tokenizer, brackets=out.color_system is None), soft_wrap=True)
+
+
+def sample(prepared: Prepared, tokenizer: object, brackets: bool = True) -> "Text":
+    """The first sample decoded, its supervised part in green and underlined, or in brackets."""
+    from rich.text import Text
+
+    row = first(prepared)
+    end = int(row["lengths"][0])
+    ids, own = row["input_ids"][:end], row["labels"][:end] != IGNORED
+    text = Text()
+    bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), end]
+    for begin, stop in itertools.pairwise(bounds):
+        part = tokenizer.decode(ids[begin:stop])  # type: ignore[attr-defined]
+        if own[begin] and brackets:
+            part = f"[[{part}]]"
+        text.append(part, style="green underline" if own[begin] else "dim")
+    if len(text) > LONGEST:
+        text.truncate(LONGEST, overflow="ellipsis")
+    return text

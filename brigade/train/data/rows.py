@@ -1,0 +1,290 @@
+"""Rows of files and data sets, read in chunks, in order.
+
+A chunk travels to the process that tokenises it, names each row's place for messages, and knows where the next one
+begins: `after` is a cursor that `chunks` takes to continue there.
+"""
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ...errors import UserError, first_line
+from ..cache import digest
+from ..limits import DECODED_BYTES, ROW_BYTES, gib, memory_limit
+
+CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
+NEWLINE = b"\n"
+
+Row = dict[str, Any]
+
+
+class BadRow(Exception):
+    """(problem, cure) of a row; who reads the chunk knows its place."""
+
+
+class Chunk(Protocol):
+    """after: the cursor behind it; size: in the unit of Rows.size"""
+
+    @property
+    def after(self) -> Any: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def where(self) -> "Where": ...
+
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """Each row with its number in the chunk; in place of one that cannot be read, what is wrong with it."""
+        ...
+
+
+class Where(NamedTuple):
+    """Where a chunk begins: at a byte of a file of lines, or at a row of a file or a data set, the first of which is 1."""
+
+    source: str
+    first: int
+    of_lines: bool
+
+    def row(self, number: int) -> int:
+        """The line, or the number of the row, of one by its number in the chunk."""
+        if not self.of_lines:
+            return self.first + number
+        before, left = 0, self.first  # lines are only counted when one is to be named
+        with Path(self.source).open("rb") as file:
+            while left:
+                block = file.read(min(left, CHUNK_BYTES))
+                before, left = before + block.count(NEWLINE), left - len(block)
+        return before + number + 1
+
+    def place(self, number: int) -> str:
+        """Where a row stands: file and line, or data set and row."""
+        return f"{self.source}, {'line' if self.of_lines else 'row'} {self.row(number)}"
+
+
+class Rows(Protocol):
+    """The rows of one split. size: bytes or rows, for the progress bar (None: unknown)."""
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def size(self) -> int | None: ...
+
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]: ...
+
+    def digests(self) -> list[str]:
+        """What identifies the content."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowChunk:
+    """Rows as they are, or of an Arrow stream. first: the number of its first row in what is at `called`."""
+
+    content: list[Row] | bytes
+    called: str
+    first: int
+    size: int
+    after: Any
+
+    @property
+    def where(self) -> Where:
+        return Where(self.called, self.first, of_lines=False)
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        if isinstance(self.content, list):
+            yield from enumerate(self.content)
+            return
+        import pyarrow
+
+        with bounded(lambda: self.where.place(0)):
+            rows = pyarrow.ipc.open_stream(self.content).read_all().to_pylist()
+        for number, row in enumerate(rows):
+            yield number, {name: _without_none(value) for name, value in row.items()}
+
+
+def _without_none(value: Any) -> Any:
+    """Arrow gives every struct the keys of all others, as None."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
+    """A record batch as bytes of its own: pickling a slice would take along the whole table."""
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return RowChunk(sink.getvalue().to_pybytes(), called, first, len(batch), after)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+class Files:
+    """Files of one kind, as a whole read in order. A cursor: (number of the file, rows of it that are done)."""
+
+    size: int | None = None
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.place = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/*{paths[0].suffix}"
+
+    def digests(self) -> list[str]:
+        return [digest(path) for path in self.paths]
+
+    def read(self, path: Path) -> Iterator[Row]:
+        """All rows of a file. Raises UserError where it is broken."""
+        raise NotImplementedError
+
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+        first, done = cursor or (0, 0)
+        for number in range(first, len(self.paths)):
+            path = self.paths[number]
+            rows = itertools.islice(self.read(path), done, None)
+            while part := list(itertools.islice(rows, CHUNK_ROWS)):
+                yield RowChunk(part, str(path), done + 1, len(part), (number, done + len(part)))
+                done += len(part)
+            done = 0
+
+
+class Csv(Files):
+    """CSV with a header line; every value is a text."""
+
+    def read(self, path: Path) -> Iterator[Row]:
+        csv.field_size_limit(ROW_BYTES)  # a text may be longer than the 131,072 characters that are the default
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            try:
+                names = reader.fieldnames or ()
+                if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
+                    problem = f"one column, {names[0]!r}: its cells are separated by {other!r}"
+                    raise UserError(f"{path}, line 1", problem, "write it with commas")
+                for row in reader:
+                    if None in row or None in row.values():
+                        cells = len([v for v in row.values() if v is not None])
+                        raise ValueError(f"{cells} cells or more under a header of {len(names)}")
+                    yield row
+            except (csv.Error, ValueError) as error:
+                line = reader.line_num + isinstance(error, csv.Error)  # the reader counts a line when it has read it
+                problem, cure = f"not CSV in UTF-8: {error}", "fix that line, or quote its cells"
+                raise UserError(f"{path}, line {line}", problem, cure) from None
+
+
+class Parquet(Files):
+    """Parquet files, read a thousand rows at a time."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        super().__init__(paths)
+        self.size = sum(self._open(path).metadata.num_rows for path in paths)
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        import pyarrow.parquet
+
+        with _whole_parquet(path):
+            return pyarrow.parquet.ParquetFile(path)
+
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+        first, skipped = cursor or (0, 0)
+        for number in range(first, len(self.paths)):
+            path = self.paths[number]
+            for batch, done in self._batches(path, skipped, CHUNK_ROWS):
+                yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
+            skipped = 0
+
+    def _batches(self, path: Path, done: int, rows: int) -> Iterator[tuple[Any, int]]:
+        """The record batches behind `done` rows, each with the number of rows up to its end. Where so many rows at a time expand
+        beyond all measure, the rest is read row by row."""
+        file, before = self._open(path), 0
+        groups = list(range(file.num_row_groups))
+        while groups and before + (size := file.metadata.row_group(groups[0]).num_rows) <= done:
+            before += size  # of row groups that were read to their end nothing is read again
+            groups.pop(0)
+        try:
+            with _whole_parquet(path):
+                batches = file.iter_batches(batch_size=rows, row_groups=groups)
+                while (batch := _decoded(batches, path, before if rows == 1 else None)) is not None:
+                    begin, before = max(done - before, 0), before + len(batch)
+                    if begin < len(batch):
+                        done = before
+                        yield batch.slice(begin), done
+        except MemoryError:
+            yield from self._batches(path, done, 1)
+
+
+def _decoded(batches: Iterator[Any], path: Path, row: int | None) -> Any:
+    """The next batch, or None at the end. Raises MemoryError where it expands to more than DECODED_BYTES, and instead UserError
+    where it is a single row, the one behind `row` others."""
+    more = DECODED_BYTES + path.stat().st_size  # columns are read as they lie in the file, and then decoded
+    with memory_limit(more) if row is None else bounded(lambda: f"{path}, row {row + 1}", more):
+        return next(batches, None)
+
+
+@contextmanager
+def bounded(place: Callable[[], str], more: int = DECODED_BYTES) -> Iterator[None]:
+    """Raises UserError at `place()` for rows that expand to more than any honest ones."""
+    try:
+        with memory_limit(more):
+            yield
+    except MemoryError:
+        problem = (
+            f"from here on it expands to more than {gib(DECODED_BYTES)} of memory (DECODED_BYTES in train/limits.py)"
+        )
+        raise UserError(place(), problem, "look at that row, and write the file again without it") from None
+
+
+@contextmanager
+def _whole_parquet(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowMemoryError, pyarrow.ArrowCapacityError) as error:
+        raise MemoryError from error
+    except (pyarrow.ArrowException, OSError) as error:
+        problem = f"not a whole Parquet file: {first_line(error)}"
+        raise UserError(str(path), problem, "write or download it again") from None
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+class Table:
+    """A split of the datasets library, in memory-mapped files or streamed. version: which configuration, split and commit
+    of what is at `place`."""
+
+    def __init__(self, split: Any, place: str, version: tuple[str | None, ...] = ()) -> None:
+        import datasets
+
+        self.place, self.split, self.version = place, split, version
+        self.size = None if isinstance(split, datasets.IterableDataset) else len(split)
+
+    def digests(self) -> list[str]:
+        """A local directory's content, which may change under its name; the name of a set on the Hub; the version."""
+        folder = Path(self.place)
+        local = folder.is_dir()
+        files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
+        return [*files, repr(self.version)]
+
+    def chunks(self, cursor: Any = None) -> Iterator[RowChunk]:
+        done, state = cursor or (0, None)
+        if done and done == self.size:  # datasets selects no empty range at its end
+            return
+        rows = self.split.select(range(done, self.size)) if done and self.size else self.split
+        rows = rows.with_format("arrow")  # a copy, with a position of its own
+        if state:
+            rows.load_state_dict(state)
+        tables = rows.iter(batch_size=CHUNK_ROWS)
+        while (table := self._next(tables, done)) is not None:
+            begin, done = done, done + len(table)
+            state = rows.state_dict() if self.size is None else None
+            yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))
+
+    def _next(self, tables: Iterator[Any], done: int) -> Any:
+        """The next table, behind so many rows, or None at the end. Raises UserError for one that expands beyond all measure."""
+        with bounded(lambda: f"{self.place}, row {done + 1}"):
+            return next(tables, None)

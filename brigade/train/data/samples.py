@@ -1,0 +1,184 @@
+"""From a row to text of which a part is supervised: chats through their template, pairs of prompt and completion, texts."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ...errors import shown
+from .keys import PAIRS, Columns, Row, names_of, says_nothing
+from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
+from .rows import BadRow
+
+# What other sets call the columns, for the cure of a row that has none of ours.
+USUAL = {
+    "messages": ("conversations", "conversation", "dialogue", "chat"),
+    "prompt": ("instruction", "question", "query"),
+    "completion": ("output", "response", "answer", "answers"),
+    "text": ("content", "body", "article"),
+}
+KINDS = ("messages", "prompt", "text")
+SIDES = ("user", "assistant")
+ALPACA = "instruction"  # a prompt's column of this name is joined with one called input
+FOR_TEMPLATES = ("system", "history", "tools", "functions", "chat_template_kwargs")  # which a text has no place for
+# What a row's chat_template_kwargs may not set, for it is how samples are rendered.
+OURS = ("messages", "conversations", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
+        "return_assistant_tokens_mask")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is to be tokenised. spans: supervised parts as (begin, end) in characters; rendered: by a chat template,
+    which writes special tokens itself; splits: a long one is cut into several samples; plain: parts in which no special
+    token is meant; counts: of encode.COUNTED; unread: what of its row nobody read, in words"""
+
+    text: str
+    spans: list[tuple[int, int]]
+    rendered: bool = False
+    splits: bool = False
+    plain: tuple[tuple[int, int], ...] = ()
+    counts: tuple[int, ...] = (0, 0, 0, 0)
+    unread: tuple[str, ...] = ()
+
+
+class Templates(Protocol):
+    """What renders chats. joins: whether there is no chat template, so that prompt and completion are joined as they are"""
+
+    @property
+    def joins(self) -> bool: ...
+
+    def render(self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
+        """A chat as text, with all the assistant's spans in it, and the keys of messages and variables that the template
+        does not read. Raises BadRow."""
+        ...
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Raise BadRow for a pair that seems to have been through a chat template already."""
+        ...
+
+
+def kind_of(row: Row) -> str:
+    """messages, prompt or text: what a row holds. Raises BadRow, listing what it has instead."""
+    for kind in KINDS:
+        if row.content.get(row.name(kind)) is not None:
+            return kind
+    names = [row.name(kind) for kind in KINDS]
+    if null := [name for name in names if name in row.content]:
+        raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
+    there = ", ".join(map(repr, row.content)) or "nothing"
+    usual = {key: next((name for name in names if name in row.content), None) for key, names in USUAL.items()}
+    offer = ", ".join(f"{key}: {name}" for key, name in usual.items() if name) or "messages: conversations"
+    cure = f"name yours in data.columns, e.g. columns: {{{offer}}}"
+    raise BadRow(f"none of the columns {', '.join(map(repr, names))} here, only {there}", cure)
+
+
+def convert(content: Any, columns: Columns, templates: Templates) -> Text | None:
+    """A row as text with its supervised part, or None for a `text` without a character but white space: crawled sets have
+    such, and nothing is to be learnt from them. Raises BadRow."""
+    if not isinstance(content, dict):
+        raise BadRow(f"not an object of columns: {repr(content)[:60]}", 'write {"messages": [...]}')
+    row, unread = Row(content, columns), set[str]()
+    kind = kind_of(row)
+    if kind == "text":
+        text = _text(row)
+    elif kind == "messages":
+        text = _chat(row, turns(row.get("messages"), unread), 0, templates)
+    else:
+        text = _pair(row, unread, templates)
+    if text is None:
+        return None
+    unread |= {f"column {name!r}" for name in row.unread()}
+    return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
+
+
+def _text(row: Row) -> Text | None:
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise BadRow(f"the text is {shown(text)}, not a string", "give each row a text")
+    return Text(text, [(0, len(text))], splits=True) if text.strip() else None
+
+
+def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
+    """Prompt and completion: two lists of messages, or two texts, which become turns of user and assistant where there is a
+    chat template."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if completion is None:
+        problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
+        raise BadRow(problem, "name yours in data.columns: {completion: answer}")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before, after = turns(prompt, unread), turns(completion, unread)
+        if not any(message["role"] == "assistant" for message in after):
+            raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
+        return _chat(row, before + after, len(before), templates)
+    if not isinstance(prompt, str) or not isinstance(completion, str):
+        problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
+        raise BadRow(problem, "give two texts, or two lists of messages")
+    if not completion:
+        raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
+    if row.name("prompt") == ALPACA or "input" in row.columns:
+        beside = row.get("input") or ""
+        if not isinstance(beside, str):
+            raise BadRow(
+                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
+            )
+        prompt = "\n".join(part for part in (prompt, beside) if part)
+    PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
+    if templates.joins:
+        if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
+            problem = (
+                f"column {missed[0]!r} beside two texts, and without a chat template nothing says how it is written"
+            )
+            raise BadRow(problem, "set chat_template, or leave the column out on purpose: columns: {ignore: ...}")
+        return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
+    templates.refuse_rendered(prompt, completion)
+    exchanges = [*_history(row), (prompt, completion)]
+    named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
+    return _chat(row, turns(named, unread), 0, templates)
+
+
+def _history(row: Row) -> list[tuple[str, str]]:
+    """Questions and answers before the prompt, as Alpaca's sets and LLaMA-Factory's have them: all answers are learned."""
+    history = from_json(row.get("history") or [], row.name("history"))
+    pairs = isinstance(history, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
+    )
+    if not pairs:
+        raise BadRow(
+            f"column {row.name('history')!r} is {shown(history)}", "give pairs of texts: [[question, answer], ...]"
+        )
+    return [(question, answer) for question, answer in history]
+
+
+def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
+    """Messages through the template, with what other columns say of the whole chat; supervised from message `begin` on."""
+    system, name = row.get("system"), row.name("system")
+    if system:
+        if not isinstance(system, str):
+            raise BadRow(f"column {name!r} is {shown(system)}, not text", "give a text, or ignore the column")
+        first = whole[0]
+        if first["role"] not in ("system", "developer"):
+            whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
+        elif first["content"] != system:
+            problem = f"column {name!r} and the {first['role']} turn say different things"
+            raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
+    check_order(whole)
+    tools = tool_definitions(row.get("tools"), row.get("functions"))
+    text = templates.render(whole, tools, _variables(row))
+    answers = list(wanted(whole, begin))
+    if all(answers):
+        return text
+    if len(text.spans) != len(answers):
+        problem = f"the chat template marks {len(text.spans)} parts of {len(answers)} assistant turns"
+        raise BadRow(f"{problem}, and not all are to be supervised", "use a template that marks each turn once")
+    return replace(text, spans=[span for span, learned in zip(text.spans, answers, strict=True) if learned])
+
+
+def _variables(row: Row) -> dict[str, Any]:
+    """What a row hands to its chat template besides the chat: {"enable_thinking": false}."""
+    name = row.name("chat_template_kwargs")
+    given = from_json(row.get("chat_template_kwargs") or {}, name)
+    if not isinstance(given, dict):
+        raise BadRow(
+            f"column {name!r} is {shown(given)}, not an object of variables", 'write {"enable_thinking": false}'
+        )
+    if own := [key for key in given if key in OURS]:
+        raise BadRow(f"column {name!r} sets {own[0]}", "remove it there: the run decides it")
+    return {key: value for key, value in given.items() if value is not None}

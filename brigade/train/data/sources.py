@@ -1,0 +1,151 @@
+"""Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, first_line
+from ..cache import cache_directory
+from ..hub import hub_is_away, refusal
+from ..recipe.flags import Settings
+from ..recipe.schema import OF_DATASETS, Source, WeightedSource
+from . import builtin
+from .builtin import BUILT_IN
+from .json_rows import JsonDocuments, JsonLines, is_document
+from .keys import Columns
+from .layout import paths_of
+from .rows import Csv, Files, Parquet, Rows, Table
+
+FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One source of a recipe. heldout: None where a share of the training rows is to be held out."""
+
+    name: str
+    train: Rows
+    heldout: Rows | None
+    columns: Columns
+    weight: float | None
+
+
+def origins(settings: Settings) -> list[Origin]:
+    """The sources of a recipe, opened. Raises UserError for none or contradicting ones, and for weights that do not
+    add up to 1."""
+    data, place = settings.recipe.data, settings.place("datasets")
+    if data.datasets is None:
+        return [_origin(settings, data, "")]
+    if data.dataset_name or data.train_file:
+        problem = "both datasets and dataset_name or train_file are given"
+        raise UserError(place, problem, "list every source in datasets")
+    weights = [source.weight for source in data.datasets if source.weight is not None]
+    if weights and len(weights) < len(data.datasets):
+        problem = f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight"
+        raise UserError(place, problem, "give every source a weight, or none")
+    if weights and abs(sum(weights) - 1) > 1e-6:
+        problem = f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1"
+        raise UserError(place, problem, f"divide each by {sum(weights):g}")
+    found = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
+    names = [origin.name for origin in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(place, f"two sources are called {twice!r}", "give each a `name` of its own")
+    return found
+
+
+def _origin(settings: Settings, source: Source, index: str) -> Origin:
+    def place(key: str) -> str:
+        return f"{settings.place('datasets')}{index}.{key}" if index else settings.place(key)
+
+    if bool(source.dataset_name) == bool(source.train_file):
+        problem = "both dataset_name and train_file are given" if source.train_file else "no data is named"
+        raise UserError(place("train_file"), problem, "give exactly one: dataset_name or train_file")
+    if source.train_file or source.dataset_name == BUILT_IN:
+        for key in OF_DATASETS:
+            if getattr(source, key) != Source.model_fields[key].default:
+                raise UserError(place(key), f"{source.train_file or BUILT_IN} is a whole and has none", "remove it")
+    if source.validation_file and source.dataset_test_split:
+        raise UserError(place("dataset_test_split"), "validation_file names held-out rows, too", "keep one of them")
+    train: Rows
+    heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
+    if source.dataset_name == BUILT_IN:
+        if heldout:
+            problem = f"{BUILT_IN} has held-out samples of its own"
+            raise UserError(place("validation_file"), problem, "remove validation_file")
+        built = builtin.ensure(cache_directory())
+        train, heldout = JsonLines([built.train]), JsonLines([built.heldout])
+    elif source.train_file:
+        train = _files(source.train_file, place("train_file"))
+    else:
+        train, own = _from_datasets(source, place, settings.recipe.data.streaming)
+        heldout = heldout or own
+    stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
+    name = (source.name if isinstance(source, WeightedSource) else None) or stem
+    weight = source.weight if isinstance(source, WeightedSource) else None
+    columns: Columns = dict(source.columns)  # type: ignore[arg-type]
+    return Origin(name, train, heldout, columns, weight)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+def _files(name: str, place: str) -> "Rows":
+    paths = paths_of(name, place)
+    for path in paths:
+        if path.is_dir():
+            cure = f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set"
+            raise UserError(place, f"{str(path)!r} is a directory, not a file", cure)
+        if not path.is_file():  # it would be read several times, and never end
+            raise UserError(place, f"{str(path)!r} is a pipe, a socket or a device, and no file", "name a file")
+    kinds = sorted({path.suffix for path in paths})
+    if len(kinds) > 1 or kinds[0] not in FORMATS:
+        problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"
+        raise UserError(place, problem, f"give files of one kind: {', '.join(FORMATS)}")
+    documents = [path for path in paths if FORMATS[kinds[0]] is JsonLines and is_document(path)]
+    if documents and len(documents) < len(paths):
+        problem = f"{documents[0]} is one JSON array or object, others of {name!r} are one object a line"
+        raise UserError(place, problem, "give files of one kind")
+    return JsonDocuments(paths) if documents else FORMATS[kinds[0]](paths)
+
+
+# ---- the datasets library ------------------------------------------------------------------------------------------
+def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool) -> tuple[Table, Table | None]:
+    """Training rows, and held-out ones if the set has a split of them."""
+    name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
+    if revision and Path(name).is_dir():
+        raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
+    try:
+        splits, commit = _load(name, config, revision, streaming)
+    except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, "dataset", revision)
+        cure = cure or "check the name and the network, or give a train_file"
+        raise UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure) from None
+
+    def table(key: str, split: str) -> Table:
+        if split not in splits:
+            there = ", ".join(map(str, splits))
+            raise UserError(place(key), f"{name!r} has no {split} split, only {there[:400]}", "name one that it has")
+        return Table(splits[split], name, (config, split, commit))
+
+    train, test = source.dataset_train_split, source.dataset_test_split
+    if train == test:
+        raise UserError(place("dataset_test_split"), f"{test!r} is the split that is trained on", "name another one")
+    own = test or next((split for split in ("validation", "test") if split in splits and split != train), None)
+    return table("dataset_train_split", train), table("dataset_test_split", own) if own else None
+
+
+def _load(name: str, config: str | None, revision: str | None, streaming: bool) -> tuple[dict[str, Any], str | None]:
+    """All splits by name; of a set on the Hub, the commit that they are of."""
+    if not Path(name).is_dir():
+        hub_is_away()  # before the library is loaded, which asks only now whether to stay offline
+    import datasets
+
+    if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):  # by save_to_disk
+        loaded = datasets.load_from_disk(name)
+        return loaded if isinstance(loaded, dict) else {"train": loaded}, None
+    builder = datasets.load_dataset_builder(name, config, revision=revision)
+    commit = None if Path(name).is_dir() else builder.hash
+    if streaming:
+        return builder.as_streaming_dataset(), commit
+    builder.download_and_prepare()
+    return builder.as_dataset(), commit

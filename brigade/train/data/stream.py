@@ -1,0 +1,316 @@
+"""Streaming: rows are read, tokenised and packed while training, a window at a time, for sets larger than the disk.
+
+A process of each host keeps a few windows ahead in the cache and deletes those that are done. A window is made from the
+cursors at which it begins, by nothing that depends on ranks or time, so a checkpoint holds only those of its window.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...errors.disk import of_disk, writing
+from .. import cache
+from ..cluster import World
+from ..recipe.flags import Settings
+from . import packing, sources
+from .encode import Encoded, Encoder, LoadedEncoder, refusal
+from .layout import FORMAT
+from .store import Row, Samples
+from .tokenise import encoded, encoder_of
+from .writer import Writer
+
+WINDOW = 8192  # samples
+HELD_OUT = 256  # samples, where a source has no split of its own
+AHEAD = 2  # windows
+STATE = "stream.json"  # in a checkpoint
+FACTS = "facts.json"  # in a window
+
+
+def check(settings: Settings) -> None:
+    """Raises UserError for a recipe that streams without saying how long, or how long in a way that streams cannot hold
+    to, or from several sources without weights."""
+    data, training = settings.recipe.data, settings.recipe.training
+    if training.max_steps < 1:
+        problem = "a stream has no length, and max_steps is not set"
+        raise UserError(settings.place("max_steps"), problem, "set max_steps")
+    if data.max_train_samples:
+        problem = "a stream is read for as long as the run goes"
+        cure = "remove it: max_steps x global_batch_size sequences are trained on"
+        raise UserError(settings.place("max_train_samples"), problem, cure)
+    if data.datasets and len(data.datasets) > 1 and any(source.weight is None for source in data.datasets):
+        problem = "streams have no sizes to mix by, and no weights are given"
+        raise UserError(settings.place("datasets"), problem, "give every source a weight")
+
+
+# ---- holding out -----------------------------------------------------------------------------------------------------
+def hold_out(settings: Settings, encoder: Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+    """Store the held-out samples of all sources; returns where training begins in each."""
+    begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
+    return {"format": FORMAT, "begins": begins}
+
+
+def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
+    """Of its own split, or its first samples. Returns where training begins."""
+    wanted = settings.recipe.data.max_eval_samples or HELD_OUT
+    rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
+    for part in encoded(rows, origin.columns, encoder, 1, wanted):
+        missing = first + wanted - writer.samples
+        writer.add(part)
+        if missing <= len(part.samples):
+            begins = behind(cursor, part, missing)
+            break
+        cursor = begins = part.after
+    if writer.samples == first:
+        cure = "check that it has rows with answers, or raise max_length"
+        raise UserError(rows.place, "it yields no samples with a supervised token", cure)
+    if not origin.heldout and next(read(origin, LoadedEncoder(encoder), begins), None) is None:
+        problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
+        raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
+    writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
+    return None if origin.heldout else begins
+
+
+# ---- making windows ------------------------------------------------------------------------------------------------
+def build(
+    folder: Path,
+    state: dict[str, Any],
+    settings: Settings,
+    machine: LoadedEncoder,
+    found: list[sources.Origin],
+    size: int,
+) -> dict[str, Any]:
+    """Make the window that begins at `state` in `folder`; returns the state of the next one."""
+    recipe = settings.recipe
+    writer = Writer(folder)
+    cursors, samples = list(state["cursors"]), list(state["samples"])
+    dropped: list[int] = []
+    weights = [origin.weight or 1.0 for origin in found]
+    absent: dict[int, set[str]] = {}  # source -> names in its `columns` that none of its rows here has
+    readers = [read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
+    while writer.samples < size:
+        number = min(range(len(found)), key=lambda i: samples[i] / weights[i])  # who is furthest behind its share
+        part = next(readers[number], None)
+        if part is None:  # its end: from the beginning again, in the next window
+            if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:
+                problem = "it yields no training samples with a supervised token, besides those held out"
+                cure = "check that it has rows with answers, raise max_length, or name a validation_file"
+                raise UserError(found[number].train.place, problem, cure)
+            cursors[number] = state["begins"][number]
+            break
+        writer.add(part)
+        absent[number] = absent.get(number, set(part.absent)) & part.absent
+        dropped += part.dropped[:, 1].tolist()
+        cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
+    lengths = writer.table()["length"]
+    packed = recipe.data.packing
+    rows = packing.best_fit(lengths, recipe.data.max_length) if packed else [[i] for i in range(len(lengths))]
+    order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
+    writer.split("train", [rows[i] for i in order])
+    writer.close()
+    number, first_row = state["number"] + 1, state["first_row"] + len(rows)
+    following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}
+    (folder / "window.json").write_text(json.dumps(state))
+    facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
+    facts |= {"sequences": len(rows), "number": state["number"], "absent": sorted(set().union(*absent.values()))}
+    (folder / FACTS).write_text(json.dumps(facts))
+    return following
+
+
+def read(origin: sources.Origin, machine: LoadedEncoder, cursor: Any) -> Iterator[Encoded]:
+    """From a cursor of its rows, or from the row that `behind` names."""
+    cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
+    for chunk in origin.train.chunks(cursor):
+        part = machine.encode(chunk, origin.columns)
+        if part.bad and not machine.encoder.skip_bad_rows:
+            raise refusal(part.error(*part.bad[0]), len(part.bad))
+        yield part.behind(held) if held else part
+        held = 0
+
+
+def behind(cursor: Any, part: Encoded, samples: int) -> Any:
+    """Where training begins if a source's first samples are held out, `samples` (at least one) of the chunk that was read
+    at `cursor`: at the next row, so that no text lies on both sides."""
+    if samples == len(part.samples):
+        return part.after
+    return {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
+
+
+def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
+    """The process that keeps windows ahead of all ranks of its host. Ends with its parent, or with its folder."""
+    step = settings.recipe.training.global_batch_size
+    kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
+    try:
+        machine, found = LoadedEncoder(encoder), sources.origins(settings)
+        while os.getppid() == parent and folder.is_dir():
+            sent = signal.sigtimedwait({signal.SIGTERM}, 0)
+            # Others signal all processes of a job, and the parent goes on for a step.
+            if sent and sent.si_pid == parent:
+                return
+            rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
+            while kept and kept[0][1] <= min(rows):
+                shutil.rmtree(kept.pop(0)[0], ignore_errors=True)
+            # Of small windows a step needs many.
+            if sum(end > max(rows) for _, end in kept) > AHEAD and state["first_row"] >= max(rows) + 2 * step:
+                time.sleep(0.2)
+                continue
+            aside = folder / f".{state['number']}"
+            aside.mkdir()
+            following = build(aside, state, settings, machine, found, size)
+            end = following["first_row"]
+            kept.append((aside.rename(folder / f"window-{state['number']}-{state['first_row']}-{end}"), end))
+            state = following
+    except Exception as error:
+        if not folder.is_dir():  # the run is over
+            return
+        error = of_disk(error, folder.parent) or error
+        message = error.args if isinstance(error, UserError) else [repr(error)]
+        (folder / ".error").write_text(json.dumps(message))
+        (folder / ".error").rename(folder / "error.json")
+
+
+def _is_gone(file: Path) -> bool:
+    """Whether the process whose number a file holds has ended, though nobody may have asked how. False without /proc."""
+    try:
+        number = file.read_text()
+        return (
+            Path("/proc/self").exists()
+            and Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        )
+    except FileNotFoundError as error:
+        return error.filename != str(file)  # not begun yet
+    except ProcessLookupError:  # it ended while we read
+        return True
+
+
+# ---- reading them --------------------------------------------------------------------------------------------------
+@dataclass
+class Stream:
+    """The training rows of a streaming run, by their number from the run's beginning.
+
+    rows: of the whole run, max_steps x global batch; start: the state of the first window
+    """
+
+    streamed = True
+
+    settings: Settings
+    encoder: Encoder
+    start: dict[str, Any]
+    rows: int
+    folder: Path = Path()
+    local_rank: int = 0
+    size: int = WINDOW
+    _window: tuple[int, int, Samples, np.ndarray] | None = field(default=None, repr=False)
+    _process: Any = field(default=None, repr=False)
+    _entered: int = 0  # the row behind the last window that `entered` gave
+
+    @classmethod
+    def of_recipe(cls, settings: Settings, tokenizer: Any, begins: list[Any]) -> "Stream":
+        """begins: of each source, the cursor at which training begins"""
+        sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
+        start = {"number": 0, "first_row": 0, **sources_at}
+        training = settings.recipe.training
+        rows = training.max_steps * training.global_batch_size
+        return cls(settings, encoder_of(settings, tokenizer), start, rows)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def open(self, world: World, checkpoint: Path | None, output: Path, token: int) -> None:
+        """Start this host's windows at the checkpoint's, in a folder of this launch; `token` tells launches apart."""
+        state = json.loads((checkpoint / STATE).read_text()) if checkpoint else self.start
+        run = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]
+        home = cache.cache_directory("streams")
+        self.folder, self.local_rank = home / f"{run}-{world.host}-{token}", world.local_rank
+        if world.local_rank:
+            return
+        for old in home.glob(f"{run}-{world.host}-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        with writing(home):
+            cache.private_folder(self.folder)
+            for rank in range(world.local_size):
+                (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
+        # Spawned: a fork would take along the engines' threads and the GPU's context.
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(
+            target=_produce, daemon=True, args=(self.folder, state, self.settings, self.encoder, self.size, os.getpid())
+        )
+        # Signals are this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
+        # Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+        self._process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        (self.folder / "pid").write_text(str(self._process.pid))  # here: it may die before it does anything
+
+    def close(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.join()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __getitem__(self, row: int) -> Row:
+        samples, number = self.in_window(row)
+        return samples[number]
+
+    def in_window(self, row: int) -> tuple[Samples, int]:
+        """The window that holds a row, and the row's number there."""
+        first, _, samples, _ = self._at(row)
+        return samples, row - first
+
+    def reach(self, row: int) -> None:
+        """Say that this rank begins the step whose first row this is: what lies before may go."""
+        with writing(self.folder):
+            (self.folder / f"position-{self.local_rank}").write_text(str(row))
+
+    def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, Any]]]:
+        """The windows that begin to be read with these rows, and their figures."""
+        row, end = max(rows.start, self._entered), min(rows.stop, self.rows)
+        while row < end:
+            _, row, samples, _ = self._at(row)
+            self._entered = row
+            yield samples, json.loads((samples.folder / FACTS).read_text())
+
+    def step_supervised(self, rows: range) -> int:
+        """Supervised tokens of an optimizer step's rows, over all ranks."""
+        total = 0
+        for row in rows:
+            first, _, _, counts = self._at(row)
+            total += int(counts[row - first])
+        return total
+
+    def save(self, checkpoint: Path, row: int) -> None:
+        """Write where the window of `row`, the next to be trained on, begins."""
+        _, _, samples, _ = self._at(min(row, self.rows - 1))
+        shutil.copyfile(samples.folder / "window.json", checkpoint / STATE)
+
+    def _at(self, row: int) -> tuple[int, int, Samples, np.ndarray]:
+        """(its first row, the row behind its last, samples, supervised tokens a row) of the window that holds a row."""
+        while self._window is None or not self._window[0] <= row < self._window[1]:
+            for folder in self.folder.glob("window-*"):
+                first, end = map(int, folder.name.split("-")[2:])
+                if first <= row < end:
+                    samples = Samples(folder, "train")
+                    self._window = first, end, samples, samples.supervised()
+                    break
+            else:
+                if (self.folder / "error.json").exists():
+                    message = json.loads((self.folder / "error.json").read_text())
+                    if len(message) > 1:
+                        raise UserError(*message)
+                    raise RuntimeError(f"the stream's process failed: {message[0]}")
+                if _is_gone(self.folder / "pid"):
+                    raise RuntimeError("the stream's process was killed; was there too little memory?")
+                time.sleep(0.05)
+        return self._window

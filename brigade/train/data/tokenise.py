@@ -1,0 +1,113 @@
+"""How a recipe's rows become tokens: its encoder, and the rows of a split, in order, the bad ones listed."""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from ...errors import UserError
+from ..recipe.flags import Settings
+from . import chat_template, encode, workers
+from .keys import Columns
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LISTED, MANY = 10, 1000  # reasons that are named; so many bad rows that no more are looked for
+
+
+def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> encode.Encoder:
+    """How the recipe's rows become tokens."""
+    data = settings.recipe.data
+    if not tokenizer.is_fast:
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"{type(tokenizer).__name__} is not one of the Rust tokenizers, so nothing says which tokens are whose",
+            "name one with a tokenizer.json",
+        )
+    # How it was last called (padding, truncation) is part of its state, but of no sample.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    return encode.Encoder(
+        tokenizer=json.dumps(backend),
+        templates=chat_template.load(settings, tokenizer),
+        variables={name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)},
+        end=tokenizer.eos_token_id,
+        max_length=data.max_length,
+        truncation=data.truncation,
+        skip_bad_rows=data.skip_bad_rows,
+    )
+
+
+def encoded(
+    rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
+) -> Iterator[encode.Encoded]:
+    """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes.
+
+    Bad rows are listed by their reasons. Raises UserError for such, after a look at what follows, unless they are to be skipped.
+    """
+    unread = ((chunk, columns) for chunk in rows.chunks())
+    processes = processes or min(os.cpu_count() or 1, 16)
+    first = list(itertools.islice(unread, 2))
+    jobs = itertools.chain(first, unread)
+    parts: Iterator[encode.Encoded]
+    if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
+        parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)
+    else:
+        parts = workers.encoded(jobs, encoder, processes, rows.place)
+    skip, reasons = encoder.skip_bad_rows, Reasons()
+    rows_read = samples = 0
+    for part in parts:
+        samples, rows_read = samples + len(part.samples), rows_read + len(part.samples) + len(part.dropped)
+        for error in reasons.add(part):
+            if skip:
+                tqdm.write(f"skipped: {error.place}: {error.problem}", file=sys.stderr)
+        if not skip and reasons.count and (reasons.count >= MANY or (limit and samples >= limit)):
+            break
+        if skip or not reasons.count:
+            yield replace(part, bad=[])
+    if reasons.count and not skip:
+        if reasons.count > 1:
+            tqdm.write("\n".join(reasons.lines(whole=rows_read == reasons.count)), file=sys.stderr)
+        raise encode.refusal(reasons.first[0], reasons.count, at_least=reasons.count >= MANY)
+
+
+class Reasons:
+    """Why rows cannot be used: the first row of each of the first LISTED reasons, and how many rows have it."""
+
+    def __init__(self) -> None:
+        self.first: list[UserError] = []
+        self.counts: dict[str, int] = {}
+        self.count = 0
+
+    def add(self, part: encode.Encoded) -> list[UserError]:
+        """Take in the bad rows of a chunk; returns the errors whose reason is new and is listed."""
+        new = []
+        for number, error in part.bad:
+            problem = str(error.args[0])
+            if problem not in self.counts and len(self.first) < LISTED:
+                new.append(part.error(number, error))
+                self.first.append(new[-1])
+                self.counts[problem] = 0
+            if problem in self.counts:
+                self.counts[problem] += 1
+        self.count += len(part.bad)
+        return new
+
+    def lines(self, whole: bool) -> Iterator[str]:
+        """One line a reason. whole: whether all rows that were read are bad"""
+        if whole and len(self.counts) == 1 and self.counts[self.first[0].problem] == self.count:
+            yield f"all {self.count:,} rows from {self.first[0].place} on: {self.first[0].problem}"
+            return
+        for error in self.first:
+            same = self.counts[error.problem] - 1
+            yield f"{error.place}: {error.problem}" + (
+                f" (and {same:,} more such row{'s' * (same > 1)})" if same else ""
+            )
+        if others := self.count - sum(self.counts.values()):
+            yield f"... and {others:,} more"

@@ -1,0 +1,63 @@
+"""The processes that tokenise: forked, a few chunks ahead of who reads, their results in order."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from ...errors import UserError
+from .encode import Encoded, Encoder, LoadedEncoder
+from .keys import Columns
+from .rows import Chunk
+
+AHEAD = 4  # chunks a process, read and not yet asked for: they bound the memory, and bridge chunks of uneven cost
+
+Job = tuple[Chunk, Columns]
+
+_machine: LoadedEncoder
+
+
+def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -> Iterator[Encoded]:
+    """Each chunk tokenised, in order. Raises what a chunk raises there, and UserError at `place` when a process is killed
+    (multiprocessing.Pool would start another one, and wait for ever for the lost chunk)."""
+    # Forked, not spawned: a child shares what is loaded. It uses the Rust tokenizer and Jinja alone.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _set_up, (encoder,))
+    waiting: deque[Future[Encoded]] = deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(_encode, job))
+            if len(waiting) > AHEAD * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            place,
+            f"one of the {processes} processes that tokenise it was killed, most often for lack of memory",
+            "set dataset_num_proc lower, or free memory",
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _set_up(encoder: Encoder) -> None:
+    global _machine
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its children
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _machine = LoadedEncoder(encoder)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody, and its children would wait for its chunks."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
+
+
+def _encode(job: Job) -> Encoded:
+    return _machine.encode(*job)

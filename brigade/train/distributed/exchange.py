@@ -1,0 +1,95 @@
+"""What ranks tell each other, as JSON: to read it runs no code, whoever sent it.
+
+Torch's store and gloo's ports ask nobody who they are, so a stranger in a cluster's network can take a rank's place. Hence no
+pickles: a message is read into None, booleans, numbers, text, lists, tuples and dicts of these, and nothing else.
+"""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 2**28  # bytes of a message: names and sizes of all files of the largest checkpoints take a tenth of it
+CURE = "see that all hosts run the same packages, and that nobody else can reach their ports (docs/security.md)"
+_MADE_OF: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "dict": dict}  # from a list; of a dict: of pairs
+
+
+def encode(value: Any) -> bytes:
+    """`value` as JSON. What derives from a builtin type (np.float64, OrderedDict) arrives as that type.
+
+    Raises TypeError for a type that is not sent, which only the sender's program can mend.
+    """
+    return json.dumps(_plain(value), separators=(",", ":")).encode()
+
+
+def decode(data: bytes | str, sender: str) -> Any:
+    """The value that encode() made `data` of. Raises UserError, at `sender`, for anything else."""
+    try:
+        return json.loads(data, object_hook=_made)
+    except (ValueError, TypeError, RecursionError):
+        raise refused(sender, "what it sent is not a message of a rank") from None
+
+
+def gather(value: Any, all_gather: "Callable[[Tensor], list[Tensor]]", senders: list[str]) -> list[Any]:
+    """`value` of each of a group, in its order, by two collectives: sizes, and messages padded to the largest.
+
+    all_gather: a tensor of each, of equal shapes; senders: how an error calls each of them
+    """
+    import torch
+
+    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+    sizes = [int(size) for size in all_gather(torch.tensor([data.numel()]))]
+    for sender, size in zip(senders, sizes, strict=True):
+        if not 0 < size <= LARGEST:
+            raise refused(sender, f"it announces a message of {size:,} bytes (1 to {LARGEST:,})")
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: data.numel()] = data
+    rows = zip(all_gather(padded), sizes, senders, strict=True)
+    return [decode(row[:size].cpu().numpy().tobytes(), sender) for row, size, sender in rows]
+
+
+def of_group(value: Any, group: Any = None) -> list[Any]:
+    """`value` of each rank of a process group of torch's, in its order. A collective of the group; None: of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    # Over gloo where the group has it: NCCL takes tensors of a GPU.
+    on_host = "cpu:" in str(dist.get_backend_config(group))
+    device = torch.device("cpu") if on_host else torch.device("cuda", torch.cuda.current_device())
+
+    def all_gather(mine: "Tensor") -> "list[Tensor]":
+        mine = mine.to(device)
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, mine, group=group)
+        return found
+
+    ranks = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
+    return gather(value, all_gather, [f"rank {rank}" for rank in ranks])
+
+
+def refused(sender: str, problem: str) -> UserError:
+    """The error of a receiver: the sender is another program, or another version of this one."""
+    return UserError(f"an exchange with {sender}", problem, CURE)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_plain(key), _plain(each)] for key, each in value.items()]}
+    raise TypeError(f"ranks do not send each other a {type(value).__name__}: give them its values (exchange.py)")
+
+
+def _made(found: dict[str, Any]) -> Any:
+    ((kind, items),) = found.items()
+    if kind not in _MADE_OF or not isinstance(items, list):
+        raise ValueError(kind)
+    return _MADE_OF[kind](items)

@@ -1,0 +1,104 @@
+"""Torch's process group: how the ranks of a run find each other."""
+
+import datetime
+import itertools
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
+
+from ..cluster import World
+from . import one_host, stop, supervised
+
+# How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+PATIENCE = 15  # seconds after which a host says that it waits for others
+_waits = itertools.count()  # of wait_for_all: as many on every rank
+launchers_store: Any = None  # the one of all ranks, once a run had replicas
+_RUN = "brigade/train/run"  # in its store: the name of the launch
+ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
+
+
+def store_of_all() -> Any:
+    """Of all ranks of the run, whether or not they are divided into replicas."""
+    return launchers_store or _get_default_store()
+
+
+def join(world: World) -> None:
+    """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
+    between ranks never depends on a healthy NCCL."""
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in.
+    if torch.cuda.device_count() >= world.local_size:
+        torch.cuda.set_device(world.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        backend = "gloo"
+    supervised.note(stage="waiting")
+    impatient = threading.Timer(PATIENCE, _impatient, [world])
+    impatient.daemon = True
+    impatient.start()
+    try:
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **_met())
+    finally:
+        impatient.cancel()
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+    supervised.note(stage="joined")
+    stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
+
+
+def _met() -> dict[str, Any]:
+    """The store, rank and size with which to make the group. Of several hosts that no `launch` watches: what torch does."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if one_host.has_all_ranks(os.environ):
+        met = _of_this_launch(one_host.first_meeting(os.environ, RENDEZVOUS_TIMEOUT))
+        return met | {"store": one_host.meet(met["store"], met["rank"], met["world_size"], RENDEZVOUS_TIMEOUT)}
+    return _of_this_launch() if os.environ.get(supervised.RUN) else {}
+
+
+def _of_this_launch(store: Any = None) -> dict[str, Any]:
+    """The launcher's store, rank and size, once rank 0 is known to belong to the same launch. store: as rank 0 has it already
+
+    Raises RuntimeError where another launch's rank 0 answers."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if store is None:
+        store, rank, size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
+    store.set_timeout(RENDEZVOUS_TIMEOUT)
+    name = os.environ.get(supervised.RUN, "")
+    if name and rank == 0:
+        store.set(_RUN, name)
+    elif name and (other := store.get(_RUN).decode()) != name:
+        raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
+    return {"store": store, "rank": rank, "world_size": size}
+
+
+def wait_for_all() -> None:
+    """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
+    it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
+    store, name = store_of_all(), f"brigade/wait-{next(_waits)}"
+    here, pause = store.add(name, 1), 0.002
+    while here < dist.get_world_size():
+        if one_host.rank_0_is_gone():
+            raise RuntimeError("rank 0 has ended")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        here = store.add(name, 0)
+
+
+def _impatient(world: World) -> None:
+    from . import tell
+
+    tell.that_it_waits(world, PATIENCE, RENDEZVOUS_TIMEOUT)
+
+
+def _tell_that_it_is_ended(world: World, by: str) -> None:
+    # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
+    with suppress(RuntimeError, ValueError):
+        store_of_all().set(ENDED, f"rank {world.rank} on {world.host} was ended by {by}")

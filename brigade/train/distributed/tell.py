@@ -1,0 +1,93 @@
+"""How a rank says what went wrong, and whether it is the one to say it."""
+
+import datetime
+import json
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, exit_code, first_line, whose
+from ...errors.console import counted
+from ..cluster import World
+from . import stop, supervised
+
+
+def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | None = None) -> str:
+    """Say on stderr what went wrong; returns it in a line. Torchrun and accelerate bury that under 40 lines of their own, of
+    which the last quote what a rank left in the error file: there the reason stands once more, in one line.
+
+    of: whose.of(error), where the ranks together know it better
+    """
+    where = f"error on {world.host}, rank {world.rank} of {world.size}"
+    if isinstance(error, UserError):
+        reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
+        message = str(error).replace("error", where, 1)
+    else:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+        if len(lines) > 40:  # frames of the engines' insides help nobody: the last ones say what broke
+            lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
+        message = "\n".join([f"{where}: {type(error).__name__}", *lines])
+    with stop.leaving:
+        pass
+    what, hosts = of or whose.of(error)
+    supervised.note(told=message, code=exit_code(error), whose=what, hosts=hosts)
+    print(message, file=sys.stderr, flush=True)
+    tell_launcher(reason)
+    return f"rank {world.rank} on {world.host}: {reason}"
+
+
+def tell_launcher(reason: str) -> None:
+    """Leave the reason of this rank's end where torchrun and accelerate look for it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # They take the earliest failure, in whole seconds, for the cause.
+        extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
+
+
+def no_rendezvous(error: Exception) -> UserError:
+    """The error of process_group.join(), as a user can cure it."""
+    if isinstance(error, UserError):
+        return error
+    cure = "give the launcher an address that all hosts reach and a port that is free"
+    if "gloo" in str(error).lower():  # the address was found, and other ports are closed
+        cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
+    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure, "passing")
+
+
+def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:
+    """(whether no other rank failed or was ended before this one; which one was ended, and by what)
+
+    store: of all ranks; of_ended: its key for that
+    """
+    try:
+        from . import one_host
+
+        if one_host.rank_0_is_gone():
+            return False, ""
+        store.set_timeout(datetime.timedelta(seconds=5))
+        ended = store.get(of_ended).decode() if store.check([of_ended]) else ""
+        return not ended and store.add("brigade/failed", 1) == 1, ended
+    except Exception:  # the store died with rank 0: somebody else was first
+        return False, ""
+
+
+def that_it_waits(world: World, so_far: int, until: datetime.timedelta) -> None:
+    """For the other ranks, in one line of each host: since so_far seconds. Torch's store does not tell who is there already."""
+    if world.local_rank != 0:
+        return
+    cure = "does the same command run on every host, and does each reach that address?"
+    if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
+        cure = "if you meant one process: unset RANK WORLD_SIZE"
+    others, since = counted(world.size - 1, "other rank"), f"since {so_far} s, and will for {until}"
+    line = f"rank {world.rank} on {world.host} is waiting for {others} at {_address()} {since}: {cure}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

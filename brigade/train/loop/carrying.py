@@ -1,0 +1,212 @@
+"""Continue from a checkpoint of another engine or another number of ranks: weights, moments, schedule, loss scale.
+
+Each rank reads its own share of every parameter, one after another, and writes it into its running engine. The checkpoint stays
+as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be carried.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...errors import UserError
+from ..checkpoint import layout, states
+from ..recipe.schema import OWN_OPTIMIZERS
+from ..upstream import unpickling
+
+# Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+# (parameter, start, stop, tensor that the optimizer steps, offset in it, of each row only these columns)
+Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
+
+
+@torch.no_grad()
+def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
+    """Set all that training keeps from `checkpoint` into the engine that runs. A collective.
+
+    moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants a model alone.
+    Raises UserError where the checkpoint lacks a parameter of the model.
+    """
+    names = {
+        parameter: name_of(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    }
+    order = _order(whole := trainer.engine.whole_model(trainer), trainer)
+    source = trainer.engine.reading(states.of(checkpoint, order, saved_names(whole, order)), trainer)
+    if missing := [name for name in names.values() if name not in source.sizes]:
+        problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
+        raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
+    found: dict[int, dict[str, Any]] = {}
+    for parameter, start, stop, owner, offset, columns in shares(trainer):
+        name, values = names[parameter], flat(owner)
+        with states.telling(checkpoint):
+            _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
+        if not moments:
+            continue
+        kept = found.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
+        with states.telling(checkpoint):
+            for key in source.moments:
+                _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
+        if (step := source.step(name)) is not None:
+            kept["step"] = step
+    for name, buffer in trainer.model.named_buffers():
+        if (saved := source.buffer(name_of(name))) is not None:
+            buffer.copy_(saved)
+    if moments:
+        load_moments(trainer, found)
+        own, schedule = trainer.lr_scheduler.state_dict(), unpickling.load(checkpoint / "scheduler.pt")
+        # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
+        schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
+        trainer.lr_scheduler.load_state_dict(schedule)
+        _carry_loss_scale(trainer, checkpoint, source)
+    spread_weights(trainer)
+
+
+def spread_weights(trainer: Any) -> None:
+    """Once shares() have been set: let the model compute with them. A collective."""
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        zero_shares.spread_weights(trainer.deepspeed, trainer.state.global_step)
+    trainer.engine.spread_weights(trainer)
+
+
+def _copy(source: states.States, name: str, key: str, part: Any, into: Tensor, parameter: Tensor) -> None:
+    """Read a share of a parameter's weight or moment into the beginning of a flat tensor."""
+    start, stop, columns = part
+    values = source.read(name, key, start, stop)
+    if columns is not None:
+        values = values.view(-1, parameter.shape[1])[:, columns].reshape(-1)
+    into[: values.numel()].copy_(values)
+
+
+def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
+    """Random numbers where another number of ranks goes on: each rank gets its own, from the run's seed and the step alone.
+    What they decide (LoRA's dropout) cannot be what the other number of ranks would have had."""
+    from transformers import set_seed
+
+    run, step = trainer.run, trainer.state.global_step
+    others = trainer.local_steps is not None and not trainer.local_steps.own
+    if others or layout.is_divided_otherwise(checkpoint, run):
+        # The ranks of a tensor group must drop the same.
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.data_rank))
+        set_seed(int(numbers.generate_state(1)[0]))
+
+
+def name_of(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _order(model: Any, trainer: Any) -> list[str]:
+    """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
+    decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
+    names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return sorted(names, key=lambda name: name not in decayed)  # stable
+
+
+def saved_names(model: Any, names: Any) -> dict[str, str]:
+    """Parameter -> its name in a file of adapters, as PEFT itself renames them."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    from peft import get_peft_model_state_dict
+
+    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
+    saved = get_peft_model_state_dict(model, state_dict=dict(numbers), save_embedding_layers=False)
+    of_number = {int(number): name for name, number in saved.items()}
+    return {name: of_number[int(number)] for name, number in numbers.items()}
+
+
+def shares(trainer: Any) -> Iterator[Share]:
+    """Of each trained parameter what this rank steps, and where that lies in memory."""
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        yield from ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
+        return
+    if (own := trainer.engine.shares(trainer)) is not None:
+        yield from own
+        return
+    for parameter in trainer.model.parameters():
+        if not parameter.requires_grad:
+            continue
+        offset = 0
+        for start, stop, columns in _ranges(parameter):
+            yield parameter, start, stop, parameter, offset, columns
+            offset += stop - start
+
+
+def _ranges(parameter: Tensor) -> list[tuple[int, int, slice | None]]:
+    """Where, in the flattened whole, what this rank holds of a parameter lies: a range of rows under FSDP2, of these only some
+    columns where a tensor group has divided them, and a range of each of a rank's experts where experts are divided too."""
+    if not isinstance(parameter, DTensor):
+        return [(0, parameter.numel(), None)]
+    if not parameter.to_local().numel():
+        return [(0, 0, None)]
+    chunk, shape = parameter.__create_chunk_list__()[0], parameter.shape
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    if len(shape) == 2 and chunk.sizes[1] != shape[1]:
+        start, columns = chunk.offsets[0] * shape[1], slice(chunk.offsets[1], chunk.offsets[1] + chunk.sizes[1])
+        return [(start, start + chunk.sizes[0] * shape[1], columns)]
+    cut = max((dim for dim, size in enumerate(chunk.sizes) if size != shape[dim]), default=0)  # the last one divided
+    first, length = sum(map(operator.mul, chunk.offsets, strides)), chunk.sizes[cut] * strides[cut]
+    starts = [first + sum(map(operator.mul, at, strides)) for at in itertools.product(*map(range, chunk.sizes[:cut]))]
+    return [(start, start + length, None) for start in starts]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def flat(owner: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in one dimension and in the same memory."""
+    return _local(owner.detach()).view(-1)
+
+
+def _like(owner: Tensor, flat: Tensor) -> Tensor:
+    if not isinstance(owner, DTensor):
+        return flat.view(owner.shape)
+    local, shape, stride = flat.view(owner.to_local().shape), owner.shape, owner.stride()
+    return DTensor.from_local(local, owner.device_mesh, owner.placements, run_check=False, shape=shape, stride=stride)
+
+
+def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
+    """found: by id of the tensor that the optimizer steps, its moments and step."""
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        zero_shares.load_moments(trainer.deepspeed.optimizer, found)
+        return
+    optimizer = trainer.optimizer
+    loaded: dict[int, dict[str, Any]] = {}
+    by_group = trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS  # these count in their groups
+    owners = [owner for group in optimizer.param_groups for owner in group["params"]]
+    for number, owner in enumerate(owners):
+        kept = dict(found[id(owner)])
+        step = kept.pop("step", None)
+        # In the order in which torch's optimizers make them; of each its own step: an optimizer adds to it in place.
+        counted = {} if step is None or by_group else {"step": torch.tensor(step)}
+        loaded[number] = counted | {key: _like(owner, flat) for key, flat in kept.items()}
+    groups = optimizer.state_dict()["param_groups"]
+    if by_group:
+        groups = [{**group, "step": int(step)} for group in groups]
+    optimizer.load_state_dict({"state": {n: state for n, state in loaded.items() if state}, "param_groups": groups})
+
+
+def _carry_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
+    """fp16's. Only the scale: engines count differently for how long it has held."""
+    kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
+    scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()
+    if scale is None:
+        return
+    if trainer.is_deepspeed_enabled:
+        trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(scale)
+    elif scaler is not None:
+        scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})

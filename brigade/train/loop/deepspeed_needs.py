@@ -1,0 +1,40 @@
+"""What DeepSpeed's kernels need of a host."""
+
+import ctypes.util
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...errors.disk import writing
+from ..strategy import Strategy
+from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
+
+
+def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
+    """What this host lacks for the kernels of a ds_config: problem, cure."""
+    config = strategy.ds_config or {}
+    swaps, quantised = swaps_to_nvme(config), is_quantised(config)
+    if quantised and not gpu:
+        problem = "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU"
+        yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
+    if not gpu or swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        from ..upstream import deepspeed_kernels as kernels
+
+        compiles = "DeepSpeed compiles kernels for this run, and"
+        if gpu and CUDA_HOME is None:
+            cure = "install the toolkit of torch's CUDA version, and set CUDA_HOME"
+            yield f"{compiles} there is no CUDA toolkit (nvcc)", cure
+        if not shutil.which("g++"):
+            yield f"{compiles} there is no g++", "apt-get install g++"
+        if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+            yield f"{compiles} Python.h is missing", "apt-get install python3-dev"
+        folder = kernels.cache()  # torch locks it also where all kernels lie in it
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    if swaps and not ctypes.util.find_library("aio"):
+        yield "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"

@@ -1,0 +1,84 @@
+"""The process before any engine is imported: its environment, and what it prints."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from .. import upstream
+from ..cluster import World
+from ..distributed import ranks
+from ..strategy import Strategy
+
+# How lines and warnings begin that tell a user nothing, at these versions.
+NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
+
+
+def prepare_environment(world: World, strategy: Strategy) -> None:
+    """What the engines read from the environment, set once and before any of them is imported.
+
+    - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
+      without it every DeepSpeed build dies.
+    - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
+    - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
+    - DeepSpeed asks several times what the CPU can do, and an answer takes a second.
+    """
+    import torch
+
+    clear_accelerate_variables()
+    if strategy.is_deepspeed:
+        from ..upstream import cpu_facts, locks
+        from ..upstream import deepspeed_kernels as kernels
+
+        kernels.cache()
+        locks.end_with_their_holder()
+        cpu_facts.ask_once()
+    upstream.forget_earlier_run()
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    # Else torch takes every core for every rank. accelerate looks at the variable.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
+        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    if world.launcher == "python" and strategy.kind != "single":
+        os.environ.update(
+            RANK="0",
+            LOCAL_RANK="0",
+            WORLD_SIZE="1",
+            LOCAL_WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(ranks.free_port()),
+        )
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
+    _silence(world)
+
+
+def clear_accelerate_variables() -> None:
+    """Take accelerate's variables out of this process: Strategy holds what they said, and train.py passes it on
+    explicitly. Left in place they would be read a second time, by other rules (`--deepspeed` or environment?)."""
+    for key in list(os.environ):
+        if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
+            del os.environ[key]
+
+
+def _silence(world: World) -> None:
+    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
+    import logging
+    import warnings
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("DS_LOG_LEVEL", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for beginning in NOISE:
+        warnings.filterwarnings("ignore", re.escape(beginning))
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    if world.is_main_rank:
+        return
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from . import rank_marks
+
+    rank_marks.mark(world.rank, NOISE)

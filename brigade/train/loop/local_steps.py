@@ -1,0 +1,251 @@
+"""Replicas that train by themselves and average their weights every `sync_every` steps (docs/local-training.md).
+
+Evaluations, checkpoints and a wish to stop wait for the next synchronisation; so all of them see the averaged model. The last
+step is always one.
+
+With `sync_fragments: P` (Streaming DiLoCo) each fragment of the layers has a step of its own among the `sync_every`. Its mean
+change is on its way while OVERLAP further steps compute; then the fragment becomes half this replica's weights and half the
+synchronised ones. Evaluations and checkpoints are of the synchronised weights.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from ...errors.console import counted
+from ..checkpoint import manifest
+from ..distributed import heartbeat, ranks
+from .outer import Outer
+
+OVERLAP = 5  # steps at most (arXiv 2501.18512, section 3.2: tau)
+OWN_SHARE = 0.5  # alpha, there
+WAITS = ("should_evaluate", "should_save", "should_training_stop")
+
+
+class LocalSteps(TrainerCallback):
+    """Of one run, on each rank. own: whether the checkpoint that it continues from is this replica's"""
+
+    def __init__(self, trainer: Any) -> None:
+        training = trainer.run.settings.recipe.training
+        self.trainer, self.peers, self.every = trainer, ranks.peers, training.sync_every
+        self.precision, self.fragments = training.sync_precision, training.sync_fragments
+        self.overlap = min(OVERLAP, self.every // self.fragments)
+        self.outer: Outer = None  # type: ignore[assignment]  # from begin() on
+        self.waiting: set[str] = set()
+        self.sent: _Sent | None = None
+        self.met_at, self.own = 0, True
+        self.rounds = Rounds(self.every)
+        self.of_others = self.told = 0  # tokens of this rank's peers, and of its own, up to the last synchronisation
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this replica saves and tells what all have in common."""
+        return self.trainer.world.replica == 0
+
+    def batches(self) -> Any:
+        """The class of its batches."""
+        from ..data.sampling import GlobalBatches
+
+        return GlobalBatches
+
+    def epochs(self, asked: int, *rest: Any) -> tuple[Any, ...]:
+        """Transformers' initial values, of which the first are the epochs that it begins."""
+        return asked, *rest
+
+    @property
+    def samples(self) -> int:
+        """That all replicas together have trained on."""
+        return self.trainer.state.global_step * self.trainer.run.batch.global_size
+
+    def place(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says of it."""
+        return {"replica": self.trainer.world.replica}
+
+    def begin(self, checkpoint: str | None) -> None:
+        """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""
+        self.outer = Outer(self.trainer)
+        sums = self.peers.gather([float(last.double().sum()) for last in self.outer.last])
+        if any(each != sums[0] for each in sums):
+            raise RuntimeError("the replicas do not begin with the same weights")
+        if checkpoint:
+            wrote = manifest.recorded(Path(checkpoint)).get("replica", 0)
+            self.own = wrote == self.peers.replica
+            if local := self.outer.load(Path(checkpoint), self.own):
+                self._set(local)
+            self._say_who_takes_another(wrote)
+
+    def _say_who_takes_another(self, wrote: int) -> None:
+        said = [
+            f"replica {number} takes the optimizer states of replica {other}"
+            for number, other in enumerate(self.peers.gather(wrote))
+            if number != other
+        ]
+        if said and self.trainer.world.is_main_rank:
+            tqdm.write(f"the checkpoint has no part of them: {', '.join(said)}; weights and outer states are whole")
+
+    def summary(self) -> dict[str, str]:
+        """{"replicas": "2 of 1 rank, synchronised every 50 steps (nesterov, rate 0.7, momentum 0.9) in fp32"}"""
+        training, run = self.trainer.run.settings.recipe.training, self.trainer.run
+        how = training.outer_optim
+        if how == "nesterov":
+            how += f", rate {training.outer_learning_rate:g}, momentum {training.outer_momentum:g}"
+        parts = f", in {self.fragments} fragments" if self.fragments > 1 else ""
+        who = f"{run.strategy.replicas} of {counted(run.world.size, 'rank')}"
+        every = f"synchronised every {counted(self.every, 'step')} ({how}) in {self.precision}{parts}"
+        return {"replicas": f"{who}, {every}; between two of them the log has the first one's loss and speed"}
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Send the fragment whose turn it is."""
+        step = state.global_step
+        if self.fragments == 1 or step == 0 or step + self.overlap > state.max_steps:
+            return
+        turn = next((n for n in range(self.fragments) if step % self.every == n * self.every // self.fragments), None)
+        if turn is not None:
+            self.sent = _Sent(self, turn, due=step + self.overlap)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step, last = state.global_step, state.global_step >= state.max_steps
+        self.trainer.stopping.round = self.rounds.longest_after(time.monotonic())
+        if self.sent and step == self.sent.due:
+            self._mix_in()
+        if step % self.every and not last:
+            for wish in WAITS:
+                if getattr(control, wish):
+                    self.waiting.add(wish)
+                    setattr(control, wish, False)
+            return
+        if self.fragments == 1 or last:
+            self._synchronise()
+        self._agree(control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        whole = self.fragments == 1 or state.global_step >= state.max_steps
+        if not (whole or self.trainer.stopping.by or args.load_best_model_at_end):  # it was stopped early
+            self._set(self.outer.last)  # what was evaluated, and is in the checkpoint
+
+    def _synchronise(self) -> None:
+        """All fragments at once."""
+        for number in range(self.fragments):
+            change = self.outer.change(number)
+            with heartbeat.within(heartbeat.SYNCHRONISING):
+                mean = self.peers.mean(change, self.precision)
+            self.outer.write(number, self.outer.step(number, mean))
+        self.outer.spread()
+
+    def _mix_in(self) -> None:
+        assert self.sent
+        number = self.sent.number
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            mean = self.sent.wait()
+        self.sent = None
+        new = self.outer.step(number, mean)
+        self.outer.write(number, OWN_SHARE * self.outer.read(number) + (1 - OWN_SHARE) * new)
+        self.outer.spread()
+
+    def _agree(self, control: Any) -> None:
+        """What any replica wishes all of them do now."""
+        stopping, self.met_at = self.trainer.stopping, self.trainer.state.global_step
+        wishes = self.waiting | {wish for wish in WAITS if getattr(control, wish)}
+        self.waiting = set()
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            tokens = self.trainer.meter.tokens_ever - self.told
+            said = self.peers.gather((sorted(wishes), stopping.by, stopping.number, tokens))
+        heard = [(wishes, by, number) for wishes, by, number, _ in said if self._is_for_all(by, number, said)]
+        for wish in wishes.union(*(theirs for theirs, *_ in heard)):
+            setattr(control, wish, True)
+        stopping.take(*next(((by, number) for _, by, number in heard if by), ("", 0)))
+        self.of_others += sum(each for *_, each in said) - tokens
+        self.told += tokens
+
+    def _is_for_all(self, by: str, number: int, said: list[Any]) -> bool:
+        """Whether what a replica wishes is the others' to do as well. by, number: of the stop that it was asked for, if any"""
+        return True
+
+    def complete(self, logs: dict[str, float]) -> None:
+        """Of a step in which the replicas have met, the log has the mean loss over all of them, and their speed together; of the
+        steps between, the first replica's own. The others' tokens are counted up to the last synchronisation. A collective."""
+        logs["tokens"] += sum(ranks.gather(self.of_others))
+        if self.met_at == self.trainer.state.global_step:
+            with heartbeat.within(heartbeat.SYNCHRONISING):
+                rows = self.peers.gather({key: logs[key] for key in ("loss", "tokens_per_second") if key in logs})
+            logs["loss"] = sum(row["loss"] for row in rows) / len(rows)
+            logs["tokens_per_second"] = sum(row["tokens_per_second"] for row in rows)
+
+    # ---- evaluations and checkpoints ---------------------------------------------------------------------------------
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has its synchronised weights meanwhile. Without fragments it has them whenever it is looked at."""
+        if self.fragments == 1 or self.outer is None:
+            yield
+            return
+        local = [self.outer.read(number) for number in range(self.fragments)]
+        self._set(self.outer.last)
+        try:
+            yield
+        finally:
+            self._set(local)
+
+    def _set(self, weights: list[Tensor]) -> None:
+        for number, values in enumerate(weights):
+            self.outer.write(number, values)
+        self.outer.spread()
+
+    def save(self, folder: Path, local: list[Tensor] | None) -> None:
+        self.outer.save(folder, local)
+
+    def local_weights(self) -> list[Tensor] | None:
+        """This replica's own, where a checkpoint's weights are not."""
+        return None if self.fragments == 1 else [self.outer.read(number) for number in range(self.fragments)]
+
+
+class Rounds:
+    """How long a round of `every` steps takes, its synchronisation, evaluations and checkpoints included."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.longest = every, 0.0
+        self.recent: deque[float] = deque(maxlen=every)
+        self.ended: float | None = None  # the last step
+
+    def longest_after(self, now: float) -> float:
+        """Seconds, at a step's end. In the first round the steps to come are taken to be as quick as the quickest so far."""
+        if self.ended is not None:
+            self.recent.append(now - self.ended)
+            to_come = (self.every - len(self.recent)) * min(self.recent)
+            self.longest = max(self.longest, sum(self.recent) + to_come)
+        self.ended = now
+        return self.longest
+
+
+class _Sent:
+    """A fragment on its way to the other replicas, in a thread."""
+
+    def __init__(self, steps: LocalSteps, number: int, due: int) -> None:
+        self.number, self.due = number, due
+        self.mean: Tensor | None = None
+        self.error: BaseException | None = None
+        change = steps.outer.change(number)
+
+        def send() -> None:
+            try:
+                self.mean = steps.peers.mean(change, steps.precision, background=True)
+            except BaseException as error:  # told in the main thread
+                self.error = error
+
+        self.thread = threading.Thread(target=send, daemon=True)
+        self.thread.start()
+
+    def wait(self) -> Tensor:
+        self.thread.join()
+        if self.error:
+            raise self.error
+        assert self.mean is not None
+        return self.mean

@@ -1,0 +1,77 @@
+"""The optimizers that need the norms of whole parameters: LAMB (arXiv 1904.00962) and LARS (arXiv 1708.03888) from
+pytorch-optimizer, under DDP and FSDP2 alike; and the arguments of them all."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...errors import UserError, did_you_mean
+from ..recipe.files import parse_yaml
+from ..recipe.schema import OWN_OPTIMIZERS
+from .norms import global_norm
+
+_FIGURES = ("weight_norm", "adam_norm", "trust_ratio")
+
+
+class _WholeNorms(TorchFunctionMode):
+    """Under FSDP2 a parameter is a DTensor and its norm a partial one, which the library's in-place operations refuse
+    (torch 2.13: "in-place operations that require placement changes"). Here a norm is at once that of all shards."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.linalg.norm:
+            return global_norm(args[:1]).to(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def _base(name: str) -> Any:
+    import pytorch_optimizer
+
+    return {"lamb": pytorch_optimizer.Lamb, "lars": pytorch_optimizer.LARS}[name]
+
+
+def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, Any]:
+    """`key=value,key=value` as a dictionary. Raises UserError at `place` for what the optimizer does not take: of torch's and
+    bitsandbytes', Transformers leaves out what it does not know without a word (trainer_optimizer.py)."""
+    known: Iterable[str] = ("momentum", "dampening", "weight_decay", "nesterov") if name == "sgd" else ()
+    if name in OWN_OPTIMIZERS:
+        known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs"}
+    arguments = {}
+    for key, text in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
+        if key not in known:
+            cure = did_you_mean(key, known) if known else "leave optim_args out; it has keys of the recipe for its own"
+            raise UserError(place, f"{name} has no argument {key!r}", cure)
+        value = parse_yaml(text)
+        try:
+            arguments[key] = value if isinstance(value, bool | int) else float(value)  # 1e-5 is a text to YAML
+        except (TypeError, ValueError):
+            raise UserError(place, f"{key} is {text!r}", "give a number, true or false") from None
+    return arguments
+
+
+def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
+    """Class and arguments of LAMB or LARS, for Trainer's optimizer_cls_and_kwargs.
+
+    args: TrainingArguments; optim_args: "key=value,key=value" of the library's own, e.g. "trust_coefficient=0.02".
+    """
+    base = _base(name)
+
+    class WholeParameter(base):  # type: ignore[misc, valid-type]
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            with _WholeNorms():
+                loss = super().step(closure)
+            for state in self.state.values():
+                for figure in _FIGURES:  # kept for whoever looks; FSDP2 saves them as tensors and cannot load them
+                    state.pop(figure, None)
+            return loss
+
+    WholeParameter.__name__ = WholeParameter.__qualname__ = base.__name__
+    options = parse_arguments(name, optim_args, "optim_args")
+    # foreach: its batched path mixes DTensors and plain tensors.
+    options = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False} | options
+    if name == "lamb":
+        options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
+    return WholeParameter, options

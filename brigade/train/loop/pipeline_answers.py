@@ -1,0 +1,49 @@
+"""Greedy answers of a model whose layers lie on several ranks: each token is a pass through all stages, without a cache."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..distributed import heartbeat, ranks
+from ..parallel import pipeline_schedule as schedules
+from ..parallel.pipeline_split import Part
+from . import sample_answers
+from .sample_answers import Question, stops
+
+
+@torch.no_grad()
+def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
+    """As sample_answers.generate; each pipeline answers its share of the questions. A collective.
+
+    Pipelines that divide experts answer all of them together: who has no token has experts that others' tokens visit.
+    """
+    pipeline, place, size = trainer.pipeline, trainer.place, trainer.run.batch.data_parallel_size
+    together = pipeline.axes.experts > 1
+    ends = stops(trainer.model, trainer.processing_class, questions)
+    positions = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    last = pipeline.groups.ranks[schedules.rank_of(pipeline.axes, pipeline.last)]
+
+    def compute(part: Part, inputs: dict[str, Any], _: Any, hidden: torch.Tensor | None) -> torch.Tensor:
+        with trainer.accelerator.autocast():
+            output = part(hidden, **inputs, use_cache=False, logits_to_keep=1)
+        return output.logits[0, -1].argmax() if part.last else output
+
+    mine: dict[int, list[int]] = {}
+    for index in range(len(questions)) if together else range(place.data, len(questions), size):
+        ids = questions[index].prompt[-max(1, positions - sample_answers.LONGEST) :]
+        begin = len(ids)
+        while len(ids) - begin < sample_answers.LONGEST and (len(ids) == begin or ids[-1] not in ends):
+            tokens = torch.tensor([ids], device=pipeline.device)
+            found = pipeline.forward_alone(
+                {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, None, compute
+            )
+            token = torch.zeros((), dtype=torch.long, device=pipeline.device) if found is None else found
+            dist.broadcast(token, last, group=pipeline.groups.stages)
+            if together:
+                dist.broadcast(token, group_src=0, group=pipeline.groups.data)
+            ids = [*ids, int(token)]
+            heartbeat.enter(heartbeat.EVALUATION)
+        mine[index] = ids[begin:]
+    given = {index: answer for of_rank in ranks.gather(mine) for index, answer in of_rank.items()}
+    return [given[index] for index in range(len(questions))]

@@ -1,0 +1,163 @@
+"""The engine of a pipeline: each rank loads its own stages, and what is summed over them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ..distributed import ranks
+from ..model import load
+from ..model.location import load_config
+from ..model.sizes import empty_model, parameter_count, untaught
+from ..parallel import pipeline_schedule as schedules
+from ..parallel import pipeline_split as splitting
+from ..parallel.pipeline import Groups, Pipeline, local
+from ..run.directory import Run
+from .engines import OneProcess
+from .norms import global_norm, scale_
+
+MUCH = 0.3  # a bubble that is worth a word
+
+
+class PipelineEngine(OneProcess):
+    """Stages over ranks, and DDP between the ranks that have the same ones.
+
+    layers: of each stage
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.axes = run.strategy.axes
+        self.place = self.axes.place(run.world.rank, run.world.size)
+        self.averaged_over = run.world.size // (self.axes.tensor * self.axes.stages)
+        self.first = not (self.place.data or self.place.sequence)  # of the ranks that hold the same
+        self.own = schedules.stages_of(self.axes, self.place.stage)
+        self.adapted = run.settings.recipe.model.use_peft
+        self.layers: list[range] = []
+        self.counts = {False: 0, True: 0}
+
+    def load_model(self, weights: str) -> Any:
+        settings, config = self.run.settings, load_config(self.run.settings)
+        self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
+        layers = {layer for stage in self.own for layer in self.layers[stage]}
+        of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
+        return load.load_model(settings, weights, self.load_dtype(), model_class=of_stage)
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        with splitting.in_whole(model, empty_model(self.run.settings, model.config)):
+            return super().with_adapters(model, weights)
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"ddp_backend": "gloo" if self.cpu else None}
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
+        trainer.pipeline = Pipeline(
+            trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
+        )
+        counted = torch.nn.ParameterList(trainer.pipeline.counted())
+        first = self.first and not self.place.tensor  # so far its group has the same
+        own = [parameter_count(counted, trained) if first else 0 for trained in (False, True)]
+        self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
+        if self.axes.divides_layers:
+            self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
+
+    def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
+        from ..model import experts as of_config
+        from ..parallel import experts, tensor, tensor_plan, tensor_trial
+
+        axes, size = self.axes, self.run.world.size
+        if axes.experts > 1:
+            ranks = experts.groups(device.type, size, axes.experts, self.averaged_over, axes.stages, axes.tensor)
+            groups.experts, groups.same = ranks, ranks.ranks[experts.DATA].get_group()
+            list(experts.divide(model, of_config.plan(model.config), ranks))
+        # Beside experts, too, where the group is of one rank: an optimizer steps DTensors alone, or none.
+        plan, away = {}, splitting.away(model)
+        if axes.tensor > 1:
+            plan = tensor_plan.plan_of(model, tensor_trial.summed_of(self.run.settings))
+        here = {name: style for name, style in plan.items() if name not in away}
+        tensor.divide(model, here, groups.mesh(device))
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        return self.counts[trained]
+
+    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
+        own = [parameter.grad for parameter in trainer.pipeline.counted() if parameter.grad is not None]
+        squares = trainer.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
+        norm = squares.sqrt()
+        if max_norm > 0:
+            scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)
+        return norm
+
+    def summary(self) -> dict[str, str]:
+        axes, count = self.axes, self.run.batch.accumulation
+        layers = ", ".join(str(len(each)) for each in self.layers)
+        share = schedules.bubble(axes, count)
+        few = "; more accumulation makes it less" if share > MUCH else ""
+        said = f"{axes.chosen_schedule}, {layers} layers in its stages, {count} micro-batch{'es' * (count > 1)}"
+        return {"pipeline": f"{said}: a rank idles {share:.0%} of a step (bubble){few}"}
+
+    # ---- a checkpoint ------------------------------------------------------------------------------------------------
+    def whole_model(self, trainer: Any) -> Any:
+        model = empty_model(self.run.settings, trainer.model.config)
+        for part in untaught(model).values():
+            part.requires_grad_(False)
+        model.generation_config = trainer.model.generation_config
+        if self.adapted:
+            model = super().with_adapters(model, "")
+            model.peft_config = trainer.model.peft_config
+        return model
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        from ..parallel.pipeline_state import gathered
+
+        whole = self.whole_model(trainer)
+        if self.adapted:  # the base is where it was
+            names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
+        else:
+            names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
+        return gathered(trainer.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
+
+    def save_weights(self, trainer: Any, folder: Path) -> None:
+        """Each stage its own, under the names of the whole model."""
+        from ..parallel.pipeline_state import save_model
+
+        state = trainer.model.state_dict()
+        if self.adapted:
+            from .carrying import saved_names
+
+            trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+            state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
+        save_model(folder, {name: each for name, each in state.items() if self.first or trainer.groups.is_expert(each)})
+
+    def save_optimizer(self, trainer: Any, folder: Path) -> None:
+        from ..parallel.pipeline_state import save_optimizer
+
+        trained = {each: name for name, each in trainer.model.named_parameters() if each.requires_grad}
+        optimizer = trainer.optimizer.optimizer
+        if trainer.zero1:
+            states = trainer.zero1.states(trained)
+        else:
+            kept = (each for each in optimizer.state if self.first or trainer.groups.is_expert(each))
+            states = {trained[parameter]: optimizer.state[parameter] for parameter in kept}
+        save_optimizer(folder, states, optimizer.param_groups)
+
+    def shares(self, trainer: Any) -> Any:
+        if trainer.zero1:
+            return (
+                (each.parameter, each.start, each.stop, piece, 0, None) for each, piece in trainer.zero1.pieces.items()
+            )
+        trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+        return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
+
+    def reading(self, source: Any, trainer: Any) -> Any:
+        from ..parallel.pipeline_state import OwnPart
+
+        divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}
+        return OwnPart(source, divided) if divided else source
+
+    def spread_weights(self, trainer: Any) -> None:
+        if trainer.zero1:
+            trainer.zero1.hand_out()

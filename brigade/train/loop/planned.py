@@ -1,0 +1,181 @@
+"""What the planner predicts of a run, beside what its first ten steps gave. Imported at the tenth, and the planner with it."""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ...plan import hardware
+from ...plan.choice import job_of_run
+from ...plan.choice.estimate import estimate
+from ...plan.choice.job import Job
+from ...plan.costs.memory import GIB
+from ...plan.hardware import calibration
+from ..model.attention import SAMPLE_BY_SAMPLE
+from ..run.directory import Run, add_to_record
+from ..upstream import attention_of
+from . import micro_batch, preflight
+from .throughput import STATES, STEPS, WARM_UP, device_name
+
+WAITING = 0.1  # of a step: the share of waiting for data from which on it is named as the reason
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """GiB that torch's allocator has allocated at most on the fullest rank, and seconds of a step, with their 80 % intervals.
+
+    parts: GiB of what is allocated (costs/memory.py)
+    """
+
+    allocated_gib: float
+    allocated_between: tuple[float, float]
+    step_time: float
+    step_time_between: tuple[float, float]
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """allocated_gib: None without a GPU, where nothing counts what is allocated; data_time: seconds of step_time in which the
+    slowest rank waited for data; steps: at whose end this was measured, warm_up: how many of them step_time leaves out
+    parts: GiB of the model's states on the fullest rank, and peak, of all that is allocated or, without a GPU, resident"""
+
+    steps: int
+    warm_up: int
+    step_time: float
+    data_time: float
+    allocated_gib: float | None
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def predict(usual: Job, largest: Job, device: hardware.Gpu) -> Prediction:
+    """Step time by the usual micro-batch, memory by the largest one."""
+    time, memory = estimate(usual, device), estimate(largest, device)
+    parts = {name: value / GIB for name, value in vars(memory.memory).items()}
+    return Prediction(memory.allocated_gib, memory.memory_interval(), time.time.total, time.time_interval(), parts)
+
+
+def report(predicted: Prediction | None, measured: Measured, reason: str = "") -> list[str]:
+    """The line after the tenth step, and a sentence on what lies outside its interval. reason: why nothing is predicted."""
+    memory, step = measured.allocated_gib, f"{_seconds(measured.step_time)} s per step"
+    figures = [] if memory is None else [f"{memory:.1f} GiB allocated at most"]
+    head = f"after {measured.steps} steps: "
+    if predicted is None:
+        return [f"{head}{', '.join([*figures, step])}; the planner estimates nothing: {reason}"]
+    if figures:
+        low, high = predicted.allocated_between
+        figures[0] += f" (estimated {predicted.allocated_gib:.1f}, 80 % interval {low:.1f} to {high:.1f})"
+    expected, fast, slow = map(_seconds, (predicted.step_time, *predicted.step_time_between))
+    step += f" (estimated {expected}, 80 % interval {fast} to {slow})"
+    sentence = _outside(predicted, measured)
+    return [f"{head}{', '.join([*figures, step])}", *([sentence] if sentence else [])]
+
+
+def _outside(predicted: Prediction, measured: Measured) -> str:
+    """One sentence on what lies outside of its interval, or ""."""
+    memory, seconds = measured.allocated_gib, measured.step_time
+    least, most = predicted.allocated_between
+    fast, slow = predicted.step_time_between
+    said = []
+    if memory is not None and memory > most:
+        said.append("it needs more memory than estimated, so plans for runs like it are too tight")
+    elif memory is not None and memory < least:
+        said.append("it needs less memory than estimated, so a larger micro-batch may fit")
+    if seconds > slow and measured.data_time > WAITING * seconds:
+        share = measured.data_time / seconds
+        said.append(f"it waits for data during {share:.0%} of a step (more dataloader_num_workers help)")
+    elif not fast <= seconds <= slow:
+        said.append(
+            f"it is {'slower' if seconds > slow else 'faster'} than estimated; if this cluster is always so, `python -m brigade "
+            "plan --calibrate` with this run's directory teaches it to the planner"
+        )
+    text = ", and ".join(said)
+    return text[:1].upper() + text[1:] + "." if text else ""
+
+
+def _seconds(value: float) -> str:
+    """Three digits at least: 2.31, 0.0412"""
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def entry(
+    predicted: Prediction | None, measured: Measured, device: hardware.Gpu | None, reason: str = ""
+) -> dict[str, Any]:
+    """The same for run.yaml, without the job."""
+    found = {"measured": _short(asdict(measured))}
+    if predicted is None or device is None:
+        return {"none": reason} | found
+    factors = {"efficiency": device.efficiency, "network": device.network}
+    return {"gpu": device.kind, "predicted": _short(asdict(predicted)) | factors} | found
+
+
+def _short(values: dict[str, Any]) -> dict[str, Any]:
+    """With five digits; pairs as lists."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [short(one) for one in value]
+        if isinstance(value, dict):
+            return _short(value)
+        return float(f"{value:.5g}") if isinstance(value, float) else value
+
+    return {key: short(value) for key, value in values.items()}
+
+
+def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None:
+    """Print the line, and write the entry.
+
+    config: the model's; trained: parameters with gradients; seen: what CompareWithPlan has measured
+    """
+    allocated = seen["allocated"] if torch.cuda.is_available() else None
+    parts = {name: seen[name] for name in STATES if seen.get(name)} | {"peak": seen["allocated"]}
+    measured = Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated, parts)
+    name, promised, usual, reason = device_name(), None, None, ""
+    device = hardware.gpu_of_device(name)
+    if device is None:
+        reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.named()}"
+    else:
+        try:
+            usual, largest = _as_seen(_job(run, config, trained, device.kind), config, seen)
+            promised = predict(usual, largest, device)
+        except job_of_run.NotCovered as error:
+            reason = str(error)
+        except Exception as error:  # a run that trains does not end for an estimate's sake
+            reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
+        print(*report(promised, measured, reason), sep="\n", flush=True)
+    said = entry(promised, measured, device, reason)
+    add_to_record(run, "promise", said | ({"job": job_of_run.record(usual)} if promised and usual else {}))
+
+
+def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
+    """The run as the planner's Job."""
+    recipe = micro_batch.recipe_here(run.settings, preflight.liger(run.settings)[0])
+    sizes = (run.world.size, run.world.local_size)
+    trained = trained if recipe.model.use_peft else 0
+    place = "the model's config"
+    job = job_of_run.job_of_run(
+        recipe, run.strategy, run.batch, *sizes, config.to_dict(), gpu, trained=trained, place=place
+    )
+    if job.replicas.every > STEPS:  # they have not met yet
+        job = replace(job, replicas=replace(job.replicas, every=math.inf))
+    return replace(job, attention=job_of_run.ATTENTION.get(attention_of(config), "flash2"))
+
+
+def _as_seen(job: Job, config: Any, seen: dict[str, float]) -> tuple[Job, Job]:
+    """The usual micro-batch of these steps, and the largest."""
+    # Without cumulative lengths a mask hides the other samples of a row, and its products are computed all the same, those
+    # above the diagonal too: the formulas count half of a square.
+    masked = seen["row"] * (1 if job.attention == "eager" else 2)
+    attended = seen["attended"] if attention_of(config) in SAMPLE_BY_SAMPLE else masked
+    usual = as_seen(job, attended=attended, tokens=seen["tokens"], labelled=seen["labelled"])
+    most = min(1.0, seen["most_labelled"] / seen["largest"])
+    return usual, as_seen(job, attended=attended, tokens=seen["largest"], labelled=most)
+
+
+def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
+    """`job` with what its rows were: `tokens` of a micro-batch on one rank, the mean length that they attend to, the share with
+    logits."""
+    row = max(1, round(tokens * job.context / job.micro_batch))
+    return replace(job, sequence=row, attended=attended, labelled=labelled)

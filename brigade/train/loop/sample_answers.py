@@ -1,0 +1,186 @@
+"""What the model answers to held-out questions: greedily generated on all ranks together, shown, and kept in a file."""
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors.console import console
+from ...errors.disk import exists
+from .. import files
+from ..data.store import IGNORED
+from ..distributed import heartbeat, ranks
+from ..run.directory import ANSWERS
+
+LONGEST = 64  # new tokens
+
+
+@dataclass(frozen=True)
+class Question:
+    """Token ids of a held-out sample up to its first supervised token, and of the supervised ones that follow."""
+
+    source: str
+    prompt: list[int]
+    reference: list[int]
+
+
+def ask(trainer: Any) -> None:
+    """Let the model answer, and show and keep what it said. A collective."""
+    questions = choose(trainer.eval_dataset, trainer.run.settings.recipe.training.eval_answers)
+    trainer.model_wrapped.eval()
+    given = trainer.answers(questions)
+    trainer.model_wrapped.train()
+    if trainer.run.world.is_main_rank:
+        kept = entries(trainer.processing_class, questions, given, trainer.state.global_step)
+        trainer.run.check_directory()
+        store(kept, trainer.run.directory)
+        show(kept)
+        for callback in trainer.callback_handler.callbacks:
+            if getattr(callback, "tb_writer", None):
+                callback.tb_writer.add_text("answers", markdown(kept), trainer.state.global_step)
+
+
+def choose(heldout: Mapping[str, Sequence[Any]], wanted: int) -> list[Question]:
+    """The first held-out samples, as many of one source as of another where it has so many."""
+    turns = range(max(map(len, heldout.values())))
+    places = [(name, turn) for turn in turns[:wanted] for name in heldout if turn < len(heldout[name])]
+    return [question(name, heldout[name][turn]) for name, turn in places[:wanted]]
+
+
+def question(source: str, sample: Mapping[str, Any]) -> Question:
+    """A sample as a question; a text, supervised from its first token on, is asked to be continued from its half."""
+    ids, own = [int(token) for token in sample["input_ids"]], [label != IGNORED for label in sample["labels"]]
+    begin = own.index(True)
+    if begin == 1:
+        begin = max(1, len(ids) // 2)
+    end = next((i for i in range(begin, len(ids)) if not own[i]), len(ids))
+    return Question(source, ids[:begin], ids[begin:end])
+
+
+def generate(
+    model: Any, tokenizer: Any, questions: list[Question], rank: int, size: int, device: Any
+) -> list[list[int]]:
+    """Greedy answers in token ids, at most LONGEST each. A collective.
+
+    rank, size: data-parallel ones; ranks that compute a layer together have the same, and generate together
+    Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
+    that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others.
+    """
+    ends = sorted(stops(model, tokenizer, questions))
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    mine: dict[int, list[int]] = {}
+    # A compiled model would be compiled again for each length.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for first in range(0, len(questions), size):
+            index = (first + rank) % len(questions)
+            prompt = torch.tensor([questions[index].prompt[-max(1, positions - LONGEST) :]], device=device)
+            tokens = model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=LONGEST,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                eos_token_id=ends,
+                pad_token_id=tokenizer.pad_token_id,
+                synced_gpus=size > 1,
+                streamer=_Beat(),
+            )
+            mine[index] = tokens[0, prompt.shape[1] :].tolist()
+    given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
+    return [given[index] for index in range(len(questions))]
+
+
+class _Beat:
+    """As a streamer of Transformers: each token is a sign of life."""
+
+    def put(self, _: Any) -> None:
+        heartbeat.enter(heartbeat.EVALUATION)
+
+    def end(self) -> None:
+        pass
+
+
+def stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:
+    """Tokens that end an answer: the tokenizer's, the model's own, and the special ones that end the references."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for asked in questions:  # some templates put a line's end after it
+        ends |= special.intersection(asked.reference[-2:])
+    return {int(token) for token in ends if token is not None}
+
+
+def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], step: int) -> list[dict[str, Any]]:
+    """One record per question: step, source, question, reference, answer, as text with its control tokens: what the model read,
+    and where it ended."""
+    found = []
+    for asked, answer in zip(questions, given, strict=True):
+        texts = tokenizer.batch_decode([asked.prompt, asked.reference, answer])
+        named = dict(zip(("question", "reference", "answer"), texts, strict=True))
+        found.append({"step": step, "source": asked.source, **named})
+    return found
+
+
+def store(found: list[dict[str, Any]], directory: Path) -> None:
+    """Add records to the run's answers.jsonl; those that an interrupted run wrote for this step or later give way."""
+    path = directory / ANSWERS
+    lines = _earlier(path)
+    kept = [line for line in lines if json.loads(line)["step"] < found[0]["step"]]
+    text = "\n".join([*kept, *(json.dumps(entry, ensure_ascii=False) for entry in found)]) + "\n"
+    files.write(path, text, secret=True)
+
+
+def _earlier(path: Path) -> list[str]:
+    """The lines that are there. Those of another user who began the run, for his eyes alone, stay in a file beside it."""
+    try:
+        return [line for line in files.read_text(path).split("\n") if line]
+    except FileNotFoundError:
+        return []
+    except PermissionError:
+        names = (path.with_suffix(f".{number}{path.suffix}") for number in itertools.count(1))
+        aside = next(name for name in names if not exists(name))
+        path.rename(aside)
+        print(f"{path}: the answers until here are another user's, and stay in {aside.name}", file=sys.stderr)
+        return []
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Print records as a table, above a progress bar where there is one."""
+    from rich.table import Table
+    from rich.text import Text
+    from tqdm import tqdm
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    several = len({entry["source"] for entry in found}) > 1
+    for entry in found:
+        asked = f"question ({entry['source']})" if several else "question"
+        table.add_row(asked, Text(_short(entry["question"], end=True)))  # Text: brackets in it are no markup
+        table.add_row("reference", Text(_short(entry["reference"])))
+        table.add_row("answer", Text(_short(entry["answer"]), style="bold"))
+    with tqdm.external_write_mode():
+        console().print(table)
+        sys.stdout.flush()
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """Records as a table for TensorBoard's text page."""
+    rows = [{key: _short(str(text)).replace("|", "\\|") for key, text in entry.items()} for entry in found]
+    lines = [f"| {row['question']} | {row['reference']} | {row['answer']} |" for row in rows]
+    return "\n".join(["| question | reference | answer |", "|---|---|---|", *lines])
+
+
+def _short(text: str, most: int = 240, end: bool = False) -> str:
+    """`text` on one line and not longer than `most` characters; of a question its end says more than its beginning."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    return f"... {line[-most:]}" if end else f"{line[:most]} ..."

@@ -1,0 +1,110 @@
+"""What a run says of itself before its first step."""
+
+from pathlib import Path
+from typing import Any
+
+from ...errors.console import console, counted
+from ..data import report
+from ..model import attention, packed_samples
+from ..model.sizes import beyond_texts, parameter_count, untaught
+from ..run.directory import Run
+from . import preflight
+
+
+def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
+    """Print the resolved run as a short table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    training, world, strategy = run.settings.recipe.training, run.world, run.strategy
+    computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
+    precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+    if training.fp16 and trainer.args.use_cpu:
+        precision += " (slow on a CPU: for trials)"
+    parameters = trainer.engine.parameter_count(trainer.model)
+    short = ""
+    if training.warmup_steps > trainer.args.max_steps > 0:
+        short = f" (still in its {training.warmup_steps:g} steps of warm-up at the end)"
+    lines = {
+        "recipe": f"{run.settings.recipe_path}, run {run.identity}",
+        "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
+        **_adapters(run, trainer, data),
+        **_frozen(trainer.model),
+        "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
+        **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
+        **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
+        "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
+        f"device {trainer.args.device.type}",
+        "strategy": f"{strategy.label} (from {strategy.source})",
+        **trainer.engine.summary(),
+        **(trainer.local_steps.summary() if trainer.local_steps else {}),
+        "global batch": str(run.batch),
+        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
+        "kernels": _kernels(run, trainer.model.config),
+        "samples": packed_samples.layout(run.settings, trainer.model.config)[2],
+        "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
+    }
+    if run.made_for:
+        lines["made for"] = run.made_for
+    if checkpoint:
+        from ..checkpoint import layout
+        from ..checkpoint.manifest import other_versions
+
+        others = other_versions(checkpoint)
+        before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_carried(str(checkpoint)) else ""
+        lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
+    if run.lengthened:
+        lines["lengthened"] = run.lengthened
+    if run.aside:
+        lines["moved aside"] = f"what was here, to {run.aside}"
+    if run.skipped:
+        lines["left out"] = "; ".join(run.skipped)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in lines.items():
+        table.add_row(key, Text(value))  # Text: brackets in a path are no markup
+    console().print(table)
+    if not checkpoint:  # a run that continues has shown it
+        report.show_sample(data, trainer.processing_class)
+    for note in run.settings.overridden:
+        print(f"overridden: {note}")
+
+
+def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
+    """What is trained where adapters are, and which of a chat's tokens they leave unlearned."""
+    section = run.settings.recipe.model
+    if not section.use_peft:
+        return {}
+    from ..model import adapters
+
+    ids = report.first(data)["input_ids"]
+    model = trainer.engine.whole_model(trainer)
+    return adapters.describe(section, model) | adapters.untrained_chat_tokens(
+        section, trainer.processing_class, ids, model
+    )
+
+
+def _frozen(model: Any) -> dict[str, str]:
+    """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} where all gets gradients."""
+    parts = beyond_texts(model)
+    count = sum(map(parameter_count, parts.values()))
+    said = [f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"] if parts else []
+    choosing = [module for name, module in untaught(model).items() if name not in parts]
+    count = sum(map(parameter_count, choosing))
+    said += (
+        [f"{len(choosing)} indexers: {count:,} parameters, which get no gradient: a choice of tokens has none"]
+        if choosing
+        else []
+    )
+    return {"frozen": "; ".join(said)} if said else {}
+
+
+def _kernels(run: Run, config: Any) -> str:
+    """What computes attention and the rest, with one reason for what the device lacks."""
+    name, why = attention.choose(run.settings, config)
+    words = [f"attention {name}" + (f" ({why})" if why else "")]
+    on, why = preflight.liger(run.settings)
+    words += [f"Liger {why or 'on'}"] if on or why else []
+    words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
+    return ", ".join(words)

@@ -1,0 +1,259 @@
+"""LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, first_line
+from ...errors.console import millions
+from .. import upstream
+from ..recipe.flags import Settings
+from ..recipe.method import method_name
+from ..recipe.schema import ModelSection
+from ..upstream.experts import taken_for_experts
+from .sizes import empty_model, half_or_full, parameter_count, untaught
+
+ALL_LINEAR, EXPERTS = "all-linear", "experts"
+
+
+def describe(section: ModelSection, model: Any) -> dict[str, str]:
+    """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
+    if not section.use_peft:
+        return {}
+    everywhere, experts = section.lora_target_modules == ALL_LINEAR, ""
+    on = "all linear layers" if everywhere else ", ".join(section.lora_target_modules)
+    own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
+    if adapted := target_parameters(section, model):
+        on += f", {', '.join(adapted)}"
+    elif any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
+        experts = "; experts are no linear layers and stay as they are"
+    if everywhere:
+        plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
+        if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
+            experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
+    total, trained = parameter_count(model), parameter_count(model, trained=True)
+    copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
+    whole = sum(parameter_count(module, trained=True) for module in copies)
+    share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    if any(states):  # not in a model that stands for a pipeline's, without memory
+        share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
+    said = trains(trained - whole, whole, section.lora_modules_to_save)
+    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {said}: {share}"}
+
+
+def trains(adapters: int, whole: int, modules: list[str]) -> str:
+    """`trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
+
+    adapters: parameters in adapters; whole: in `modules`, which are trained whole
+    """
+    text = f"trains {millions(adapters)} in adapters"
+    if not modules:
+        return f"{text} alone"
+    return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
+
+
+def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
+    """A line on the chat's tokens that adapters on a base model leave as they are, or {}.
+
+    A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
+    3's have not (unsloth #915, torchtune #2429). ids: of a sample
+    """
+    if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
+        return {}
+    usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
+    found = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    if not found:
+        return {}
+    ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    cure = "chat_template: tulu has ordinary words instead"
+    if len(ends) > 1:
+        more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
+        cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
+    return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
+
+
+def linear_layers(model: Any) -> list[str]:
+    """Names of the layers that adapters fit: linear, the output layer included, and taught by texts."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    kinds = (torch.nn.Linear, Conv1D)
+    return [name for name, module in _reached(model).items() if isinstance(module, kinds) and _only_multiplies(module)]
+
+
+def _only_multiplies(layer: Any) -> bool:
+    """Whether a layer computes what its class's base does, as an adapter beside it would: a class of an architecture may make a
+    router of it (Llama 4), or multiply groups apart (DeepSeek-V4's o_a_proj)."""
+    import torch
+
+    kind = type(layer)
+    if not kind.__module__.startswith(("transformers.models.", "transformers_modules.")):
+        return True
+    twin = upstream.without_parameters(layer)  # ZeRO-3 may have taken them away
+    with torch.device("meta"), suppress(Exception):
+        twin.weight = torch.nn.Parameter(torch.empty(layer.out_features, layer.in_features))
+        result = twin(torch.empty(3, 5, layer.in_features))
+        return isinstance(result, torch.Tensor) and result.shape == (3, 5, layer.out_features)
+    return False
+
+
+def _reached(model: Any) -> dict[str, Any]:
+    """Name -> module of all that gets a gradient from texts."""
+    outside = {module for part in untaught(model).values() for module in part.modules()}
+    return {name: module for name, module in model.named_modules() if module not in outside}
+
+
+def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
+    """Names by which PEFT finds the parameters that get adapters (`experts.gate_up_proj`), or None. PEFT sorts them too."""
+    if section.lora_target_parameters != EXPERTS:
+        return sorted(section.lora_target_parameters) or None
+    return sorted(fused_experts(model)) or None
+
+
+def fused_experts(model: Any) -> set[str]:
+    """Names of the weights of experts, each with the module that it stands in: (experts, rows, columns), and no biases."""
+
+    return {
+        f"{_last(path.replace('.base_layer', ''))}.{name}"
+        for path, module in model.named_modules()
+        if upstream.are_experts(module)
+        for name, parameter in module.named_parameters(recurse=False)
+        if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
+    }
+
+
+def check_targets(settings: Settings, config: Any) -> None:
+    """Compare lora_target_modules and lora_modules_to_save with the model's own names, before weights are loaded.
+
+    Raises UserError that lists what the model has, when a name fits nothing that adapters can be put on.
+    """
+    section = settings.recipe.model
+    if not section.use_peft:
+        return
+    model = empty_model(settings, config)
+    place, name = settings.place("lora_target_modules"), type(model).__name__
+    layers, modules = linear_layers(model), _reached(model)
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if section.load_in_4bit:
+        _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
+    targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
+    taken = taken_for_experts(model, layers)
+    cure = f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken)}; or {ALL_LINEAR}"
+    for target in targets:
+        if not any(_fits(layer, target) for layer in layers):
+            fused = next((path for path, _ in model.named_parameters() if _fits(path, target)), None)
+            other = next((path for path in modules if _fits(path, target)), None)
+            what = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
+            what = f"{fused} is one parameter for all experts" if fused else what
+            raise UserError(place, f"{target!r} fits no linear layer of {name}: {what}", cure)
+    for wanted in section.lora_modules_to_save:
+        if not any(_fits(module, wanted) for module in modules):
+            with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]
+            problem = f"{wanted!r} fits no module of {name}"
+            raise UserError(settings.place("lora_modules_to_save"), problem, f"its modules: {_grouped(with_weights)}")
+    if ends[1] is not None and ends[0].weight is ends[1].weight:
+        paths = [path for path, module in modules.items() if module in ends]
+        for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
+            if hit := next((wanted for wanted in named if any(_fits(end, wanted) for end in paths)), None):
+                problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
+                problem += "trained apart, the two could not be saved as one"
+                raise UserError(settings.place(key), problem, "leave it out")
+    asked = _check_parameters(settings, model)
+    try:
+        wrapped = wrap(model, settings, "")
+    except ValueError as error:
+        if asked and "ParamWrapper" in str(error):  # dropout, DoRA
+            place, cure = settings.place("lora_target_parameters"), "leave that key out, or lora_target_parameters"
+        raise UserError(place, f"PEFT refuses: {first_line(error)}", cure) from None
+    if set(wrapped.peft_config["default"].target_parameters or ()) != asked:
+        raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+
+
+def _check_parameters(settings: Settings, model: Any) -> set[str]:
+    """The parameters that lora_target_parameters names. Raises UserError for one that the model does not have."""
+    section, place = settings.recipe.model, settings.place("lora_target_parameters")
+    asked = set(target_parameters(section, model) or ())
+    fused = fused_experts(model)
+    cure = f"its experts': {', '.join(sorted(fused))}; or {EXPERTS}" if fused else "leave it out"
+    if section.lora_target_parameters and not fused:
+        raise UserError(place, f"{type(model).__name__} has no fused experts", cure)
+    if odd := next((target for target in sorted(asked) if target not in fused), None):
+        raise UserError(place, f"{odd!r} fits no weights of experts in {type(model).__name__}", cure)
+    return asked
+
+
+def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
+    """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
+    and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if not any(kind is torch.nn.Linear or issubclass(kind, Conv1D) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        problem = f"no layer of {model} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
+        raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
+
+
+def _fits(name: str, target: str) -> bool:
+    """As PEFT matches names: the whole, or its end after a dot."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _grouped(names: Iterable[str]) -> str:
+    """`q_proj (28), k_proj (28), ...`: last parts of the names, and how many modules have each."""
+    return ", ".join(f"{name} ({count})" for name, count in Counter(map(_last, names)).items())
+
+
+def wrap(model: Any, settings: Settings, source: str) -> Any:
+    """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
+
+    source: where the weights came from; the adapters' directory names it as their base, a model of the Hub by its name
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    section = settings.recipe.model
+    targets: Any = section.lora_target_modules
+    layers = linear_layers(model)
+    if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
+        head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
+        targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
+    elif untaught(model):  # a vision tower has a q_proj too
+        targets = [name for name in layers if any(_fits(name, target) for target in targets)]
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=section.lora_r,
+        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
+        lora_dropout=section.lora_dropout,
+        target_modules=targets,
+        target_parameters=target_parameters(section, model),
+        modules_to_save=section.lora_modules_to_save or None,
+        use_rslora=section.use_rslora,
+        use_dora=section.use_dora,
+    )
+    from ..upstream import fsdp2  # imports torch, and lint and plan read what stands above
+
+    fsdp2.find_adapters_under_checkpointing()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.recipe.training.seed)
+        wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
+    # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
+    dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    here = section.from_scratch or Path(section.model_name_or_path).expanduser().is_dir()
+    adapter = wrapped.peft_config["default"]
+    adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
+    adapter.revision = None if here else section.revision
+    return wrapped

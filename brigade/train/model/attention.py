@@ -1,0 +1,154 @@
+"""Which attention a run computes, and `varlen`: scaled dot products sample by sample.
+
+Where several samples lie end to end, SDPA with a block-diagonal mask still computes every product between two samples
+and throws it away; varlen computes none of them.
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from ...errors import UserError
+from .. import upstream
+from ..recipe.flags import Settings
+
+VARLEN = "varlen"
+# Whether rows of this forward pass hold several samples end to end, where that is known.
+END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
+FLASH = ("flash_attention_2", "flash_attention_3")
+NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
+# What computes no products between the samples of a row. Others compute them and hide them by a mask.
+SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
+# Parts of an attention that varlen does not compute: by the name of the config's key.
+BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
+
+
+def choose(settings: Settings, config: Any) -> tuple[str, str]:
+    """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
+
+    auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
+    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for
+    models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
+    """
+    import transformers
+    from transformers.utils import is_flash_attn_2_available
+
+    wanted, training = settings.recipe.model.attn_implementation, settings.recipe.training
+    classes = [getattr(transformers, name, None) for name in config.architectures or []]
+    classes.append(upstream.model_class(config))
+    model = next(filter(None, classes), None)
+    no_sdpa = not upstream.supports(model, "sdpa")
+    own = not upstream.supports(model, "attention_backend")  # classes of its own for each implementation
+    has = next((key for key in BEYOND_VARLEN if getattr(config.get_text_config(), key, None)), None)
+    lacking = has or ("SDPA" if no_sdpa or own else None)
+    if wanted == VARLEN and lacking:
+        problem = f"varlen does not compute {type(config).__name__}'s attention ({lacking})"
+        raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
+    if wanted != "auto":
+        return wanted, ""
+    for name in settings.proven:
+        if not (lacking and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not settings.rows_in_parts):
+            return name, "the fastest that is proven here"
+    if no_sdpa:
+        return "eager", "the model has no SDPA"
+    if not torch.cuda.is_available():
+        return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
+    half = training.bf16 or training.fp16
+    if settings.rows_in_parts and not lacking and not (half and is_flash_attn_2_available()):
+        return VARLEN, "it needs no mask of a whole row"
+    if not half:
+        return "sdpa", "FlashAttention computes in bf16 and fp16 only"
+    if is_flash_attn_2_available():
+        return "flash_attention_2", "it is installed"
+    return "sdpa", "flash-attn is not installed; `varlen` needs no package"
+
+
+def register() -> None:
+    """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
+    from transformers import masking_utils
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        """None while training on samples end to end, whose begins `varlen` is told; SDPA's mask otherwise."""
+        same = kwargs.get("q_length") == kwargs.get("kv_length")
+        return None if same and kwargs.get("attention_mask") is None else masking_utils.sdpa_mask(*args, **kwargs)
+
+    # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
+
+    look = masking_utils.find_packed_sequence_indices
+
+    def know(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Which sample of its row each token belongs to.
+
+        Transformers 5.23 asks the device in every forward pass whether there is more than one, and the host waits for it.
+        """
+        several = END_TO_END.get()
+        if several is None:
+            return look(position_ids)
+        return None if not several else (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+    if look.__module__ == masking_utils.__name__:  # once
+        masking_utils.find_packed_sequence_indices = know
+
+
+def varlen(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Any = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
+    """Causal attention within each sample of a row.
+
+    query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
+    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: one sample a row
+    Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
+    by BlockedAttention on a CPU; else by SDPA.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
+        kwargs |= {"dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
+        half = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (tensor.to(half) for tensor in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    alike = query.shape[-1] == value.shape[-1]  # as FlashAttention needs; DeepSeek-V3's are not
+    if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout and alike:
+        from torch.nn.attention.varlen import varlen_attn
+
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        found = varlen_attn(*rows, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
+        return found[None], None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
+    half_on_cpu = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
+    if half_on_cpu:
+        from .cpu_attention import BlockedAttention, takes
+    parts = []
+    lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
+    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
+        if half_on_cpu and takes(q, dropout, sliding_window):
+            parts.append(BlockedAttention.apply(q, k, v, scale))
+            continue
+        band = None
+        if sliding_window is not None and q.shape[2] > sliding_window:
+            places = torch.arange(q.shape[2], device=query.device)
+            distance = places[:, None] - places[None]
+            band = (distance >= 0) & (distance < sliding_window)
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        parts.append(sdpa(q, k, v, attn_mask=band, is_causal=band is None, **options))
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

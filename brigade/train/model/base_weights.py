@@ -1,0 +1,148 @@
+"""Are a model's files whole, and do they hold its weights? Looked at before anything is loaded.
+
+Transformers fills a weight that its files lack with random numbers and only reports it, drops tensors that it does not know, and
+under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
+"""
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, first_line
+from ..recipe import remote_code
+from ..upstream import unpickling
+from .config_json import published_quantization
+from .finite import AGAIN
+
+_INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+_WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
+
+
+def check(source: str, trust_remote_code: bool) -> None:
+    """Compare the files in `source` with the model of its config.json. Raises UserError for a file that is damaged or missing,
+    for weights that are missing, unknown, of another shape, integers, or two where the config ties them, with their names.
+
+    A load onto the meta device tells what the real one would: tied weights, renamed layers, fused experts and what the
+    architecture leaves out on purpose are Transformers' own business. It reads no weights.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    remote_code.check_kernels(source, source, None, trust_remote_code)
+    folder = Path(source)
+    files = _files(folder)
+    types = {name: kind for file in files for name, kind in _types(file).items()}
+    quantised = published_quantization(folder)
+    if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
+        return
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source,
+            trust_remote_code=trust_remote_code,
+            device_map="meta",
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            quantization_config=Mxfp4Config(dequantize=True) if quantised else None,
+        )
+    except pickle.UnpicklingError as error:  # of pytorch_model.bin, where there are no *.safetensors
+        raise unpickling.refusal(source, error) from None
+    except RuntimeError as error:
+        of_experts = "weights of its experts are missing or of another shape"
+        problem = of_experts if "conversion" in str(error) else first_line(error)
+        raise UserError(source, problem, AGAIN) from None
+    name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(found["unexpected_keys"])
+    shapes = sorted(found["mismatched_keys"])
+    faults = {
+        f"weights of {name} that its files lack": sorted(found["missing_keys"]),
+        "weights of another shape": [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in shapes],
+        "tensors that are none of the model's": unknown,
+        "weights in integers": [key for key in types if key in names and types[key] in _INTEGERS and not quantised],
+    }
+    cure = f"{AGAIN}, or save it with the save_pretrained() of {name}"
+    prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
+    if prefix:
+        cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
+    for what, keys in faults.items():
+        if keys:
+            raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
+    for one, other in _both_there(model):
+        if not _same_in_files(one, other, files):
+            raise of_two_matrices(source, one, other)
+
+
+def of_two_matrices(source: str, one: str, other: str) -> UserError:
+    """The mistake of a config that ties two weights of which the files hold two. Transformers would leave them apart, with a
+    warning, and would save them so, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
+    problem = (
+        f"by its config (tie_word_embeddings) {one} and {other} are one matrix, but its files hold two that differ"
+    )
+    cure = (
+        f"set tie_word_embeddings to false in its config.json, or remove {one} from the files: which of them is meant?"
+    )
+    return UserError(source, problem, cure)
+
+
+def _both_there(model: Any) -> Iterator[tuple[str, str]]:
+    """Names of weights that the model's config ties, and that a load onto the meta device has found both."""
+    for one, other in model.all_tied_weights_keys.items():
+        if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
+            yield one, other
+
+
+def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
+    """Whether two weights of the model are equal in its files, where their names may begin otherwise."""
+    import torch
+    from safetensors import safe_open
+
+    found = []
+    for wanted in (one, other):
+        end = ".".join(wanted.split(".")[-2:])
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                found += [tensors.get_tensor(name) for name in tensors.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
+    return all(torch.equal(found[0], each) for each in found[1:])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
+    kinds = ("*.safetensors.index.json", "*.bin.index.json")  # others are not of weights
+    named = {index.name: _named(index) for kind in kinds for index in sorted(folder.glob(kind))}
+    of_safetensors = "model.safetensors.index.json"
+    files = named.get(of_safetensors)
+    if files is None:
+        return sorted(folder.glob("model.safetensors"))
+    if gone := [name for name in files if not (folder / name).is_file()]:
+        problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"
+        raise UserError(str(folder / of_safetensors), problem, AGAIN)
+    return [folder / name for name in files]
+
+
+def _named(index: Path) -> list[str]:
+    """The files that an index names. Raises UserError where it is damaged, or names one that is not in its directory."""
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError(str(index), f"it is damaged: {first_line(error)}", AGAIN) from None
+    if outside := [str(name) for name in files if not unpickling.is_inside(name)]:
+        raise UserError(str(index), f"it names files that are not in its directory: {_some(outside)}", AGAIN)
+    return files
+
+
+def _types(file: Path) -> dict[str, str]:
+    """Name -> type of a file's tensors. Raises UserError where the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (no dict)
+    except (SafetensorError, OSError) as error:
+        problem = f"it is damaged ({file.stat().st_size:,} bytes): {first_line(error)}"
+        raise UserError(str(file), problem, AGAIN) from None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,57 @@
+"""A model's config.json: reading it, other names of its keys, and which models are causal language models. No torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, shown
+
+# Other names that config classes have for the same number.
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab_size": (),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts_per_layer"),
+    "num_experts_per_tok": ("experts_per_token", "moe_topk", "num_experts_per_token"),
+    "moe_intermediate_size": (),
+}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json. Raises UserError for a file that is none."""
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+        raise UserError(str(path), problem, "name a model's folder or config.json") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(str(path), f"not JSON: {error}", "take the config.json published with the model") from None
+    if not isinstance(config, dict):
+        raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
+    return config
+
+
+def published_quantization(folder: Path) -> str | None:
+    """How the weights in a folder are quantised, by Transformers' name ("mxfp4", "gptq"), or None."""
+    return (read_config(folder).get("quantization_config") or {}).get("quant_method")
+
+
+def check_causal(config: Any, place: str) -> None:
+    """Raises UserError at `place` where a Transformers configuration is of another model than a causal language model.
+
+    AutoModelForCausalLM builds encoders and the decoders of speech models too (BertLMHeadModel, WhisperForCausalLM).
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = config.model_type
+    encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        from ...plan.shape.not_causal import what_it_is  # which other models' names alone need
+
+        if what := what_it_is(config):
+            problem = f"train.py trains causal language models, and {kind!r} {what}"
+            raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")

@@ -1,0 +1,56 @@
+"""The experts of a model: how many there are, and whether they can be divided over ranks. Told from its config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import UserError
+from ..recipe.flags import Settings
+from .sizes import empty_model
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def count(config: Any) -> int:
+    """Experts in a layer, or 0."""
+    text = config.get_text_config()
+    return next((n for key in _COUNTS if isinstance(n := getattr(text, key, None), int) and n > 1), 0)
+
+
+def plan(config: Any) -> Mapping[str, str]:
+    """Which modules of the model are experts, by Transformers: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}"""
+    return getattr(config.get_text_config(), "base_model_ep_plan", None) or {}
+
+
+def check_loss(settings: Settings, config: Any) -> None:
+    """Raises UserError where the model would add to its loss how evenly tokens go to experts: a product of two means over each
+    micro-batch, which no sum over ranks and micro-batches gives back."""
+    if getattr(config.get_text_config(), "output_router_logits", False):
+        problem = "its config.json says output_router_logits: the loss would have a term that depends on ranks and micro-batch"
+        cure = "set it to false in a copy of the model's config.json; logs say how evenly tokens go to experts (expert_balance)"
+        raise UserError(settings.place("model_name_or_path"), problem, cure)
+
+
+def shards(size: int, ranks: int) -> int:
+    """Over how many ranks those that hold the same experts shard them. ranks: that share one copy of all else; where it is no
+    multiple of a group of `size`, each group shares one copy of the experts."""
+    return 1 if ranks % size else ranks // size
+
+
+def check(settings: Settings, config: Any, size: int, ranks: int, world_size: int, place: str) -> None:
+    """Raises UserError where experts cannot be divided over groups of `size` ranks. ranks: as of shards(); place: of that size"""
+    name, number = settings.recipe.model.model_name_or_path, count(config)
+    if not number:
+        raise UserError(place, f"{name} has no experts", "remove the key")
+    if "ep_dispatch_experts" not in plan(config).values():
+        problem = f"Transformers has no plan (base_model_ep_plan) for the experts of {type(config).__name__}"
+        raise UserError(place, problem, "remove the key: FSDP2 shards experts as it shards all else")
+    if number % size:
+        fits = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0 and world_size % n == 0)
+        raise UserError(place, f"{number} experts do not divide over {size} ranks", f"set it to one of: {fits or 1}")
+    parts = shards(size, ranks)
+    for path, parameter in empty_model(settings, config).named_parameters():
+        if ".experts." in path and parameter.dim() > 1 and parameter.shape[1] % parts:
+            problem = (
+                f"{parts} ranks hold the same experts, and cannot divide the {parameter.shape[1]} rows of {path} evenly"
+            )
+            raise UserError(place, problem, f"set it to a larger divisor of {number}, or start another number of ranks")

@@ -1,0 +1,152 @@
+"""The model and its weights: from the Hub, from a local directory, or built from a config.json with random weights."""
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import UserError
+from .. import upstream
+from ..cache import cache_directory, private_folder
+from ..distributed.consistency import WEIGHTS
+from ..recipe.flags import Settings
+from . import attention
+from .config_json import published_quantization
+from .finite import check_finite
+from .location import load_config, location
+from .sizes import untaught
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def weights(settings: Settings, config: "PreTrainedConfig") -> str:
+    """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
+    if settings.recipe.model.from_scratch:
+        return materialise(config, settings.recipe.training.seed, settings.recipe.model.trust_remote_code)
+    source = location(settings)
+    if not Path(source).is_dir():
+        from .download import download
+
+        source = download(source, settings)
+    if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
+        problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
+        cure = "name a model with weights, or set from_scratch: true"
+        raise UserError(settings.place("model_name_or_path"), problem, cure)
+    from . import base_weights  # a model with random weights has none to look at
+
+    base_weights.check(source, settings.recipe.model.trust_remote_code)
+    return source
+
+
+def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False) -> str:
+    """A directory in the cache with random weights for `config`, the same for the same seed.
+
+    Random weights go through a directory so that every strategy loads them as it would load a real model: built in
+    place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
+    exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
+    """
+    text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
+    folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = folder / "model.safetensors"
+    if file.exists():
+        return str(folder)
+    from filelock import FileLock
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM
+
+    from ...errors.disk import writing
+
+    with writing(folder.parent):
+        private_folder(folder)
+        with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
+            if not file.exists():
+                torch.manual_seed(seed)
+                config = copy.deepcopy(config)  # the model writes its dtype there
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=torch.float32, trust_remote_code=trust_remote_code
+                )
+                model.config.save_pretrained(folder)
+                # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
+                save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+                (folder / "partial").rename(file)
+    return str(folder)
+
+
+def load_model(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
+    """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
+    now: it is then loaded shard by shard, and never whole on one rank."""
+    attention.register()
+    chosen, _ = attention.choose(settings, load_config(settings))
+    return load_base(settings, source, dtype, attn_implementation=chosen, **options)
+
+
+def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
+    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
+
+    options: further ones of from_pretrained; model_class: instead of the one that belongs to the config
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
+
+    section = settings.recipe.model
+    quantization = quantization_config(settings, source, dtype)
+    # Transformers 5.23 reads weights on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
+    # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
+    # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
+    converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
+    # FSDP2 sends all ranks of a host what the host's first one has; a replica's first rank need not be that (sync_every).
+    own = not is_fsdp_enabled() or is_local_dist_rank_0() or torch.distributed.get_rank() == 0
+    if sent := converted and not own:
+        options["device_map"] = "meta"
+        if quantization:  # without weights there is nothing to dequantise
+            quantization = None
+            options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+            del options["config"].quantization_config
+    if section.rope_parameters:
+        from .rope import stretch
+
+        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        options["config"] = stretch(settings, known)
+    options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
+    with upstream.own_frozen_parameters():
+        model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
+    if sent:
+        from ..upstream import fsdp2
+
+        fsdp2.hold_places(model)
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if one not in model.all_tied_weights_keys:  # files that base_weights.check() does not read (.bin)
+            from .base_weights import of_two_matrices
+
+            raise of_two_matrices(source, one, other)
+    check_finite(model if own else None, source)
+    for part in untaught(model).values():
+        part.requires_grad_(False)
+    upstream.fix_loaded(model, dequantised=quantization is not None and not section.load_in_4bit)
+    return model
+
+
+def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> Any:
+    """What from_pretrained is told of the weights' type: of a QLoRA run that computes in `dtype`, else of a model that was
+    published in MXFP4 (gpt-oss), else None."""
+    from transformers import BitsAndBytesConfig, Mxfp4Config
+
+    section = settings.recipe.model
+    if not section.load_in_4bit:
+        # Transformers cannot train MXFP4 as it is (quantizers/quantizer_mxfp4.py: is_trainable), and keeps it so wherever the
+        # `kernels` package is installed.
+        return Mxfp4Config(dequantize=True) if published_quantization(Path(source)) == "mxfp4" else None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=section.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=section.use_bnb_nested_quant,
+        bnb_4bit_compute_dtype=dtype,
+        # The container of the 4-bit values: FSDP2 and ZeRO-3 shard floating-point tensors, and accelerate would leave uint8 ones
+        # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
+        bnb_4bit_quant_storage=dtype,
+    )

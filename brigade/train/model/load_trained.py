@@ -1,0 +1,53 @@
+"""What a run left: a whole model, or adapters on their base."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError, first_line
+from ...errors.disk import of_disk
+from ..recipe import remote_code
+from ..recipe.flags import Settings
+from . import base_weights
+from .finite import AGAIN
+from .load import load_base, weights
+from .location import load_config
+from .sizes import half_or_full
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on.
+
+    options: further ones of from_pretrained, for a model
+    """
+    from transformers import AutoModelForCausalLM
+
+    section = settings.recipe.model
+    if not section.use_peft:
+        base_weights.check(str(directory), section.trust_remote_code)
+        options |= {"trust_remote_code": section.trust_remote_code}
+        return AutoModelForCausalLM.from_pretrained(directory, **options)
+    from peft import PeftModel
+
+    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
+    return PeftModel.from_pretrained(base, directory)
+
+
+@contextmanager
+def loading_from_run(folder: Path) -> Iterator[None]:
+    """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
+    cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.place, error.problem, cure if error.cure.startswith(AGAIN) else error.cure) from None
+    except Exception as error:
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(str(folder), [str(folder)]) from None
+        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {first_line(error)}"
+        raise of_disk(error) or UserError(str(folder), problem, cure) from None

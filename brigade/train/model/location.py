@@ -1,0 +1,94 @@
+"""Where a model is: a folder, a name on the Hub, a config.json; and its configuration."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UserError, first_line
+from .. import files
+from ..hub import hub_is_away, refusal
+from ..recipe import remote_code
+from ..recipe.flags import Settings
+from .config_json import ALIASES, check_causal, read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# What of a config.json gives a model its shapes.
+OF_SHAPES = ("head_dim", "tie_word_embeddings", "shared_expert_intermediate_size", "attention_bias")
+SHAPES = ("model_type", *ALIASES, *OF_SHAPES)
+
+
+def location(settings: Settings) -> str:
+    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name.
+
+    Raises UserError for a revision of a directory.
+    """
+    name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
+    folder = remote_code.folder_of(name)
+    if folder and revision is not None:
+        problem = f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory"
+        cure = "leave revision out (--revision null), or name the model on the Hub"
+        raise UserError(settings.place("revision"), problem, cure)
+    if not folder:
+        hub_is_away()
+    elif odd := files.odd(Path(folder).iterdir() if Path(folder).is_dir() else ()):
+        problem = f"{odd.name} in {name!r} is a pipe, a socket or a device, and no file"
+        raise UserError(settings.place("model_name_or_path"), problem, "remove it")
+    return str(folder or name)
+
+
+def load_config(settings: Settings) -> "PreTrainedConfig":
+    """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
+    from transformers import AutoConfig
+
+    model, place, name = settings.recipe.model, settings.place("model_name_or_path"), location(settings)
+    try:
+        config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(place, [name], model.revision) from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
+        problem = f"{model.model_name_or_path!r} has no usable config: {why}"
+        raise UserError(place, problem, cure or "give a name on the Hub or a directory with a config.json") from None
+    remote_code.check_kernels(place, name, model.revision, model.trust_remote_code)
+    check_causal(config, place)
+    if model.rope_parameters:
+        from .rope import stretch
+
+        stretch(settings, config)
+    check_length(settings, getattr(config, "max_position_embeddings", None))
+    return config
+
+
+def check_length(settings: Settings, positions: int | None) -> None:
+    """Raises UserError where max_length is more than the model's positions."""
+    length = settings.recipe.data.max_length
+    if positions and length > positions:
+        problem = f"{length} tokens, but the model has positions for {positions}"
+        raise UserError(settings.place("max_length"), problem, f"set max_length to at most {positions}")
+
+
+def config_beside(settings: Settings) -> Path | None:
+    """The config.json beside the recipe, which is the model's; None where there is none.
+
+    A model that a flag names is another one on purpose, and beside a run.yaml lies what that run saved.
+    """
+    beside = settings.recipe_path.with_name("config.json")
+    by_flag = settings.sources.get("model_name_or_path", "").startswith("flag")
+    return None if by_flag or settings.recipe_path.name == "run.yaml" or not beside.is_file() else beside
+
+
+def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
+    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's."""
+    if (beside := config_beside(settings)) is None:
+        return
+    document = read_config(beside)
+    text, ours = document.get("text_config") or document, config.get_text_config()
+    for field in SHAPES:
+        names = (field, *ALIASES.get(field, ()))
+        there = next((text[name] for name in names if text.get(name) is not None), None)
+        here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
+        if there is not None and here is not None and there != here:
+            problem = f"{there!r} here, but {here!r} in the model that the recipe names, "
+            problem += f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied"
+            raise UserError(f"{beside}: {field}", problem, "put the model's own config.json there, or remove it")

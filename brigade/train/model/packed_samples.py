@@ -1,0 +1,135 @@
+"""How a model learns where the samples of a row begin, so that none sees another: tried out, not believed.
+
+Most of Transformers' models make their attention masks from position ids that start anew. gpt-oss makes them without, but
+takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state learn it in no way.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import UserError, first_line
+from .. import upstream
+from ..data.collate import cumulative, positions
+from ..recipe.flags import Settings
+from . import attention
+
+# What a model learns it from. Cumulative lengths are what varlen and FlashAttention take.
+LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
+_KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
+
+
+def check(settings: Settings, config: Any) -> None:
+    """Raises UserError where a recipe packs samples that the model would let see each other."""
+    if settings.recipe.data.packing:
+        found, why = method(settings, config)
+        if found == NOTHING:
+            problem = f"packed samples of {type(config).__name__} would see each other: {why}"
+            raise UserError(settings.place("packing"), problem, "set packing to false")
+
+
+def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
+    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason)."""
+    if not settings.recipe.training.padding_free:
+        return False, False, "padded: padding_free is false"
+    found, why = method(settings, config)
+    if found == NOTHING:
+        return False, False, f"padded: {why}"
+    how, _ = attention.choose(settings, config)
+    if how in attention.SAMPLE_BY_SAMPLE:
+        return True, False, f"end to end: {how} computes no products between samples"
+    why = f"end to end, or padded where {how}, which computes products between samples, would compute twice as much"
+    return True, True, why
+
+
+def method(settings: Settings, config: Any) -> tuple[str, str]:
+    """(LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes; why it is NOTHING)."""
+    how, _ = attention.choose(settings, config)
+    return method_of(config, how, settings.recipe.model.trust_remote_code)
+
+
+def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
+    """method() of a named attention."""
+    key = how, config.to_json_string(use_diff=False)
+    if key not in _KNOWN:
+        _KNOWN[key] = _try(config, how, trust_remote_code)
+    return _KNOWN[key]
+
+
+def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
+    """A mask for each kind of layer, as Transformers would make it from these position ids (rows, tokens)."""
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    text = config.get_text_config()
+    shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
+    known = {"config": text, "inputs_embeds": shape, "position_ids": position_ids}
+    known |= {"attention_mask": None, "past_key_values": None}
+    found = {"full_attention": create_causal_mask(**known)}
+    if getattr(text, "sliding_window", None):
+        found["sliding_attention"] = create_sliding_window_causal_mask(**known)
+    return found
+
+
+def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
+    """method() of an attention: the logits of samples in a row, in a tiny random model of the architecture, against those of each
+    sample alone.
+
+    The model has a layer of each kind, samples are longer than what any of them sees, and every weight is moved: a gate that
+    begins at 0 would hide what is behind it. On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex
+    attention: they learn it in the same way.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from .tiny import SPAN, shrink, with_short_spans
+
+    by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
+    stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
+    try:
+        tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
+        tiny = type(tiny).from_dict(with_short_spans(tiny.to_dict()))
+        # fp32 rounds each of the sums that a logit comes from; samples that see each other move it a thousand times as much.
+        rounding = torch.finfo(torch.float32).eps * tiny.hidden_size * tiny.num_hidden_layers
+    except Exception as error:  # what cannot be tried is not trusted
+        return NOTHING, f"a tiny model to try it with cannot be described ({type(error).__name__}: {first_line(error)})"
+    samples = [2 * SPAN + 3, 3, 2 * SPAN + 1]  # of no length that a span divides
+    position_ids = torch.from_numpy(positions(np.array(samples)))[None]
+    ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
+    if by_lengths:
+        ways = {LENGTHS: lambda: cumulative(np.array(samples))}
+    attention.register()
+    why = "nothing tells it where one begins"
+    options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        torch.manual_seed(0)
+        row = torch.randint(7, 4000, (1, sum(samples)))
+
+        def logits(ids: torch.Tensor, **more: Any) -> torch.Tensor:
+            return model(ids, use_cache=False, **more).logits
+
+        try:
+            model = AutoModelForCausalLM.from_config(tiny, **options).eval()
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+            alone = []
+            for ids in row.split(samples, dim=1):
+                count = ids.shape[1]
+                borders = cumulative(np.array([count])) if by_lengths else {}
+                alone.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
+            apart = torch.cat(alone, dim=1)
+        except Exception as error:
+            return NOTHING, _untried(error)
+        for name, more in ways.items():
+            try:
+                together = logits(row, position_ids=position_ids, **more())
+            except Exception as error:  # nor here; some models take no masks that are made already
+                if name != MASKS:
+                    why = _untried(error)
+                continue
+            if (together - apart).abs().max() <= rounding * apart.abs().max():
+                return name, ""
+    return NOTHING, why
+
+
+def _untried(error: Exception) -> str:
+    return f"that it is told where one begins could not be tried ({type(error).__name__}: {first_line(error)})"

@@ -1,0 +1,96 @@
+"""Any architecture with tiny sizes: for rehearsals, and to try out on a CPU what a model does."""
+
+import re
+from typing import Any
+
+from . import per_layer
+
+VOCABULARY = 4096  # of the built-in tokenizer
+
+# Sizes of a rehearsed model. What a config does not have is left out; everything else of it stays as it is.
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 4, "num_experts": 4, "num_local_experts": 4, "vocab_size": VOCABULARY, "rotary_dim": 8,
+    "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
+    "n_embd": 64, "n_inner": 128, "n_layer": 2, "n_head": 4,  # GPT-2's names, and BLOOM's
+    "d_model": 64, "ffn_dim": 128, "ffn_hidden_size": 128, "word_embed_proj_dim": 64,  # OPT's, XGLM's and MPT's
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32,  # DeepSeek's
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_expert_group": 1,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2,
+    "global_head_dim": 32, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,  # Gemma's
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_heads": 8,  # twice the hidden size together
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,  # linear attention's
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+
+
+def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hidden_layers"]) -> dict[str, Any]:
+    """The same architecture with tiny sizes, and a layer of each kind; the ratio of query heads to key-value heads is kept, as
+    far as `divisor` ranks can divide the latter.
+
+    layers: the least number of them
+    """
+    # Random weights are in no published quantisation (gpt-oss has MXFP4).
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    of_layers = per_layer.cut(config, per_layer.representatives(config, layers))
+    # What is None or 0 is a part that the model does not have.
+    tiny: dict[str, Any] = {key: TINY.get(key, value) if value else value for key, value in config.items()}
+    tiny |= {key: _of_layers(key, value, config, divisor) for key, value in of_layers.items()}
+    tiny |= _change({"num_key_value_heads": config.get("num_key_value_heads")}, config, divisor)
+    if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
+        tiny["word_embed_proj_dim"] //= 2  # projections lie between the two
+    for key in tiny.keys() & {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}:
+        tiny[key] = config[key] and min(TINY[key], config[key])  # some routers choose a single one
+    tiny["vocab_size"] = VOCABULARY
+    if isinstance(config.get("text_config"), dict):
+        tiny["text_config"] = shrink(config["text_config"], divisor, layers)
+    for key in tiny.keys() & {"vision_config", "audio_config"}:
+        if config[key]:
+            tiny[key] = {name: TINY.get(name, value) for name, value in config[key].items()}
+    return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+_SPANS = re.compile(r"(window|window_size|window_len|chunk_size|block_size|local_attention|index_topk(_blocks)?)$")
+SPAN = 8
+
+
+def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
+    """A config whose layers see SPAN tokens of a row at most, where they do not see all of it, and compress as many into one."""
+    short: dict[str, Any] = {
+        key: min(value, SPAN) for key, value in config.items() if _SPANS.search(key) and isinstance(value, int)
+    }
+    if isinstance(rates := config.get("compress_rates"), dict):
+        short["compress_rates"] = {kind: min(rate, SPAN) for kind, rate in rates.items()}
+    if isinstance(text := config.get("text_config"), dict):
+        short["text_config"] = with_short_spans(text)
+    return config | short
+
+
+def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> Any:
+    """A key that single layers are told by, as per_layer.cut() has left it, with tiny sizes."""
+    if key == per_layer.CHANGES:
+        return {number: _change(change, config, divisor) for number, change in value.items()}
+    if key in per_layer.NESTED:
+        return {name: TINY.get(name, number) for name, number in value.items()}
+    if isinstance(value, list):
+        return [_scaled(key.removesuffix("_per_layer"), each, config) for each in value]
+    return value
+
+
+def _change(change: dict[str, Any], config: dict[str, Any], divisor: int) -> dict[str, Any]:
+    """What is said of a layer with tiny sizes; {} where nothing is."""
+    tiny = {key: _scaled(key, value, config) for key, value in change.items() if value is not None}
+    heads = (config | change).get("num_attention_heads")
+    if heads and (shared := tiny.get("num_key_value_heads")):
+        wanted = tiny.get("num_attention_heads", TINY["num_attention_heads"])
+        tiny["num_key_value_heads"] = max(divisor, wanted * shared // heads)
+    return tiny
+
+
+def _scaled(key: str, value: Any, config: dict[str, Any]) -> Any:
+    """A layer's own size: tiny, and larger than the others' where it was."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if key not in TINY or not whole:
+        return value
+    others = config.get(key)
+    return TINY[key] * -(-value // others) if isinstance(others, int) else TINY[key]

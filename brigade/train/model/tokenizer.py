@@ -1,0 +1,72 @@
+"""The tokenizer of a run's model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UserError, first_line
+from ..cache import cache_directory
+from ..data import builtin
+from ..data.builtin import BUILT_IN
+from ..hub import hub_is_away, refusal
+from ..recipe import remote_code
+from ..recipe.flags import Settings
+from .location import location
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
+    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than `words`, those of
+    the model's vocabulary."""
+    from transformers import AutoTokenizer
+
+    model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
+    name = model.tokenizer_name_or_path or location(settings)
+    if name == BUILT_IN:
+        name = str(builtin.ensure(cache_directory()).tokenizer)
+    if not Path(name).is_dir():
+        hub_is_away()
+    revision = None if model.tokenizer_name_or_path else model.revision  # the model's is none of another's
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
+    except Exception as error:
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(place, [name], revision) from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
+        cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
+        raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+        ends = [token for token in added if "end" in token or token == "</s>"]
+        problem = (
+            f"the tokenizer at {name!r} has neither a padding token nor one that ends a text (pad_token, eos_token)"
+        )
+        cure = f'write "eos_token": "{ends[-1] if ends else "..."}" into its tokenizer_config.json, or name another'
+        raise UserError(place, problem, cure)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.tokenizer_name_or_path and not model.from_scratch:
+        _check_belongs(settings, tokenizer)
+    if len(tokenizer) > words:
+        problem = f"{name!r} has {len(tokenizer)} tokens, but the model's vocabulary {words}"
+        raise UserError(place, problem, "name the model's own tokenizer")
+    return tokenizer
+
+
+def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError when a tokenizer of another name gives the model's own tokens other ids: its embeddings would
+    mean something else. More tokens than the model's own it may have."""
+    from transformers import AutoTokenizer
+
+    model, place = settings.recipe.model, location(settings)
+    try:
+        own = AutoTokenizer.from_pretrained(place, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    except Exception:  # a model without a tokenizer of its own
+        return
+    given, wanted = tokenizer.get_vocab(), own.get_vocab()
+    moved = next((token for token, number in wanted.items() if given.get(token) != number), None)
+    if moved is not None:
+        problem = f"{model.tokenizer_name_or_path!r} does not belong to {model.model_name_or_path!r}: "
+        problem += f"token {moved!r} is {wanted[moved]} there, and here {given.get(moved, 'missing')}"
+        raise UserError(settings.place("tokenizer_name_or_path"), problem, "leave the key out to take the model's own")

@@ -1,0 +1,36 @@
+"""Whether a model fits the axes of its run. Told before the model is built; what no model decides: strategy/axis_rules.py."""
+
+from typing import Any
+
+from ...errors import UserError
+from ..recipe.batch import Batch
+from ..run.directory import Run
+
+
+def check(run: Run, config: Any, batch: Batch) -> None:
+    """Raises UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
+    settings, strategy = run.settings, run.strategy
+    axes = strategy.axes
+    if axes.tensor > 1:
+        from ..model import experts
+        from . import tensor
+
+        besides = experts.plan(config) if axes.experts > 1 else ()
+        model, shards = settings.recipe.model, strategy.shards(run.world.part(strategy.replicas).size)
+        if mistake := tensor.check(config, axes.tensor, besides, model.load_in_4bit, shards, model.trust_remote_code):
+            raise UserError(strategy.place("tensor"), *mistake)
+    if axes.sequence > 1:
+        from . import sequence_checks
+
+        ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
+        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
+    if axes.experts > 1:
+        from ..model import experts
+
+        in_whole = strategy.kind == "ddp" or axes.stages > 1
+        ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
+        experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))
+    if axes.stages > 1:
+        from . import pipeline_rules
+
+        pipeline_rules.check(run, config, batch)

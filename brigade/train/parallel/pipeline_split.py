@@ -1,0 +1,311 @@
+"""A decoder model's own modules, divided into the stages of a pipeline by what they cost.
+
+There is no model definition here. A stage is the model with the layers of other stages replaced by one that hands its input on,
+so that rotary embeddings, masks and the loss are the model's own, and every parameter keeps its name.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import first_line
+from .. import upstream
+
+# Classes of layers that return their output in a tuple (Falcon-H1's): what their annotations say is not always so, and tried()
+# has seen it.
+_IN_TUPLES: set[type] = set()
+
+
+class HandsOn(nn.Module):
+    """In the place of a module that another stage has."""
+
+    weight = None  # it has none, where an embedding's and a head's are compared
+
+    def __init__(self, in_tuple: bool = False) -> None:
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    @classmethod
+    def instead_of(cls, layer: nn.Module) -> "HandsOn":
+        """One that returns its input as this layer returns its output, and says of itself what the layer says (its kind)."""
+        if isinstance(layer, HandsOn):
+            return layer
+        hands_on = cls(type(layer) in _IN_TUPLES)
+        for key, value in vars(layer).items():
+            if isinstance(value, str | int) and not key.startswith("_"):
+                setattr(hands_on, key, value)
+        return hands_on
+
+    def forward(self, hidden: Any, *_: Any, **__: Any) -> Any:
+        return (hidden,) if self.in_tuple else hidden
+
+
+class Decoder:
+    """Where a causal language model has its parts, by what they are: names differ.
+
+    whole: computes logits and loss; outer: the same without the head; inner: holds the embedding, the layers and the last norm
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.outer, self.inner = self.whole.base_model, self.whole.get_decoder()
+        # What keep() put into their places has none of their properties, and so it left their names.
+        names: tuple[str, str, str] = getattr(self.inner, "names_of_parts", None) or self._found()
+        self.embedding_name, self.layers_name, self.norm_name = names
+
+    def _found(self) -> tuple[str, str, str]:
+        """Raises ValueError for a model that has not one of each."""
+        children, embedding = dict(self.inner.named_children()), self.whole.get_input_embeddings()
+        norms = [name for name, child in children.items() if "norm" in f"{name} {type(child).__name__}".lower()]
+        found = {
+            "embedding of its own": [name for name, child in children.items() if child is embedding],
+            "list of layers": [name for name, child in children.items() if isinstance(child, nn.ModuleList)],
+            "norm after them": ["norm"] if "norm" in norms else norms,
+        }
+        missing = [part for part, names in found.items() if len(names) != 1]
+        if self.whole.get_output_embeddings() is None:
+            missing.append("head")
+        if missing:
+            raise ValueError(f"its decoder has no single {' and no single '.join(missing)}")
+        (first,), (layers,), (last,) = found.values()
+        return first, layers, last
+
+    @property
+    def embedding(self) -> Any:
+        return getattr(self.inner, self.embedding_name)
+
+    @property
+    def layers(self) -> Any:
+        return getattr(self.inner, self.layers_name)
+
+    @property
+    def norm(self) -> Any:
+        return getattr(self.inner, self.norm_name)
+
+    @property
+    def head(self) -> Any:
+        return self.whole.get_output_embeddings()
+
+    @property
+    def others(self) -> list[str]:
+        """Names of further modules with weights of their own, with which each stage would compute again."""
+        own = (self.embedding_name, self.layers_name, self.norm_name)
+        return [name for name, child in self.inner.named_children() if name not in own and [*child.parameters()]]
+
+    @property
+    def dropouts(self) -> list[str]:
+        """Names of modules that drop some of what passes between the parts, which each stage would do again."""
+        children = self.inner.named_children()
+        return [name for name, child in children if isinstance(child, nn.Dropout) and child.p > 0]
+
+
+class Part(nn.Module):
+    """One stage: some of the layers of a model that may hold those of other stages too, by the model's own forward pass.
+
+    The first stage takes input_ids, the others what the stage before returned: (rows, tokens, hidden size). The last returns
+    what the model itself returns.
+    """
+
+    def __init__(self, model: Any, layers: range, first: bool, last: bool) -> None:
+        super().__init__()
+        decoder, hands_on = Decoder(model), HandsOn()
+        self._decoder = (decoder,)  # in a tuple: none of this one's own modules
+        self.first, self.last = first, last
+        self.layers = nn.ModuleList(
+            layer if number in layers else HandsOn.instead_of(layer) for number, layer in enumerate(decoder.layers)
+        )
+        self.norm = decoder.norm if last else hands_on
+        self.embedding = decoder.embedding if first else None
+        self.head = decoder.head if last else None
+
+    def forward(self, hidden: Tensor | None = None, **inputs: Any) -> Any:
+        """inputs: of the model's forward pass"""
+        (decoder,) = self._decoder
+        if not self.first:
+            inputs = {**inputs, "input_ids": None, "inputs_embeds": hidden}
+        with self._alone(decoder):
+            if self.last:
+                return decoder.whole(**inputs)
+            less = {key: value for key, value in inputs.items() if key not in OF_THE_HEAD}
+            return decoder.outer(**less).last_hidden_state
+
+    @contextmanager
+    def _alone(self, decoder: Decoder) -> Iterator[None]:
+        kept = {decoder.layers_name: decoder.layers, decoder.norm_name: decoder.norm}
+        for name, own in zip(kept, (self.layers, self.norm), strict=True):
+            setattr(decoder.inner, name, own)
+        try:
+            yield
+        finally:
+            for name, module in kept.items():
+                setattr(decoder.inner, name, module)
+
+
+OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what the head alone reads
+
+
+# ---- how much each stage has -----------------------------------------------------------------------------------------
+def costs(model: Any) -> tuple[list[int], int]:
+    """(products of each layer, of the head) for one token; a model on the meta device will do. An embedding is looked up, and
+    costs none; of a mixture's experts a token meets experts_per_token / experts."""
+    decoder = Decoder(model)
+    text = decoder.whole.config.get_text_config()
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
+    share = (getattr(text, "num_experts_per_tok", None) or 1) / experts
+    return [_products(layer, share) for layer in decoder.layers], decoder.head.weight.numel()
+
+
+def _products(layer: nn.Module, share: float) -> int:
+    found = 0.0
+    for name, parameter in layer.named_parameters():
+        found += parameter.numel() * (share if ".experts." in f".{name}" else 1.0)
+    return round(found)
+
+
+def split(layers: Sequence[int], head: int, stages: int) -> list[range]:
+    """Which layers each stage has: neighbours, at least one for each, so that the dearest stage costs as little as it can.
+    The last stage has the head too. Of splits whose dearest stages are equally dear, the more even one.
+
+    Raises ValueError where there are fewer layers than stages.
+    """
+    if stages > len(layers):
+        raise ValueError(f"{len(layers)} layers do not fill {stages} stages")
+    # best[n][k]: of the k last stages, where they begin with layer n: (cost of the dearest, sum of the squares of all, where the
+    # first of them ends)
+    count = len(layers)
+    after = [sum(layers[n:]) for n in range(count + 1)]
+    best = [{1: (after[n] + head, (after[n] + head) ** 2, count)} for n in range(count)]
+    for k in range(2, stages + 1):
+        for n in range(count - k + 1):
+            found = []
+            for end in range(n + 1, count - k + 2):
+                own, (dearest, squares, _) = after[n] - after[end], best[end][k - 1]
+                found.append((max(own, dearest), own**2 + squares, end))
+            best[n][k] = min(found)
+    ranges, begin = [], 0
+    for k in range(stages, 0, -1):
+        end = best[begin][k][2]
+        ranges.append(range(begin, end))
+        begin = end
+    return ranges
+
+
+# ---- loading a stage's own weights -----------------------------------------------------------------------------------
+def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> Any:
+    """The model's class, whose instances have these layers alone: from_pretrained then reads their weights and no others.
+
+    Tied embeddings lie on the first and on the last stage. What texts do not reach (a vision tower) lies on the first.
+    """
+    base = upstream.model_class(config)
+
+    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        base.__init__(self, config, *args, **options)
+        keep(self, layers, first, last)
+
+    def tied(self: Any, *args: Any, **options: Any) -> dict[str, str]:
+        found = base.get_expanded_tied_weights_keys(self, *args, **options)
+        return found if getattr(self, "has_ends", True) else {}
+
+    body = {"__init__": __init__, "get_expanded_tied_weights_keys": tied, "__module__": base.__module__}
+    return type(base.__name__, (base,), body)
+
+
+@contextmanager
+def in_whole(model: Any, whole: Any) -> Iterator[None]:
+    """Meanwhile a stage's model has the modules of `whole`, which takes no memory, in the place of those that other stages have:
+    adapters are then drawn from the same random numbers on each stage as in one process."""
+    others = away(model)
+    for name in others:
+        model.set_submodule(name, whole.get_submodule(name))
+    try:
+        yield
+    finally:
+        for name, module in others.items():
+            model.set_submodule(name, module)
+
+
+def away(model: Any) -> dict[str, HandsOn]:
+    """Name -> what stands in the place of a module that another stage has."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
+
+
+def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
+    """Leave a model its own parts, in place."""
+    from ..model.sizes import beyond_texts
+
+    decoder = Decoder(model)
+    tied = bool(model.all_tied_weights_keys)
+    both = tied and (first or last)
+    for name in beyond_texts(model) if not first else ():
+        outer, _, own = name.rpartition(".")
+        setattr(model.get_submodule(outer), own, HandsOn())
+    decoder.inner.names_of_parts = decoder.embedding_name, decoder.layers_name, decoder.norm_name
+    for number, layer in enumerate(decoder.layers):
+        if number not in layers:
+            decoder.layers[number] = HandsOn.instead_of(layer)
+    upstream.init_own_layers_alone(decoder.inner, decoder.layers_name, [decoder.layers[number] for number in layers])
+    if not last:
+        setattr(decoder.inner, decoder.norm_name, HandsOn())
+    if not (first or both):
+        setattr(decoder.inner, decoder.embedding_name, HandsOn())
+    if not (last or both):
+        model.set_output_embeddings(HandsOn())
+    model.has_ends = both or not tied
+    if not model.has_ends:
+        model.all_tied_weights_keys = {}
+
+
+def tried(config: Any, trust_remote_code: bool) -> str:
+    """Why stages of this architecture do not compute what the whole model does, tried out with a tiny random one and a stage for
+    each of its layers; "" where the losses are equal to the bit. Some models scale what they take for embeddings, or look back at
+    them, or at another layer, in each layer."""
+    from transformers import AutoModelForCausalLM
+
+    from ..model.tiny import shrink
+
+    ids = torch.arange(7, 19).view(1, -1)
+    inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    also = ""
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        torch.manual_seed(0)
+        try:
+            tiny = type(config).from_dict(shrink(config.to_dict()))
+            model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
+            model.eval()
+            decoder = Decoder(model)
+            if dropouts := decoder.dropouts:
+                return f"each of them would drop again what its {' and '.join(dropouts)} drops"
+            if others := decoder.others:
+                also = f": besides embedding, layers and norm its decoder has {', '.join(others)}"
+            whole, returned = _run(model, decoder.layers, inputs)
+            if any(isinstance(each, tuple) and len(each) > 1 for each in returned.values()):
+                return "its layers hand each other more than one result"
+            _IN_TUPLES.update(kind for kind, each in returned.items() if isinstance(each, tuple))
+            last = len(decoder.layers) - 1
+            hidden: Any = None
+            for number in range(last + 1):
+                part = Part(model, range(number, number + 1), number == 0, number == last)
+                hidden = part(hidden, **inputs) if number else part(**inputs)
+            divided = hidden.loss
+        except Exception as error:  # what cannot be tried is not trusted
+            return f"{type(error).__name__}: {first_line(error)}{also}"
+    if torch.equal(whole, divided):
+        return ""
+    return f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}{also}"
+
+
+def _run(model: Any, layers: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[type, Any]]:
+    """(the loss, what the last layer of each class returned)"""
+    returned: dict[type, Any] = {}
+
+    def see(layer: nn.Module, _: Any, output: Any) -> None:
+        returned[type(layer)] = output
+
+    hooks = [layer.register_forward_hook(see) for layer in layers]
+    loss = model(**inputs).loss
+    for hook in hooks:
+        hook.remove()
+    return loss, returned

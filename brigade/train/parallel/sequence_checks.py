@@ -1,0 +1,82 @@
+"""Whether a model's rows can be divided over ranks. Told before the model is built."""
+
+from typing import Any
+
+import torch
+
+from ...errors import UserError, first_line
+from .. import upstream
+from ..model import attention, packed_samples
+from ..model.tiny import shrink
+from ..recipe.flags import Settings
+
+_APART = "apart"  # the attention by which no token sees another
+
+
+def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 1, ranks: int = 0) -> None:
+    """Raises UserError where the rows of the model of this config cannot be divided over `size` ranks.
+
+    place: of the size; tensor: ranks that divide the heads already; ranks: that another size could divide, 0 for any number
+    """
+    if not settings.recipe.training.padding_free:
+        problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
+        raise UserError(settings.place("padding_free"), problem, "leave the key out, or set it to true")
+    name, where = type(config).__name__, settings.place("attn_implementation")
+    chosen, why = attention.choose(settings, config)
+    if chosen not in attention.NEEDS_CUMULATIVE_LENGTHS:
+        reason = f" ({why})" if why else ""
+        problem = f"{chosen}{reason} would need a mask of whole rows, which no rank has under sequence parallelism"
+        cure = (
+            f"use {' or '.join(attention.NEEDS_CUMULATIVE_LENGTHS)}" if not why else "use another model, or FSDP2 alone"
+        )
+        raise UserError(where if not why else place, problem, cure)
+    heads = config.get_text_config().num_attention_heads
+    if heads % (size * tensor):
+        fit = [str(n) for n in range(2, heads + 1) if heads % (n * tensor) == 0 and ranks % n == 0]
+        of = f"{size} x {tensor}" if tensor > 1 else f"{size}"
+        problem = (
+            f"{heads} attention heads of {name} cannot be divided over {of} ranks: Ulysses gives each rank whole heads"
+        )
+        cure = f"set it to {' or '.join(fit)}" if fit else "remove the key: no size divides both heads and ranks"
+        raise UserError(place, problem, cure)
+    found, why = packed_samples.method(settings, config)
+    if found == packed_samples.LENGTHS:
+        why = _depend_on_others(settings, config)
+    if why:
+        raise UserError(
+            place, f"rows of {name} cannot be divided over ranks: {why}", "remove the key: FSDP2 or ZeRO-3 alone"
+        )
+
+
+def _depend_on_others(settings: Settings, config: Any) -> str:
+    """Why a part of a row cannot be computed alone but for attention, "" where it can.
+
+    Tried with a tiny random model, as in model/packed_samples.py: where each token attends to itself alone, a part that is told
+    its positions has to get the whole row's logits.
+    """
+    from transformers import AutoModelForCausalLM, masking_utils
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def apart(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+        value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return (value * query.sum(-1, keepdim=True)).transpose(1, 2), None  # a query knows its position
+
+    ALL_ATTENTION_FUNCTIONS.register(_APART, apart)
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(_APART, lambda *_, **__: None)
+    text = config.get_text_config()
+    tiny = type(text).from_dict(shrink(text.to_dict()))
+    row, places = torch.arange(7, 15)[None], torch.arange(8)[None]
+    options = {"attn_implementation": _APART, "trust_remote_code": settings.recipe.model.trust_remote_code}
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        torch.manual_seed(0)
+        try:
+            model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, **options).eval()
+            whole, part = (
+                model(row[:, begin:], position_ids=places[:, begin:], use_cache=False).logits[:, -4:]
+                for begin in (0, 4)
+            )
+        except Exception as error:  # what cannot be tried is not trusted
+            return f"a part of a row could not be tried alone ({type(error).__name__}: {first_line(error)})"
+    # Experts are given their tokens in groups: other tokens beside one change how its products are rounded.
+    alike = (whole - part).abs().max() <= 1e-4 * whole.abs().max()
+    return "" if alike else "its layers look at other tokens than by attention, or count positions by themselves"

@@ -1,0 +1,160 @@
+"""The loss and the MLPs a tile of tokens at a time: of a long row the logits, and an MLP's inner activations, never exist whole.
+
+Each tile is computed again in the backward pass (torch.utils.checkpoint). A token's logits and MLP need no other token, so the
+results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch.nn.functional import cross_entropy, pad
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import UserError, first_line
+from .. import upstream
+from ..data.store import IGNORED
+from ..model.tiny import shrink
+from ..recipe.flags import Settings
+from ..upstream.experts import gather_whole
+
+LOGITS = 2**26  # of a tile by `auto`: 256 MiB in fp32
+_MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
+
+
+Tokens = int | Literal["auto"] | None  # of a tile; None: no tiles
+
+
+def apply(model: Any, loss: Tokens, mlp: Tokens) -> None:
+    """Let a causal language model compute its loss and its MLPs by tiles. Before adapters and engines wrap it."""
+    text = model.config.get_text_config()
+    if loss:
+        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss)
+    if mlp:
+        _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+class TiledHead(torch.nn.Linear):
+    """The output layer of a causal language model, which where there are labels computes the loss itself.
+
+    So ZeRO-3 and FSDP2 gather the weight once, and no rank waits for another's number of tiles.
+    tokens: of a tile; asked: shift_labels and num_items_in_batch of this pass, or None: then it gives logits
+    """
+
+    tokens: int
+    asked: tuple[torch.Tensor, Any] | None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: (..., tokens, hidden size). Returns logits, or the loss, a scalar in fp32."""
+        if self.asked is None:
+            return self.logits(hidden)
+        labels, items = self.asked
+        rows, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
+        # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it
+        tiles = zip(rows.split(self.tokens), targets.split(self.tokens), strict=True)
+        total = torch.stack([_again(self._of_tile, *tile) for tile in tiles]).sum()
+        return total / ((targets != IGNORED).sum() if items is None else items)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of some tokens. A tensor group divides this, and not what calls it."""
+        return super().forward(hidden)
+
+    def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self.logits(hidden).float(), targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _tile_loss(model: Any, tokens: int) -> None:
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
+    head.__class__, head.tokens, head.asked = TiledHead, tokens, None
+    model.register_forward_pre_hook(_ask, with_kwargs=True)
+    model.loss_function = _as_it_is
+
+
+def _ask(model: Any, _: Any, given: dict[str, Any]) -> None:
+    """Tell the output layer what it is asked for. PEFT may have two of it, the original and the trained one."""
+    labels, shifted = given.get("labels"), given.get("shift_labels")
+    if shifted is None and labels is not None:
+        shifted = pad(labels, (0, 1), value=IGNORED)[..., 1:]
+    for head in model.get_output_embeddings().modules():
+        if isinstance(head, TiledHead):
+            head.asked = None if labels is None else (shifted, given.get("num_items_in_batch"))
+
+
+def _as_it_is(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """In the place of the model's loss function: TiledHead has computed it."""
+    return logits
+
+
+# ---- the MLPs --------------------------------------------------------------------------------------------------------
+def _tile_mlps(model: Any, tokens: int) -> None:
+    layers = [module for module in model.modules() if type(module).__name__ in upstream.layer_classes(model)]
+    mlps = [mlp for layer in layers for name in _MLPS if (mlp := getattr(layer, name, None)) is not None]
+    if not mlps:
+        raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
+    for mlp in mlps:
+        mlp.forward = _Tiles(mlp, tokens)
+        gather_whole(mlp)
+
+
+class _Tiles:
+    """The forward method of an MLP by tiles. hidden: (rows, tokens, hidden size), and so is what it returns."""
+
+    def __init__(self, mlp: Any, tokens: int) -> None:
+        self.mlp, self.tokens = mlp, tokens
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        whole = type(self.mlp).forward
+        return torch.cat([_again(whole, self.mlp, tile) for tile in hidden.split(self.tokens, dim=1)], dim=1)
+
+
+def _again(compute: Any, *given: Any) -> torch.Tensor:
+    """What compute(*given) returns; computed once more in the backward pass, where there is one."""
+    if not torch.is_grad_enabled():
+        return compute(*given)  # type: ignore[no-any-return]
+    return checkpoint(compute, *given, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+# ---- what cannot be --------------------------------------------------------------------------------------------------
+def check(settings: Settings, config: Any) -> None:
+    """Raises UserError where a model computes something else by tiles: tried with a tiny random one of its architecture."""
+    training, section = settings.recipe.training, settings.recipe.model
+    loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
+    if training.tiled_loss and training.use_liger_kernel:
+        raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
+    if training.tiled_loss and section.use_peft and "lm_head" in section.lora_target_modules:
+        raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
+    if training.tiled_mlp and training.torch_compile:
+        raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
+    for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
+        if getattr(training, key) and (why := _differs(config, key, section.trust_remote_code)):
+            raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")
+
+
+def _differs(config: Any, key: str, trust_remote_code: bool) -> str:
+    """Why tiles of three tokens do not give a tiny model's loss and gradients, or ""."""
+    from transformers import AutoModelForCausalLM
+
+    text = config.get_text_config()
+    tiny = type(text).from_dict(shrink(text.to_dict()))
+    row, found = torch.arange(7, 15)[None], []
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        for tiles in (None, 3):
+            torch.manual_seed(0)
+            try:
+                model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
+                apply(model, *((tiles, None) if key == "tiled_loss" else (None, tiles)))
+                loss = model(row, labels=row, use_cache=False, num_items_in_batch=7).loss
+                loss.backward()
+            except Exception as error:
+                return f"{first_line(error)} ({type(error).__name__})"
+            found.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
+    (loss, gradients), (other, others) = found
+    pairs = [
+        (loss, other),
+        *((a, b) for a, b in zip(gradients, others, strict=True) if a is not None and b is not None),
+    ]
+    alike = all((a - b).norm() <= 1e-4 * a.norm() + 1e-9 for a, b in pairs)
+    same = [gradient is None for gradient in gradients] == [gradient is None for gradient in others]
+    return "" if alike and same else "a tiny model of it has another loss or other gradients then"

@@ -1,0 +1,135 @@
+"""The files that a recipe names, and reading YAML. This module imports no torch."""
+
+import os
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import UserError, nearest
+from .. import files
+from ..limits import CONFIG_BYTES, YAML_NODES
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
+
+CALIBRATION = "BRIGADE_CALIBRATION"
+
+
+def calibration_file() -> Path | None:
+    """The file in which the user keeps what the planner shall know (hardware/calibration.py), there or not; None where
+    the environment asks for none."""
+    named = os.environ.get(CALIBRATION, "~/.config/brigade/calibration.yaml")
+    return Path(named).expanduser() if named else None
+
+
+def find(name: str, place: str, what: str) -> Path:
+    """A file or directory named by a user: as seen from here, or else from the repository's root.
+
+    Raises UserError at `place` when there is neither.
+    """
+    with suppress(OSError, RuntimeError):  # a name too long for the file system; ~somebody whom nobody knows
+        for candidate in (Path(name).expanduser(), REPOSITORY / name):
+            if candidate.exists():
+                return candidate
+    problem = f"there is no {what} {name!r} here or in {REPOSITORY}"
+    raise UserError(
+        place, problem, _cure_of_name(name), "host"
+    )  # where other hosts have it, it is not mounted on this one
+
+
+def _cure_of_name(name: str) -> str:
+    """What to write instead of a name that leads nowhere: the nearest beside it, or the recipe or model of that name."""
+    path, cure = Path(name), "check the path's spelling"
+    with suppress(OSError, RuntimeError, ValueError):
+        for root in (Path(), REPOSITORY):
+            folder = root / path.parent
+            if folder.is_dir() and (best := nearest(path.name, [file.name for file in folder.iterdir()])):
+                return f"{cure}: did you mean {path.parent / best}?"
+        for recipe in (REPOSITORY / "recipes" / name / "full.yaml", REPOSITORY / "recipes" / name):
+            if recipe.exists() and name:
+                return f"did you mean {recipe.relative_to(REPOSITORY)}?"
+    return cure
+
+
+def another_output(directory: Path) -> str:
+    """`--output_dir NAME-2`: the flag with a name beside this directory that nothing has yet; inside of `.`, `..` or `/`."""
+    if directory.name in ("", ".."):
+        directory /= "run"
+    free = (directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))
+    return shlex.join(["--output_dir", str(next(path for path in free if not path.exists()))])
+
+
+def is_directory(path: Path) -> UserError:
+    """Where a file is wanted: names the first files that the directory holds."""
+    inside = [str(file) for file in sorted([*path.glob("*.yaml"), *path.glob("*/*.yaml")])]
+    cure = f"name one of its files: {', '.join(inside[:4])}{', ...' * (len(inside) > 4)}" if inside else "name a file"
+    return UserError(str(path), "it is a directory, not a file", cure)
+
+
+TWICE = "stands twice in its table, and all but the last would be lost"
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """PyYAML takes the last of two equal keys without a word; this one refuses them, and aliases that stand for too much."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        check_nodes(node)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                problem = f"{key.value!r}, first on line {lines[key.value]}, {TWICE}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[str(key.value)] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def check_nodes(node: yaml.Node | None) -> None:
+    """Raises ConstructorError where a tree has too many nodes, each alias counted as all that it stands for: some lines of
+    aliases to aliases are billions. An alias inside of what it stands for counts once."""
+    counts: dict[int, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            pairs = (part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,)))
+            counts[id(node)] = 1 + sum(map(count, pairs))
+        return counts[id(node)]
+
+    if node is not None and count(node) > YAML_NODES:
+        problem = f"with its aliases it has more than {YAML_NODES:,} keys and values, more than any such file"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says. Raises YAMLError, ValueError (a number of thousands of digits) or RecursionError."""
+    return yaml.load(text, Loader=_EachKeyOnce)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises UserError with the line for anything else, and for a key that stands twice."""
+    if path.is_dir():
+        raise is_directory(path)
+    try:
+        document = parse_yaml(files.read_text(path, CONFIG_BYTES))
+    except OSError as error:
+        raise UserError(
+            str(path), f"it cannot be read: {error.strerror}", "check the file and its permissions"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
+        mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        if problem.endswith(TWICE):
+            raise UserError(place, problem, "keep one of them, with all that belongs under it") from None
+        raise UserError(place, f"not YAML: {problem}", "fix that line") from None
+    if not isinstance(document, dict):
+        found = {type(None): "is empty", list: "holds a list"}.get(type(document), "holds a single value")
+        raise UserError(str(path), f"it {found}, not keys and values", "see recipes/tiny/full.yaml")
+    return document

@@ -1,0 +1,248 @@
+"""A command line of train.py: the recipe it names, with its flags over it.
+
+Every key of a recipe is also a flag; a flag wins over the recipe. This module imports no torch.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+
+from ...errors import UserError, shortened
+from . import remote_code
+from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
+from .schedules import check_schedule
+from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
+
+STRATEGIES = ("ds_config", "accelerate_config")
+
+
+@dataclass
+class Settings:
+    """What one command asks for: a recipe with flags over it, and where the run lies.
+
+    sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
+    overridden: one line per recipe value that a flag replaced
+    rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
+    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults until kernels/auto.py has taken what is proven
+    proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
+        kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
+    argv: the flags as they were given, without what a launcher puts between them
+    needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
+    """
+
+    recipe: Recipe
+    recipe_path: Path
+    output_dir: Path | None = None
+    resume_from_checkpoint: str | None = None
+    fresh: bool = False
+    rehearse: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+    overridden: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
+    rows_in_parts: bool = False
+    by_proof: tuple[str, ...] = ()
+    proven: dict[str, float] = field(default_factory=dict)
+    needs_code: bool = False
+
+    def take(self, **values: Any) -> None:
+        """Set keys of the recipe's training section."""
+        training = self.recipe.training.model_copy(update=values)
+        self.recipe = self.recipe.model_copy(update={"training": training})
+
+    @property
+    def before_proofs(self) -> Recipe:
+        """The recipe by which runs are told apart, whatever their GPUs have proven."""
+        defaults = {key: TrainingSection.model_fields[key].default for key in self.by_proof}
+        training = self.recipe.training.model_copy(update=defaults)
+        return self.recipe.model_copy(update={"training": training})
+
+    def document(self) -> dict[str, Any]:
+        """The recipe for a YAML file: with `auto` again where proofs decide."""
+        document = self.recipe.model_dump(mode="json")
+        document["training"] |= dict.fromkeys(self.by_proof, "auto")
+        return document
+
+    @property
+    def name(self) -> str:
+        """`qwen3-8b-full` for recipes/qwen3-8b/full.yaml; a run's own run.yaml keeps its directory's name."""
+        if self.recipe_path.name == "run.yaml":
+            return self.recipe_path.parent.name
+        return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
+
+    def directory(self, strategy: str) -> Path:
+        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal beside it."""
+        where = self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
+        return where.parent / f"rehearsal-{where.name}" / "run" if self.rehearse else where
+
+    def place(self, key: str) -> str:
+        """Where a key's value stands or would stand, for an error's first line."""
+        return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", message, "see `python train.py --help`")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of train.py: how to run, and every key of a recipe. help_of_keys.add() says what each key means."""
+    parser = _Parser(
+        prog="train.py",
+        allow_abbrev=False,
+        usage="train.py [--recipe FILE] [--KEY VALUE ...]",
+        description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--recipe", metavar="FILE", help="default: recipes/tiny/full.yaml")
+    run.add_argument("--output_dir", metavar="DIR", help="default: outputs/RECIPE-STRATEGY")
+    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
+    run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
+    run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
+    run.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # deepspeed injects it
+    for section, model in SECTIONS.items():
+        group = parser.add_argument_group(section)
+        for key, info in model.model_fields.items():
+            names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
+            # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
+            nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
+            group.add_argument(*names, dest=key, **nargs)
+    return parser
+
+
+def of_run(output: Path, trust_remote_code: bool) -> Settings:
+    """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raises UserError as load() does."""
+    return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else [])])
+
+
+def load(argv: list[str], loads_model: bool = True) -> Settings:
+    """The settings that a command line of train.py asks for.
+
+    loads_model: whether the command goes on to load the model or its tokenizer. Where it does not, a recipe whose key alone
+        asks for the model's code is read as if it did not ask.
+
+    Raises UserError, naming file or flag, key, value and cure.
+    """
+    argv = [underscores(word) for word in argv]
+    known = parser()
+    if {"-h", "--help"} & {*argv}:
+        from . import help_of_keys
+
+        help_of_keys.add(known)
+    options, unknown = known.parse_known_args(argv)
+    if unknown:
+        from .mistakes import unknown_flag
+
+        raise unknown_flag(unknown[0], names_of(known))
+    path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
+    document = read_yaml(path)
+    document.pop("run", None)  # run.yaml's record of hosts and versions
+    for name in sorted(str(section) for section in document if section not in SECTIONS):
+        from .mistakes import unknown_section
+
+        raise unknown_section(path, name)
+    settings = Settings(
+        Recipe.model_construct(),
+        path,
+        Path(options.output_dir) if options.output_dir else None,
+        options.resume_from_checkpoint,
+        options.fresh,
+        options.rehearse,
+        argv=[word for word in argv if not word.startswith("--local_rank=")],
+    )
+    flags = {key: text for key, text in vars(options).items() if key in SECTION_OF and text is not None}
+    for section in {SECTION_OF[key] for key in flags}:
+        if document.get(section) is None:
+            document[section] = {}
+    if all(isinstance(values, dict) for values in document.values()):  # else validation says so
+        _apply(flags, document, settings)
+        _leave_to_proofs(document, settings)
+    try:
+        settings.recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        from .mistakes import explain
+
+        raise explain(error, settings.sources, path, document) from None
+    check_schedule(settings.recipe.training, settings.place)
+    model = settings.recipe.model
+    settings.needs_code = model.trust_remote_code
+    if settings.needs_code and "trust_remote_code" not in flags:
+        if loads_model:
+            names = remote_code.names_of(model, path)
+            raise remote_code.refusal(settings.place("trust_remote_code"), names, model.revision)
+        model = model.model_copy(update={"trust_remote_code": False})
+        settings.recipe = settings.recipe.model_copy(update={"model": model})
+    return settings
+
+
+def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Put flags into the recipe's document, and note what they override."""
+    for key, text in flags.items():
+        section, value = document[SECTION_OF[key]], _value(key, text)
+        if key in section and not _same(section[key], value):
+            settings.overridden.append(f"--{key} {text} (the recipe says {shortened(str(section[key]))})")
+            # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
+            unset = section.get("reference_batch_size") is None and "reference_batch_size" not in flags
+            if key == "global_batch_size" and unset:
+                section["reference_batch_size"] = section[key]
+        section[key] = value
+        settings.sources[key] = f"flag --{key}"
+    strategies = [key for key in STRATEGIES if key in flags]  # one replaces the recipe's strategy as a whole
+    if len(strategies) == 2:
+        raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
+    for key in strategies:
+        other = STRATEGIES[1 - STRATEGIES.index(key)]
+        gone = document["cluster"].pop(other, None)
+        if gone not in (None, "none"):
+            recipe_says = f"(the recipe says {other} {shortened(str(gone))})"
+            settings.overridden.append(f"--{key} {flags[key]} {recipe_says}")
+    data = document.get("data", {})
+    if "train_file" in flags and not ("dataset_name" in flags and data.get("dataset_name")):
+        for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
+            value = None if key in flags else data.pop(key, None)
+            if value not in (None, Source.model_fields[key].default):
+                settings.overridden.append(f"--train_file replaces the recipe's {key}")
+
+
+def _leave_to_proofs(document: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Keys that say `auto` have their defaults until something is proven."""
+    training = document.get("training", {})
+    settings.by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
+    for key in settings.by_proof:
+        del training[key]
+
+
+def underscores(word: str) -> str:
+    """`--max-steps=3` as `--max_steps=3`: both spellings are in use."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _value(key: str, text: str) -> Any:
+    """A flag's value in YAML's notation, but names stay as they are: a commit of digits alone is no number."""
+    try:
+        value = parse_yaml(text) if text.strip() else text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation
+    types = (wanted,) if get_origin(wanted) in (list, dict) else get_args(wanted) or (wanted,)
+    is_name = str in types and value is not None and not (isinstance(value, dict) and len(types) > 2)
+    return text if is_name else value
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two values of a key are the same; 1e-5 is a text to YAML."""
+    try:
+        return ours == theirs or float(ours) == float(theirs)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def names_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Of its flags, without the dashes before them."""
+    return {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}

@@ -1,0 +1,84 @@
+"""What is said of a flag, a section, a key or a value that a recipe does not have."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...errors import UserError, did_you_mean, shortened, shown
+from ...errors.tables import table
+from .schema import BY_PROOF, SECTION_OF, SECTIONS
+
+_TABLE = table(Path(__file__).with_name("other_names.yaml"))
+UNSUPPORTED = {name: group["do"] for group in _TABLE["unsupported"] for name in group["names"]}
+# Name elsewhere -> what to do here.
+OTHER_NAMES: dict[str, str] = {
+    **{theirs: f"it is called {ours} here" for ours, names in _TABLE["renamed"].items() for theirs in names},
+    **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
+    **UNSUPPORTED,
+}
+ONLY_FLAGS: list[str] = _TABLE["flags"]
+_HIDDEN = {"local_rank", "local-rank"}  # launchers give them
+
+
+def unknown_section(path: Path, name: str) -> UserError:
+    """What to say of a section `name` in a recipe."""
+    home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else _cure(name)
+    return UserError(f"{path}: {name}", _absent(name, "section"), home or did_you_mean(name, SECTIONS))
+
+
+def unknown_flag(word: str, known: set[str]) -> UserError:
+    """What to say of a word that is no flag among `known`."""
+    name = word.split("=")[0].lstrip("-")
+    if not word.startswith("-"):
+        cure = f"write --recipe {word}" if word.endswith((".yaml", ".yml")) else "flags are written --name value"
+        return UserError("command line", f"unexpected word {word!r}", cure)
+    cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known - _HIDDEN)
+    return UserError(f"flag --{name}", _absent(name, "flag"), cure)
+
+
+def _absent(name: str, kind: str) -> str:
+    of_trainer = name.replace("-", "_") in UNSUPPORTED
+    return "Transformers' Trainer takes it, and Brigade does not" if of_trainer else f"there is no such {kind}"
+
+
+def _cure(name: str) -> str | None:
+    """What to do about a key of another tool, or a flag, in a recipe; None where it is nothing that is known."""
+    if name in ONLY_FLAGS:
+        return f"it is a flag of train.py, not a key: --{name}"
+    return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
+
+
+def explain(error: ValidationError, sources: dict[str, str], path: Path, document: dict[str, Any]) -> UserError:
+    """The first of pydantic's complaints about a recipe's document, in our words. sources: as of flags.Settings"""
+    first, *others = error.errors()
+    section, key, *_ = [*map(str, first["loc"]), ""]
+    dotted = f"{section}.{key}" if key else section
+    place = sources.get(key) or f"{path}: {dotted}"
+    if first["type"] == "extra_forbidden":
+        home = SECTION_OF.get(key)
+        cure = _cure(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
+        return UserError(place, f"{_absent(key, 'key')} (its value: {shortened(repr(first['input']))})", cure)
+    if first["type"] == "missing":
+        return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
+    # A key that takes several types has one complaint for each of them.
+    same = [other for other in others if len(first["loc"]) == len(other["loc"]) == 3 and other["loc"][1] == key]
+    wanted = " or ".join([*dict.fromkeys(map(_wanted, [first, *same])), *["'auto'"] * (key in BY_PROOF)])
+    value = document.get(section)
+    if key:
+        value = value.get(key) if isinstance(value, dict) else value
+    elif value is None:
+        return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
+    return UserError(place, f"{shown(value)} is not {wanted}", f"give {wanted}")
+
+
+def _wanted(complaint: Any) -> str:
+    """What a value should be, in one of pydantic's complaints."""
+    if complaint["type"] == "model_type":
+        return "a section of keys and values"
+    if complaint["loc"][-1] == "[key]":
+        return "a table whose keys are words"
+    said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"a number {said}" if said.startswith(("greater ", "less ")) else said

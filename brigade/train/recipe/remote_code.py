@@ -1,0 +1,113 @@
+"""The Python files that come with a model: which they are, and who permits them to run.
+
+The flag --trust_remote_code permits them, for this one command. The key of that name in a recipe or run.yaml says only that the
+model needs them: whoever wrote the file may be a stranger.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from .files import REPOSITORY
+from .schema import ModelSection
+
+FLAG = "--trust_remote_code"
+CURE = f"read them; if you trust who wrote them, add {FLAG} to this command"
+HELP = "run the Python files that come with the model"
+CONFIGS = ("config.json", "tokenizer_config.json")
+GENERATE = "custom_generate/generate.py"  # Transformers runs it too (generation/utils.py: load_custom_generate)
+KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+SHOWN = 6
+
+
+def folder_of(name: str) -> Path | None:
+    """The local directory of that name, here or in the repository; None where there is none."""
+    with suppress(
+        OSError, RuntimeError, ValueError
+    ):  # a name too long for the file system; ~somebody whom nobody knows
+        return next((path for path in (Path(name).expanduser(), REPOSITORY / name) if path.is_dir()), None)
+    return None
+
+
+def files_of(names: Sequence[str], revision: str | None = None) -> str:
+    """The Python files that would run, in words: those that the configs of these models name in `auto_map`.
+
+    names: directories, or names on the Hub; revision: of the first
+    Configs of the Hub are looked up in its cache alone, so that nothing is asked of the network.
+    """
+    found: dict[str, None] = {}
+    for name in filter(None, names):
+        for path, config in _configs(name, revision if name == names[0] else None):
+            home = str(path.parent) if folder_of(name) else name
+            found |= dict.fromkeys(_named(home, config.get("auto_map")))
+            found |= {str(path.parent / GENERATE): None} if (path.parent / GENERATE).is_file() else {}
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join([*found][:SHOWN]) + more or f"the Python files of {names[0]!r}"
+
+
+def refusal(place: str, names: Sequence[str], revision: str | None = None) -> UserError:
+    """The mistake of a command that would run files of these models without the flag; the rest as in files_of()."""
+    return UserError(place, f"it would run code that comes with the model: {files_of(names, revision)}", CURE)
+
+
+def names_of(model: ModelSection, recipe: Path) -> list[str]:
+    """Where code may come from that a recipe asks for: its model, its tokenizer, and what was saved beside a run.yaml."""
+    saved = [str(recipe.parent)] if recipe.name == "run.yaml" else []
+    return [model.model_name_or_path, model.tokenizer_name_or_path or "", *saved]
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether Transformers has refused to run a model's files (dynamic_module_utils.py: resolve_trust_remote_code)."""
+    return "trust_remote_code" in str(error)
+
+
+def check_kernels(place: str, name: str, revision: str | None, permitted: bool) -> None:
+    """Raises UserError where a config.json names kernels on the Hub, which are code too (Transformers: is_kernel)."""
+    for path, config in () if permitted else _configs(name, revision):
+        for key, value in _walk(config):
+            # A table of them names one for each part of the model, "" for all of it.
+            if key.removesuffix("_internal") in KERNELS and "/" in json.dumps(value):
+                problem = f"{path} asks for kernels from the Hub, which are code: {key} {value!r}"
+                raise UserError(place, problem, f"remove the key, or permit it with {FLAG}")
+
+
+def _named(home: str, auto_map: Any) -> Iterator[str]:
+    """The files of an auto_map's entries: `module.Class`, or `owner/name--module.Class` of another repository."""
+    entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+    for entry in entries:
+        for reference in entry if isinstance(entry, list | tuple) else [entry]:
+            if isinstance(reference, str):
+                repository, _, module = reference.rpartition("--")
+                yield f"{repository or home}/{module.rpartition('.')[0]}.py"
+
+
+def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The configs of a model by its directory or name, with their paths, where they are on this machine."""
+    folder = folder_of(name)
+    for file in CONFIGS if name else ():
+        with suppress(OSError, ValueError, RecursionError):  # broken ones run nothing
+            path = folder / file if folder else _cached(name, file, revision)
+            if path and isinstance(config := json.loads(path.read_text(encoding="utf-8")), dict):
+                yield path, config
+
+
+def _cached(name: str, file: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _walk(table: Any) -> Iterator[tuple[str, Any]]:
+    """All keys of a document with their values, at any depth."""
+    waiting = [table]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            yield from inner.items()
+            waiting += inner.values()
+        elif isinstance(inner, list):
+            waiting += inner

@@ -1,0 +1,55 @@
+"""The best checkpoint and stopping early: what they need of a recipe, and what a run says of them at its end.
+
+This module imports no torch.
+"""
+
+from typing import Any
+
+from ...errors import UserError
+from ...errors.console import counted
+from ..recipe.flags import Settings
+
+
+def check(settings: Settings) -> None:
+    """Raises UserError when evaluations and checkpoints do not meet, for a recipe that needs both."""
+    training = settings.recipe.training
+    keys = ("load_best_model_at_end", "early_stopping_patience")
+    key = next((key for key in keys if getattr(training, key)), None)
+    if key is None:
+        return
+    place, evaluated, saved = settings.place(key), training.eval_steps, training.save_steps
+    if not evaluated:
+        raise UserError(place, f"{key} needs evaluations, but eval_steps is null", "set eval_steps")
+    if key == "load_best_model_at_end" and not saved:
+        raise UserError(place, f"{key} needs checkpoints, but save_steps is null", "set save_steps")
+    if saved and saved != "auto" and saved % evaluated:
+        problem = f"{key} needs the held-out loss of every checkpoint, but save_steps {saved} is no multiple of "
+        cure = f"set save_steps to {-(-saved // evaluated) * evaluated}"
+        raise UserError(settings.place("save_steps"), f"{problem}eval_steps {evaluated}", cure)
+
+
+def saved_step(settings: Settings, state: Any) -> int:
+    """The step of the model that a finished run saves: the last, or the best checkpoint's."""
+    best = settings.recipe.training.load_best_model_at_end and state.best_model_checkpoint
+    return state.best_global_step if best else state.global_step
+
+
+def closing_lines(settings: Settings, state: Any, before: float | None, after: float) -> list[str]:
+    """Sentences for the end of a run: `before` and `after` are held-out losses, of the first model and the saved one."""
+    said = []
+    if settings.recipe.training.early_stopping_patience and state.global_step < state.max_steps:
+        said.append(f"Stopped early at step {state.global_step} of {state.max_steps}.")
+    if state.best_model_checkpoint:
+        where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
+        said.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
+        # Evaluations whose model was not saved cannot be gone back to, but a curve's lowest point is one of them, too.
+        loss, step = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
+        if loss < state.best_metric:
+            cure = "with save_steps equal to eval_steps it would be"
+            said.append(f"Step {step} had {loss:.4f}, and was not saved: {cure}.")
+    first = f"{before:.4f} before, " if before else ""
+    said.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
+    if before is not None and after > before:
+        cure = "try a lower learning_rate or fewer steps, and compare the two data sets"
+        said.append(f"Training made the held-out loss worse: {cure}.")
+    return said

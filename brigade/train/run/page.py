@@ -1,0 +1,99 @@
+"""The page of a run that is written while it goes on, and at its end: by `python -m brigade report`, in a process of its own.
+
+What a page costs is the processor's time of that process, at the lowest priority: while the run trains the next one is not begun
+before the last one's share of what this host's processors had to give has fallen to SHARE. An error in it is a warning line.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors.disk import exists
+from ..recipe.files import REPOSITORY
+from . import events
+
+SHARE = 0.001
+LIMIT = 60.0  # seconds that the end of a run waits for its page
+FILE = "report.html"
+
+
+_process: Any = None  # that writes the page of a run that trains
+_next = 0.0  # when the next one may begin
+
+
+def renew(directory: Path) -> None:
+    """Begin a new page, unless one is being written or was a moment ago."""
+    global _process
+    if _process:
+        _account(os.WNOHANG)
+    if _process is None and time.monotonic() >= _next:
+        _process = _start(directory)
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, _process.pid, 19)
+
+
+def _account(options: int = 0) -> None:
+    """Wait for the page's process, and let the next one wait by what it cost. options: of waitpid"""
+    global _process, _next
+    with suppress(ChildProcessError):  # where the system takes ended children itself, the next page is the end's
+        pid, status, used = os.wait4(_process.pid, options)
+        if pid:
+            # Not os.times(), where children are data readers as well.
+            _next = time.monotonic() + (used.ru_utime + used.ru_stime) / SHARE / (os.cpu_count() or 1)
+            ended, _process = _process, None
+            ended.returncode = os.waitstatus_to_exitcode(status)
+            _warn(ended)
+
+
+def write(directory: Path, limit: float = LIMIT) -> bool:
+    """Write the page now; whether it is there within `limit` seconds. Any error is a warning line."""
+    if _process:  # it knows less than the one that comes
+        _process.kill()
+        _account()
+    if (process := _start(directory)) is None:
+        return False
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        print(f"warning: {directory / FILE} was not written within {limit:.0f} s", file=sys.stderr)
+        return False
+    return _warn(process)
+
+
+def of_failure(directory: Path, reason: str, limit: float = 20.0) -> None:
+    """Note why the run failed, and write its page. Where hosts have directories of their own: on the one that has the run's."""
+    if exists(directory / events.FILE):
+        events.add(directory, "failed", text=reason)
+        write(directory, limit)
+
+
+def _start(directory: Path) -> Any:
+    """None where not even a process can be started."""
+    command = [sys.executable, "-m", "brigade", "report", str(directory.absolute()), "--page_only"]
+    command += ["--html", str(directory.absolute() / FILE)]  # asked for, also where another user began the run
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    try:
+        # A session of its own: Ctrl-C is for the run, which then wants its page.
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, text=True, errors="replace", start_new_session=True, **streams
+        )
+    except OSError as error:
+        print(f"warning: no page of {directory}: {error}", file=sys.stderr)
+        return None
+    return process
+
+
+def _warn(process: Any) -> bool:
+    """Whether it ended well; else its last words are told."""
+    if process.returncode > 0:
+        said = " ".join((process.stderr.read() or "it was killed").split()) if process.stderr else ""
+        print(f"warning: no page of the run: {said.removeprefix('error: ')[:300]}", file=sys.stderr, flush=True)
+    if process.stderr:
+        process.stderr.close()
+    return process.returncode == 0

@@ -1,0 +1,86 @@
+"""What is sharded over what, wherever that stands: in a ds_config, an accelerate config, or the launcher's environment."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...errors.tables import table
+from ..cluster import World
+from ..recipe.flags import Settings
+from ..recipe.method import method_of
+from .strategy import LAUNCHED, Strategy, unsharded
+
+PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
+
+
+def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
+    """The run's strategy. A flag wins over the launcher's environment, that wins over the recipe.
+
+    Without any of them: one process alone, or DDP. Raises UserError for a file that is missing, malformed or at
+    odds with the recipe, and for a strategy that cannot run with this world size or optimizer.
+    """
+    cluster = settings.recipe.cluster
+    named = {key: getattr(cluster, key) for key in ("ds_config", "accelerate_config")}
+    named = {key: source for key, source in named.items() if source not in (None, "none")}
+    labels = [source if isinstance(source, str) else "its own" for source in named.values()]
+    if len(named) == 2:
+        problem = "ds_config {} and accelerate_config {} both name a strategy".format(*labels)
+        raise UserError(f"{settings.recipe_path}: cluster", problem, "keep one of them")
+    by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
+    env = {} if by_flag else os.environ if env is None else env
+    if named or LAUNCHED in env:
+        from . import from_files
+
+        strategy = from_files.choose(named, env, settings, world)
+        if LAUNCHED in env and labels:
+            settings.overridden.append(f"accelerate launch says {strategy.name} (the recipe says {labels[0]})")
+    else:
+        strategy = unsharded(world, "the world size")
+    training = settings.recipe.training
+    fields = type(training).model_fields.items()
+    if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
+        from . import replicas
+
+        strategy = replicas.inside(strategy, settings, world, changed)
+    _check(strategy, settings, world)
+    settings.rows_in_parts = strategy.axes.sequence > 1
+    return strategy
+
+
+def refusal(**facts: Any) -> dict[str, Any] | None:
+    """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None."""
+    rows = table(Path(__file__).with_name("refused.yaml"))
+    return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)
+
+
+def _check(strategy: Strategy, settings: Settings, world: World) -> None:
+    """Raises UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
+    model, training = settings.recipe.model, settings.recipe.training
+    for key, info in type(model).model_fields.items():
+        of_adapters = key.startswith(("lora_", "use_rslora", "use_dora", "load_in_4bit"))
+        if of_adapters and not model.use_peft and getattr(model, key) != info.default:
+            problem = f"{key} is set, but use_peft is false: all weights would be trained"
+            raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
+    facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
+    facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
+    if row := refusal(**facts):
+        problem = row["problem"].format(strategy=strategy.name, **facts)
+        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
+        raise UserError(place, problem, row["cure"])
+    if strategy.axes:
+        from . import axis_rules
+
+        axis_rules.check(strategy.axes, strategy.source, settings, world)
+    sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
+    if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError
+        cure = "set dp_shard_size to 2 or more, or distributed_type: MULTI_GPU for DDP"
+        raise UserError(strategy.source, "dp_shard_size 1 shards nothing", cure)
+    groups = strategy.kind == "fsdp2" and strategy.replicate > 1  # of HSDP, which are replicas
+    inside = world if groups else world.part(strategy.replicas)
+    ranks, told = strategy.axes.data(inside.size), strategy.kind == "hsdp" or strategy.shard > 1
+    if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
+        of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"
+        of += " of a replica" if strategy.replicas > 1 and not groups else ""
+        raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")

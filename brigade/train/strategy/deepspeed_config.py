@@ -1,0 +1,179 @@
+"""ds_configs: reading, checking against DeepSpeed's keys and the recipe, and filling Brigade's own "auto"s.
+
+`judge` and `against_recipe` are the rules over a ds_config, for lint, `launch` and the run alike; what only lint says of
+one is in lint/ds_config.py.
+"""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, shown
+from ...errors.findings import Finding, raise_first
+from .. import files
+from ..limits import CONFIG_BYTES
+from ..recipe.files import TWICE, find
+from ..recipe.flags import Settings
+from .axes import NONE, Axes, without
+from .ds_keys import as_json, key_table, read_keys, value_at
+
+
+def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
+    """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raises UserError."""
+    if isinstance(source, dict):
+        return place, copy.deepcopy(source)
+    path = find(source, place, "ds_config")
+
+    def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """As DeepSpeed reads a file: Python's own JSON takes the last of two equal keys."""
+        keys = [key for key, _ in pairs]
+        if key := next((key for position, key in enumerate(keys) if key in keys[:position]), None):
+            raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
+        return dict(pairs)
+
+    try:
+        config = json.loads(files.read_text(path, CONFIG_BYTES), object_pairs_hook=each_key_once)
+    except (ValueError, OSError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        problem = f"not JSON: {getattr(error, 'msg', error)}"
+        raise UserError(f"{source}{line}", problem, "fix that line, or start from ds_configs/") from None
+    if not isinstance(config, dict):
+        raise UserError(source, f"{shown(config, as_json)} is not an object", "start from ds_configs/zero3.json")
+    return source, config
+
+
+def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:
+    """The ds_config under DeepSpeed's first names, checked against DeepSpeed and the recipe, with the owned keys that it
+    lacks as "auto".
+
+    (A key that is absent is not filled by Transformers: without gradient_clipping DeepSpeed clips at 1.0 whatever
+    max_grad_norm says.) Raises UserError with file, key, both values and the cure.
+    """
+    config, found = judge(config, name)
+    raise_first(itertools.chain(found, against_recipe(config, name, settings)))
+    for path in owned_values():
+        block, _, key = path.rpartition(".")
+        (config.setdefault(block, {}) if block else config).setdefault(key, "auto")
+    return config
+
+
+def fill(
+    config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str, largest_shard: int = 10**8
+) -> dict[str, Any]:
+    """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
+
+    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
+    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an
+    AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
+    (accelerator.py:2373).
+    """
+    filled = copy.deepcopy(config)
+    if not optim.startswith("adamw"):
+        filled.setdefault("zero_force_ds_cpu_optimizer", False)
+    values = {"zero_hpz_partition_size": local_world_size, "nvme_path": str(nvme_path), "buffer_size": largest_shard}
+    zero = filled["zero_optimization"]
+    for block in (zero, zero.get("offload_param", {}), zero.get("offload_optimizer", {})):
+        block.update({key: value for key, value in values.items() if block.get(key) == "auto"})
+    return filled
+
+
+def swaps_to_nvme(config: dict[str, Any]) -> bool:
+    blocks = ("offload_param", "offload_optimizer")
+    return any(value_at(config, f"zero_optimization.{block}.device") == "nvme" for block in blocks)
+
+
+def is_quantised(config: dict[str, Any]) -> bool:
+    """ZeRO++'s quantised weights or gradients, whose kernels are CUDA's alone."""
+    zero = config["zero_optimization"]
+    return any(zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights"))
+
+
+def owned_values() -> dict[str, str]:
+    """Path in a ds_config -> the recipe's key that decides the value; optimizer and scheduler aside, refused as a whole."""
+    owned = key_table()["owned_by_recipe"].items()
+    return {path: key for path, key in owned if not path.startswith(("optimizer", "scheduler"))}
+
+
+def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Finding]]:
+    """A ds_config as DeepSpeed understands it, and what is wrong with it whatever the recipe says.
+
+    Each key has its first name in ds_keys.yaml, whatever spelling the file has, and a text has the type that DeepSpeed
+    reads in it, so that all who read it later (Transformers, accelerate, a run's identity) see one form.
+    """
+    found: list[Finding] = []
+    config = read_keys(config, name, found)
+    stage = config.get("zero_optimization", {}).get("stage")
+    if type(stage) is not int or stage not in (1, 2, 3):
+        found.append(Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage)))
+    found += [*_together(config, name), *_owned(config, name)]
+    return config, found
+
+
+def axes_of(config: dict[str, Any]) -> Axes:
+    """What a ds_config without findings says of axes besides data parallelism."""
+    if without(config) == config:
+        return NONE
+    from .axis_keys import of_ds_config
+
+    return of_ds_config(config)
+
+
+def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What the recipe alone decides."""
+    key = "gradient_accumulation_steps"
+    if (value := config.get(key, "auto")) != "auto":
+        yield Finding.of("ds-accumulation", name, key, value=shown(value))
+    gone = key_table()["removed_optimizers"]
+    for block, keys in (("optimizer", "optim, learning_rate, weight_decay"), ("scheduler", "lr_scheduler_type")):
+        if not config.get(block):
+            continue
+        kind = config[block].get("type") if isinstance(config[block], dict) else config[block]
+        if isinstance(kind, str) and kind in gone:
+            yield Finding.of("ds-removed-optimizer", name, block, kind=kind, **gone[kind])
+        else:
+            yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
+    if without(config) != config:
+        from .axis_keys import wrong_sizes
+
+        yield from wrong_sizes(config, name)
+
+
+def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """Values that DeepSpeed refuses together."""
+    known = key_table()
+
+    def value(path: str) -> Any:  # an owned key that is absent is added as "auto"
+        return value_at(config, path, "auto" if path in known["owned_by_recipe"] else known["allowed"][path]["default"])
+
+    for entry in known["refused_together"]:
+        values = {path: value(path) for path in entry["keys"]}
+        if all(holds(values[path], wanted) for path, wanted in entry["keys"].items()):
+            first, *others = (f"{path} {shown(value, as_json)}" for path, value in values.items())
+            rule, texts = entry.get("rule", "ds-refused-together"), {"first": first, "others": " and ".join(others)}
+            yield Finding.of(rule, name, next(iter(values)), **entry, **texts)
+
+
+def holds(value: Any, wanted: Any) -> bool:
+    """Whether a value is the wanted one, or relates to another as in {not: x}, {below: x}, {above: x}."""
+    relation, other = next(iter(wanted.items())) if isinstance(wanted, dict) else ("is", wanted)
+    if relation in ("is", "not"):
+        return (value == other and isinstance(value, bool) is isinstance(other, bool)) is (relation == "is")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and (value < other if relation == "below" else value > other)
+
+
+def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
+    """Where a ds_config says something else than the recipe of what the recipe owns."""
+    training = settings.recipe.training
+    for path, key in owned_values().items():
+        value, wanted = value_at(config, path, "auto"), getattr(training, key, None)
+        if hasattr(training, key) and value not in ("auto", wanted):
+            source = settings.sources.get(key, settings.recipe_path)
+            values = {"value": shown(value), "key": key, "wanted": wanted, "source": source}
+            yield Finding.of("ds-contradicts-recipe", name, path, **values)
+    if value_at(config, "gradient_allreduce_op") == "sum":
+        problem = "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean"
+        yield Finding("ds-contradicts-recipe", name, "gradient_allreduce_op", problem, "remove the line")

@@ -1,0 +1,67 @@
+"""Compile the DeepSpeed kernels that a run without a GPU needs, once, so that no run waits for a compiler.
+
+    python -m brigade.train.upstream.deepspeed_kernels
+
+DeepSpeed compiles them at first use into torch's extension cache, under the eyes of all ranks; `make setup` does it here.
+With a GPU nothing is compiled: what a run there needs depends on its strategy.
+
+The cache is the virtual environment's own: kernels are compiled against its headers, and two environments that share one
+cache compile each other's kernels away. So do two names of one environment, as where `.venv` is a link: the names of the headers
+are in the compiler's command. Whoever compiles holds a lock file there for which torch waits without end
+(torch/utils/file_baton.py); upstream/locks.py sees to it that a killed process leaves none.
+"""
+
+import ctypes.util
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from . import cpu_facts, locks
+
+BUILDERS = {
+    "ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host",
+    "CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states",
+}
+WITH_LIBAIO = {"AsyncIOBuilder": "async_io: offload to NVMe"}
+
+
+def cache() -> Path:
+    """Torch's extension cache for this process and its children: what the user set, else the virtual environment's own, one for
+    each of its names."""
+    prefix = Path(sys.prefix)
+    if "TORCH_EXTENSIONS_DIR" not in os.environ and sys.prefix != sys.base_prefix and os.access(prefix, os.W_OK):
+        name = "" if prefix.resolve() == prefix else str(prefix).strip("/").replace("/", "-")
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(prefix / "torch_extensions" / name)
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
+
+
+def build(name: str) -> tuple[str, float]:
+    """Build and load one kernel; returns its name and the seconds it took."""
+    from deepspeed.accelerator import get_accelerator
+
+    began = time.perf_counter()
+    get_accelerator().create_op_builder(name).load(verbose=False)
+    return name, time.perf_counter() - began
+
+
+def main() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    cache()
+    locks.end_with_their_holder()
+    cpu_facts.ask_once()
+    wanted = BUILDERS | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
+    print(f"Compiling {len(wanted)} of DeepSpeed's CPU kernels (once; two to four minutes) ...", flush=True)
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        for name, seconds in pool.map(build, wanted):
+            print(f"  {wanted[name]} ({seconds:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
