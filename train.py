@@ -12,6 +12,7 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 import sys
 from typing import Any
 
+from brigade.offers import offers
 from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import heartbeat, ranks, stop
 from brigade.train.recipe import flags
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         strategy = choose(settings, world)
         data_parallel_size = strategy.axes.data(world.of_all_replicas)
         batch = batch_arithmetic(settings.recipe.training, data_parallel_size, settings.place("global_batch_size"))
-        run = runs.open_run(settings, strategy, world, batch)
+        run = runs.open_run(settings, strategy, world, batch, offers(world))
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
             from brigade.train.run.ending import say_finished

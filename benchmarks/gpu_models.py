@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import peers_data
 from brigade.plan import hardware
+from brigade.train.model import flops
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.
@@ -34,12 +35,12 @@ Row = dict[str, Any]
 def flops_per_token(shape: Row, adapters: int | None, attended_length: float) -> tuple[float, float]:
     """(counted, done): FLOPs for one token by the convention of full fine-tuning, and what the method truly computes.
 
-    counted: 6 N + 12 L h s of hardware.flops_per_token, N the model's own parameters, for LoRA as well
+    counted: 6 N + 12 L h s of flops.flops_per_token, N the model's own parameters, for LoRA as well
     done: 2 N forward, 2 N for gradients of inputs, and 2 N for those of weights only where they are trained; under LoRA
     4 N + 6 A, with A parameters of adapters (None: all weights are trained). The attention part is the same.
     """
     size = shape["parameters"]
-    counted = hardware.flops_per_token(size, shape["layers"], shape["hidden_size"], attended_length)
+    counted = flops.flops_per_token(size, shape["layers"], shape["hidden_size"], attended_length)
     return counted, counted if adapters is None else counted - 2 * size + 6 * adapters
 
 

@@ -15,6 +15,7 @@ from brigade.plan import hardware
 from brigade.plan.choice.estimate import Estimate, estimate
 from brigade.plan.choice.job import Job
 from brigade.plan.hardware import Gpu
+from brigade.train.model.flops import flops_per_token
 
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")
@@ -146,7 +147,7 @@ def best_of(known: Iterable[Run]) -> dict[str, float]:
     for run in known:
         if run.speed and run.chip and run.job.method == "full" and not run.job.fp8:
             s, device = run.job.shape, hardware.gpu(run.job.gpu)
-            needed = hardware.flops_per_token(s.active, s.layers, s.query_width, s.attended(run.job.length) / 2)
+            needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(run.job.length) / 2)
             found[run.chip].append(run.speed * needed / (device.bf16_tflops * 1e12))
     return {chip: max(shares) for chip, shares in found.items() if len(shares) >= 3}
 

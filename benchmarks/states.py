@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
-from brigade.plan.costs.states import cut_parameters, model_states
+from brigade.train.strategy.state_bytes import cut_parameters, model_states
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget, write_inputs

@@ -195,7 +195,8 @@ def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple
     shapes: of what the rank has of each parameter before it is sharded
     """
     from brigade.plan.costs.stages import frozen_bytes
-    from brigade.plan.costs.states import cut_parameters, model_states, stage_states
+    from brigade.plan.costs.states import stage_states
+    from brigade.train.strategy.state_bytes import cut_parameters, model_states
 
     formula, _ = stage_states(job, stage)
     if job.engine != "zero" or job.stage == 3:

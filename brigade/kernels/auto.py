@@ -23,6 +23,12 @@ PARTS = {"use_liger_kernel": "liger", "torch_compile": "compiled"}
 KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "optim": (OPTIMIZER,)}
 
 
+def settle_run(run: Any, config: Any, compiler: bool) -> None:
+    """Settle what a run's recipe leaves to proofs. A collective. compiler: whether this host has one for kernels"""
+    ours = closed(run.settings.recipe.training, run.strategy, compiler)
+    settle(run.settings, config, run.world, set().union(*ranks.gather(sorted(ours))))
+
+
 def settle(settings: Settings, config: Any, world: World, closed: Collection[str] = ()) -> None:
     """Set settings.proven and the keys of settings.by_proof, the same on all ranks; nothing on hosts without a GPU.
 

@@ -16,12 +16,12 @@ from brigade.plan.costs.engines import ENGINES, LOGIT_BYTES
 from brigade.plan.costs.host_memory import PROCESS, host
 from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
 from brigade.plan.costs.stages import stage_layers
-from brigade.plan.costs.states import model_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.model_shape import FAMILIES, ModelShape
+from brigade.train.strategy.state_bytes import model_states
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))

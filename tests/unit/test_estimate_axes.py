@@ -22,8 +22,8 @@ from brigade.plan.costs.states import stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import gpu
 from brigade.plan.hardware.network import CALL_LATENCY, HOP, links
+from brigade.plan.runs.planned import as_seen
 from brigade.plan.shape.find import named_shape
-from brigade.train.loop.planned import as_seen
 from brigade.train.parallel import pipeline_schedule
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic

@@ -3,7 +3,8 @@
 import pytest
 
 from brigade.errors import UserError
-from brigade.plan.hardware import calibration, catalogue, flops_per_token, gpu, gpu_of_device, mfu
+from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device, mfu
+from brigade.train.model.flops import flops_per_token
 
 
 # Names as torch.cuda.get_device_name() gives them.

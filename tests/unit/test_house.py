@@ -39,8 +39,8 @@ IMPORTS = {
 
 
 def room(module):
-    """brigade/plan for brigade.plan.costs, brigade/train/data for brigade.train.data.encode: the hall's rooms are rooms, too. Single
-    files, and benchmarks, testing and testbed, are a room each."""
+    """brigade/plan for brigade.plan.costs, brigade/train/data for brigade.train.data.encode: the hall's rooms are rooms, too.
+    Single files, and benchmarks, testing and testbed, are a room each."""
     parts = module.split(".")
     return "/".join(parts[: 3 if parts[:2] == ["brigade", "train"] else 2]) if parts[0] == "brigade" else parts[0]
 

@@ -8,16 +8,18 @@ import torch
 import yaml
 from transformers import AutoConfig
 
+from brigade.offers import offers
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
 from brigade.plan.choice.estimate import estimate
 from brigade.plan.choice.job import EAGER, FUSED
 from brigade.plan.costs.engines import ENGINES
+from brigade.plan.runs import planned
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import lora_parameters
 from brigade.train.cluster import World
-from brigade.train.loop import micro_batch, planned
+from brigade.train.loop import micro_batch
 from brigade.train.model.config_json import read_config
 from brigade.train.model.location import check_beside, load_config
 from brigade.train.recipe.batch import Batch, batch_arithmetic
@@ -125,7 +127,7 @@ def begin(load, tmp_path, monkeypatch):
         batch = batch_arithmetic(settings.recipe.training, 1, "")
         if record:
             (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
-        run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path)
+        run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path, offers=offers(WORLD))
         return micro_batch.batch_here(run, AutoConfig.for_model(**CONFIG), False)
 
     return make

@@ -9,10 +9,10 @@ import torch
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
 from brigade.plan.choice.job import Job, Replicas
+from brigade.plan.runs import compare_with_plan, planned
 from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
-from brigade.train.loop import compare_with_plan, planned
 from brigade.train.loop import throughput as meters
 
 

@@ -19,7 +19,6 @@ from brigade.__main__ import main
 from brigade.plan import command as plan_command
 from brigade.plan.choice.job_of_recipe import load_plan, published_models
 from brigade.plan.choice.search import candidates, chosen
-from brigade.plan.costs.states import model_states
 from brigade.plan.hardware import calibration
 from brigade.plan.output.show_recipe import CONFIGS
 from brigade.plan.output.write import recipe_plans, refresh
@@ -34,6 +33,7 @@ from brigade.train.recipe.files import read_yaml
 from brigade.train.recipe.method import method_of
 from brigade.train.strategy import choose
 from brigade.train.strategy.axes import NAMES
+from brigade.train.strategy.state_bytes import model_states
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

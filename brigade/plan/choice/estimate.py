@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.tables import table
+from ...train.model.flops import flops_per_token, utilisation
 from ..costs.memory import GIB, Memory, moments, stream_pool
 from ..costs.step_time import StepTime, step_time
-from ..hardware import Gpu, flops_per_token, gpu
+from ..hardware import Gpu, gpu
 from ..shape.trace_settings import Trace
 from .job import Job
 
@@ -99,7 +100,7 @@ class Estimate:
         """Percent of the card's dense bf16 peak, 6 N + 12 L h s per token, N the parameters that a token meets."""
         s = self.job.shape
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
-        return 100 * self.tokens_per_second_per_gpu * needed / (self.gpu.bf16_tflops * 1e12)
+        return utilisation(self.tokens_per_second_per_gpu, needed, self.gpu.bf16_tflops)
 
     @property
     def days(self) -> float:

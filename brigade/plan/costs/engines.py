@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors.tables import table
+from ...train.strategy.state_bytes import OPTIMIZER_BYTES
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Schedule:
 ENGINES: dict[str, Engine] = {}
 SCHEDULES: dict[str, Schedule] = {}
 LOGIT_BYTES: dict[str, float] = {}
-OPTIMIZER_BYTES: dict[str, int] = {}
 
 
 def take(path: Path) -> None:
@@ -59,7 +59,7 @@ def take(path: Path) -> None:
     ENGINES.update({name: Engine(**row) for name, row in rows["engines"].items()})
     SCHEDULES.update({name: Schedule(**row) for name, row in rows.get("schedules", {}).items()})
     LOGIT_BYTES.update(rows["logit_bytes"])
-    OPTIMIZER_BYTES.update(rows["optimizer_bytes"])
+    OPTIMIZER_BYTES.update(rows.get("optimizer_bytes", {}))
 
 
 take(Path(__file__).with_name("conventions.yaml"))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from ...train.strategy.state_bytes import OPTIMIZER_BYTES
 from ..choice.estimate import intervals
 from ..choice.job import Job
-from .engines import OPTIMIZER_BYTES
 from .replicas import held, written
 from .stages import gathered_bytes, stages
 

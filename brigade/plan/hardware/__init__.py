@@ -1,4 +1,4 @@
-"""A cluster in numbers: the catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
+"""A cluster in numbers: the catalogue of accelerators (hardware.yaml, and the user's own kinds), and the share of a peak used."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UserError, nearest
 from ...errors.tables import table
+from ...train.model.flops import utilisation
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
@@ -142,16 +143,7 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
 
 
-def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
-    """Model FLOPs of forward and backward for one token of full fine-tuning: 6 N + 12 L h s.
-
-    Torchtitan's and PaLM's convention (arXiv 2204.02311, appendix B): N all parameters, embeddings included; attention without
-    the causal discount; recomputation not counted. attended_length: of a token's sample, the mean over tokens.
-    """
-    return 6 * parameters + 12 * layers * hidden_size * attended_length
-
-
 def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
     """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
     device = gpu_of_device(device_name)
-    return 100 * tokens_per_second_per_device * flops_per_token / (device.bf16_tflops * 1e12) if device else None
+    return utilisation(tokens_per_second_per_device, flops_per_token, device.bf16_tflops) if device else None

@@ -26,29 +26,5 @@ def batch_here(run: Run, config: Any, liger: bool) -> Batch:
     if began and int(began[1]) > 0 and share % int(began[1]) == 0:
         found = int(began[1]), "as this run began"
     else:
-        found = _largest_micro_batch(run, config, liger)
+        found = run.offers.rows_that_fit(run, recipe_here(run.settings, liger), config)
     return batch_arithmetic(training, run.batch.data_parallel_size, run.settings.place("global_batch_size"), *found)
-
-
-def _largest_micro_batch(run: Run, config: Any, liger: bool) -> tuple[int, str]:
-    """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
-    import torch
-
-    cure = "; set per_device_train_batch_size"
-    if not torch.cuda.is_available():
-        return 1, f"no GPU that the planner knows{cure}"
-    from ...plan import hardware
-    from ...plan.choice import job_of_run
-
-    device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
-    if device is None:
-        return 1, f"no figures of {name}{cure}"
-    recipe, sizes = recipe_here(run.settings, liger), (run.replica.size, run.replica.local_size)
-    try:
-        return job_of_run.largest_fit(
-            recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"
-        )
-    except job_of_run.NotCovered as error:
-        return 1, f"{error}{cure}"
-    except Exception as error:  # a run that trains does not end for an estimate's sake
-        return 1, f"the formulas fail on it, {type(error).__name__}{cure}"

@@ -14,10 +14,10 @@ from ...errors.console import counted
 from .. import upstream
 from ..cluster import World
 from ..distributed import ranks
-from ..model import layer_classes, packed_samples
+from ..model import attention_needs, layer_classes, packed_samples
 from ..model.location import check_beside
 from ..recipe.batch import Batch, length
-from ..recipe.files import DEFAULT_RECIPE, calibration_file
+from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.flags import Settings
 from ..recipe.schedules import check_last_rate
 from ..recipe.schema import BY_PROOF
@@ -83,11 +83,8 @@ def _settle_kernels(run: Run, config: Any) -> None:
     """What `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
     import torch
 
-    if any(ranks.gather(torch.cuda.is_available())):
-        from ...kernels import auto  # not at the top: a run on a CPU proves nothing
-
-        closed = auto.closed(run.settings.recipe.training, run.strategy, compiler=_compiler(gpu=True))
-        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(sorted(closed))))
+    if any(ranks.gather(torch.cuda.is_available())):  # a run on a CPU proves nothing
+        run.offers.settle_kernels(run, config, _compiler(gpu=True))
 
 
 def _compiler(gpu: bool) -> bool:
@@ -100,10 +97,6 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     """Compare ranks, precision, kernels and strategy with this host's devices, packages and compiler. Raises UserError."""
     import torch
 
-    if (file := calibration_file()) and file.exists():
-        from ...plan.hardware import calibration
-
-        calibration.leave_aside_if_broken("" if world.local_rank else world.host)  # no run needs it
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
@@ -138,9 +131,7 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         yield "bf16", f"{torch.cuda.get_device_name()} has no bf16", "use fp16, or fp32 (neither)"
     if model.attn_implementation.startswith("fl"):  # flash_attention_2 and 3, flex_attention
-        from ...kernels import named
-
-        yield from named.lacking(settings, gpu)
+        yield from attention_needs.lacking(settings, gpu)
     packages: list[Mistake] = [
         ("report_to", package, ", or remove it from report_to") for package in training.report_to
     ]

@@ -30,6 +30,7 @@ from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
+from ..strategy.state_bytes import cut_parameters, model_states
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
 STEPS, SAVE_STEPS = 6, 3
@@ -259,7 +260,6 @@ def _judge(
 def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str) -> dict[str, float]:
     """The most bytes of each part that a rank may hold: 1.1 of what the formula says of a sharded model, and from
     every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
-    from ...plan.costs.states import cut_parameters, model_states
 
     def formula(size: Callable[[tuple[int, ...]], int], ranks: int, **more: Any) -> Any:
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)

@@ -9,6 +9,7 @@ import torch
 
 from ..data.collate import About
 from ..distributed import heartbeat, ranks
+from ..model.flops import flops_per_token, utilisation
 
 STEPS = 10  # after which a run is compared with the planner's estimate
 WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
@@ -26,16 +27,23 @@ PARTS = {
 class Meter:
     """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
 
-    `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
+    `parameters`, `layers` and `hidden_size` describe the model, `peak_tflops` the device, for MFU (None: no MFU).
     counts: False on ranks that compute with another rank's tokens: one of them counts
     first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; since the start: seconds paused_ever,
     tokens_ever of this rank, tokens_of_all ranks up to the last report
     """
 
-    def __init__(self, parameters: int, layers: int | None, hidden_size: int | None, counts: bool = True) -> None:
+    def __init__(
+        self,
+        parameters: int,
+        layers: int | None,
+        hidden_size: int | None,
+        peak_tflops: float | None = None,
+        counts: bool = True,
+    ) -> None:
         self.counts = counts
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
-        self.device_name = device_name()
+        self.peak_tflops = peak_tflops
         self.first: list[tuple[list[About], float]] = []
         self.first_steps, self.paused_ever, self.tokens_ever, self.tokens_of_all = STEPS, 0.0, 0, 0
         self._peak = self._training_peak = self._reserved = 0.0
@@ -111,7 +119,7 @@ class Meter:
         reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
         attended_length: mean over tokens of their sample's length
         slowest_rank_score: of several ranks, over the last steps (slow_ranks.py)
-        mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
+        mfu: percent (model/flops.py states the convention); only where the GPU is known
         """
         now = time.perf_counter()
         seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
@@ -145,12 +153,9 @@ class Meter:
             figures["reserved_memory_gib"] = max(row["reserved"] for row in rows)
         if tokens:
             figures["attended_length"] = squared_lengths / tokens
-        if self.model_shape and tokens:
-            from ...plan import hardware
-
-            needed = hardware.flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
-            used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)
-            figures |= {} if used is None else {"mfu": used}
+        if self.model_shape and tokens and self.peak_tflops:
+            needed = flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
+            figures["mfu"] = utilisation(figures["tokens_per_second_per_gpu"], needed, self.peak_tflops)
         self._reset()
         self.began = time.perf_counter()
         return figures

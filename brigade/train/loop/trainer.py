@@ -20,13 +20,12 @@ from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import file_modes
 from . import nonfinite, saved_model
-from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
 from .progress import Progress
 from .report_events import ReportEvents
 from .stopping import Stopping
-from .throughput import Meter, model_shape
+from .throughput import Meter, device_name, model_shape
 
 if TYPE_CHECKING:
     from ..checkpoint.saving import Saving
@@ -116,7 +115,9 @@ class Trainer(EvaluatingTrainer):
         # A host writes the whole model alone, or its part of all states: weights, a copy and two moments, at most in fp32.
         states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
         heartbeat.page[heartbeat.BYTES] = max(4 * total, states)
-        self.meter = Meter(total, *model_shape(model.config), counts=self.place.speaks_for_its_data)
+        self.meter = Meter(
+            total, *model_shape(model.config), run.offers.peak_tflops(device_name()), self.place.speaks_for_its_data
+        )
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.strategy.replicas > 1:
@@ -128,7 +129,8 @@ class Trainer(EvaluatingTrainer):
             from .slow_ranks import SlowRanks
 
             self.meter.slow = SlowRanks(run)
-        self.add_callback(CompareWithPlan(run, self.meter, model.config, trained))
+        for callback in run.offers.callbacks(run, self.meter, model.config, trained):
+            self.add_callback(callback)
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(

@@ -50,7 +50,7 @@ def check_causal(config: Any, place: str) -> None:
     kind = config.model_type
     encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        from ...plan.shape.not_causal import what_it_is  # which other models' names alone need
+        from .not_causal import what_it_is  # which other models' names alone need
 
         if what := what_it_is(config):
             problem = f"train.py trains causal language models, and {kind!r} {what}"

@@ -20,6 +20,7 @@ from ...errors.console import counted
 from .. import files
 from ..cluster import World
 from ..distributed import consistency, heartbeat, ranks, stop, supervised
+from ..offers import Offers
 from ..recipe.batch import Batch, length
 from ..recipe.files import REPOSITORY, another_output, find, read_yaml
 from ..recipe.flags import Settings
@@ -61,6 +62,7 @@ class Run:
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
     replica: World = None  # type: ignore[assignment]  # the ranks that work together: all, or this rank's replica
     owned: Any = None  # the open file whose lock says that this process has the directory
+    offers: Offers = field(default_factory=Offers)  # what the rooms around the hall do for it
     mark: str = ""  # the token in the directory by which it is known again, from claim() on
 
     def __post_init__(self) -> None:
@@ -81,12 +83,13 @@ class Run:
         return not self.settings.fresh and not self.resized and (self.directory / SUCCESS).exists()
 
 
-def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
+def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch, offers: Offers | None = None) -> Run:
     """The run that these settings ask for. Looks only, and changes nothing but the count of a job's starts.
 
     Raises UserError when its directory holds another run, or something that is no run, and when its job gets no further.
     """
     run = _open(settings, strategy, world, batch)
+    run.offers = offers or Offers()
     if world.is_main_rank and not run.finished and (job := os.environ.get(JOB)):
         with suppress(OSError):  # whoever trains here says that it cannot be written
             starts.count(run.directory / starts.FILE, job, max(whole_checkpoints(run.directory), default=0))

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from ..run.directory import Run
-from .throughput import STEPS, WARM_UP, Meter
+from ...train.loop.throughput import STEPS, WARM_UP, Meter
+from ...train.run.directory import Run
 
 
 class CompareWithPlan(TrainerCallback):
@@ -29,7 +29,7 @@ class CompareWithPlan(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps += 1
         if self.steps == WARM_UP - 2 and "model" in given:
-            from .measured_states import OneStep
+            from ...train.loop.measured_states import OneStep
 
             self.states = OneStep(args, state, control, **given)
         elif self.states:

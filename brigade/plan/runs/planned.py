@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from ...plan import hardware
-from ...plan.choice import job_of_run
-from ...plan.choice.estimate import estimate
-from ...plan.choice.job import Job
-from ...plan.costs.memory import GIB
-from ...plan.hardware import calibration
-from ..model.attention import SAMPLE_BY_SAMPLE
-from ..run.directory import Run, add_to_record
-from ..upstream import attention_of
-from . import micro_batch, preflight
-from .throughput import STATES, STEPS, WARM_UP, device_name
+from ...train.loop import micro_batch, preflight
+from ...train.loop.throughput import STATES, STEPS, WARM_UP, device_name
+from ...train.model.attention import SAMPLE_BY_SAMPLE
+from ...train.run.directory import Run, add_to_record
+from ...train.upstream import attention_of
+from .. import hardware
+from ..choice import job_of_run
+from ..choice.estimate import estimate
+from ..choice.job import Job
+from ..costs.memory import GIB
+from ..hardware import calibration
 
 WAITING = 0.1  # of a step: the share of waiting for data from which on it is named as the reason
 

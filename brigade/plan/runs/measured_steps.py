@@ -1,7 +1,7 @@
 """What a run's first steps were and took, for the comparison with the planner's estimate."""
 
-from ..distributed import ranks
-from .throughput import STATES, STEPS, WARM_UP, Meter
+from ...train.distributed import ranks
+from ...train.loop.throughput import STATES, STEPS, WARM_UP, Meter
 
 
 def measure(meter: Meter, seconds: float, states: tuple[int, ...]) -> dict[str, float]:

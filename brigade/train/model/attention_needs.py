@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..train.recipe.flags import Settings
+from ..recipe.flags import Settings
 
 
 def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:

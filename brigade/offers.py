@@ -1,0 +1,29 @@
+"""What the rooms around the hall offer to a run: proofs of kernels, the planner's micro-batch, its figures and its comparison.
+
+A clone that has the hall alone trains as well. What a run does not use is not imported.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+from .train.cluster import World
+from .train.offers import Offers
+
+
+def offers(world: World) -> Offers:
+    """Of those rooms that are there."""
+    found: dict[str, Any] = {}
+    if find_spec(f"{__package__}.kernels"):
+        found |= {"settle_kernels": _settle_kernels}
+    if find_spec(f"{__package__}.plan"):
+        from .plan import runs
+
+        runs.leave_aside_a_broken_calibration(world)
+        found |= {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
+    return Offers(**found)
+
+
+def _settle_kernels(run: Any, config: Any, compiler: bool) -> None:
+    from .kernels import auto
+
+    auto.settle_run(run, config, compiler)

@@ -1,0 +1,54 @@
+"""What the planner does for a run that trains: the micro-batch that fits, a device's peak, and the comparison after ten steps."""
+
+from typing import Any
+
+from ...train.cluster import World
+from ...train.offers import CURE
+from ...train.recipe.files import calibration_file
+from ...train.recipe.schema import Recipe
+
+
+def leave_aside_a_broken_calibration(world: World) -> None:
+    """Let a run go on without the user's own figures where their file cannot be used; each host says so once."""
+    if (file := calibration_file()) and file.exists():
+        from ..hardware import calibration
+
+        calibration.leave_aside_if_broken("" if world.local_rank else world.host)
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """A device's dense bf16 peak by its driver's name for it; None for an unknown one."""
+    from .. import hardware
+
+    device = hardware.gpu_of_device(device_name)
+    return device.bf16_tflops if device else None
+
+
+def callbacks(run: Any, meter: Any, config: Any, trained: int) -> list[Any]:
+    """The comparison with the plan, as compare_with_plan.py explains it."""
+    from .compare_with_plan import CompareWithPlan
+
+    return [CompareWithPlan(run, meter, config, trained)]
+
+
+def rows_that_fit(run: Any, recipe: Recipe, config: Any) -> tuple[int, str]:
+    """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 1, f"no GPU that the planner knows{CURE}"
+    from .. import hardware
+    from ..choice import job_of_run
+
+    device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
+    if device is None:
+        return 1, f"no figures of {name}{CURE}"
+    sizes = (run.replica.size, run.replica.local_size)
+    try:
+        return job_of_run.largest_fit(
+            recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"
+        )
+    except job_of_run.NotCovered as error:
+        return 1, f"{error}{CURE}"
+    except Exception as error:  # a run that trains does not end for an estimate's sake
+        return 1, f"the formulas fail on it, {type(error).__name__}{CURE}"
