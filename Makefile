@@ -59,7 +59,7 @@ CLUSTERS ?= 3
 test-cluster: setup
 	$(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m "not matrix"
 
-# No test: it writes its time line into docs/soak.md.
+# No test: it writes its time line into docs/evidence/soak.md.
 MINUTES ?= 30
 SEED ?= 0
 soak: setup

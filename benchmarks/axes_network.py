@@ -1,6 +1,6 @@
 """What two hosts send each other in a step, and how long it takes on slow links, where layers or matrices are divided too.
 
-    sudo .venv/bin/python -m benchmarks.axes_network    # measures -> benchmarks/results/axes_network.jsonl, docs/network.md
+    sudo .venv/bin/python -m benchmarks.axes_network    # measures -> results/axes_network.jsonl, docs/evidence/network.md
     python -m benchmarks.axes_network --quick           # a pipeline and tensor groups at one rate; prints and writes nothing
     python -m benchmarks.axes_network --draw            # the page from the results that are there
 

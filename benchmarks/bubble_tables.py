@@ -1,12 +1,12 @@
-"""The tables and the picture of docs/pipeline.md, from what benchmarks/bubble.py measured."""
+"""The tables and the picture of docs/evidence/pipeline.md, from what benchmarks/bubble.py measured."""
 
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 
-PAGE = DOCS / "pipeline.md"
+PAGE = EVIDENCE / "pipeline.md"
 RESULTS = pages.RESULTS / "bubble.jsonl"
 NAMES = {
     "gpipe": "GPipe",

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.network import MICRO_BATCH, flags_for, run
-from benchmarks.pages import DOCS, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
 from brigade.plan.shape.find import named_shape
@@ -25,7 +25,7 @@ from brigade.plan.shape.model_shape import ModelShape
 from testbed.cluster import Cluster
 from testbed.needs import require
 
-PAGE = DOCS / "communication.md"
+PAGE = EVIDENCE / "communication.md"
 RESULTS = pages.RESULTS / "communication.jsonl"
 HOSTS = 2
 WARM_UP, MEASURED = 3, 8  # steps; one more between them is dropped

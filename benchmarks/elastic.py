@@ -1,6 +1,6 @@
 """An elastic run that is struck: what each fault of a replica, of the coordinator or of a link costs, on three real hosts.
 
-    python -m benchmarks.elastic              # root -> benchmarks/results/elastic.csv, docs/local-training.md
+    python -m benchmarks.elastic              # root -> benchmarks/results/elastic.csv, docs/evidence/local-training.md
     python -m benchmarks.elastic --only cut   # faults whose name has this word; their rows replace those that are there
     python -m benchmarks.elastic --draw       # the table from the results that are there
 
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, markdown
+from benchmarks.pages import EVIDENCE, markdown
 from testbed.cluster import Cluster
 from testbed.needs import require
 
 RESULTS = pages.RESULTS / "elastic.csv"
-PAGE = DOCS / "local-training.md"
+PAGE = EVIDENCE / "local-training.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 EVERY = 10  # steps of a round
 STEPS, LONGER, LONG = 400, 1500, 5600  # the last takes longer than MINUTES

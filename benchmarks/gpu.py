@@ -1,10 +1,10 @@
 """Full fine-tuning and LoRA on one NVIDIA GPU: tokens per second, MFU and memory, with and without each kernel.
 
-    python -m benchmarks.gpu                                  # all there is to do, then docs/gpu.md
+    python -m benchmarks.gpu                                  # all there is to do, then docs/evidence/gpu.md
     python -m benchmarks.gpu --only qwen3-0.6b all liger      # MODEL METHOD OPTION, `all` for any; again for more
     python -m benchmarks.gpu --minutes 8                      # begin no run after eight minutes; the same command goes on
     python -m benchmarks.gpu --list                           # what it would do
-    python -m benchmarks.gpu --draw                           # docs/gpu.md from the rows that are there
+    python -m benchmarks.gpu --draw                           # docs/evidence/gpu.md from the rows that are there
 
 Every run is train.py in a process of its own. A row is appended to benchmarks/results/gpu.jsonl after each; what the
 same code, versions and device have measured is not measured again. Needs some 60 GB of disk for the 8B model.

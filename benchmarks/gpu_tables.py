@@ -1,11 +1,11 @@
-"""The tables of docs/gpu.md, from the rows of benchmarks/gpu.py."""
+"""The tables of docs/evidence/gpu.md, from the rows of benchmarks/gpu.py."""
 
 from collections.abc import Callable
 
 from benchmarks.gpu_plan import BASE, Job, plan
-from benchmarks.pages import DOCS, Row, in_words, markdown
+from benchmarks.pages import EVIDENCE, Row, in_words, markdown
 
-PAGE = DOCS / "gpu.md"
+PAGE = EVIDENCE / "gpu.md"
 UNMEASURED = "These figures have not been measured: no GPU has run this benchmark yet; run `python -m benchmarks.gpu`"
 AIM = 50.0  # percent MFU of the best full and the best LoRA row, on an H200
 AIMED_DEVICE = "NVIDIA H200"

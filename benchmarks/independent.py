@@ -1,6 +1,6 @@
 """Held-out losses of runs beside those of a few lines of plain Transformers that share no code with them.
 
-    python -m benchmarks.independent        # trains 12 tiny models, one process -> docs/independent.md
+    python -m benchmarks.independent        # trains 12 tiny models, one process -> docs/evidence/independent.md
 
 Each architecture is trained for six steps from random weights. What the run saved is then loaded by from_pretrained, its own
 chat template renders the held-out chats one by one, and the loss is a cross-entropy in float64 over the assistant's tokens.
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import DOCS, markdown, where, write
+from benchmarks.pages import EVIDENCE, markdown, where, write
 from testing import runs
 from testing.command_line import as_flags
 
@@ -89,7 +89,7 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/independent.md."""
+    """The table of docs/evidence/independent.md."""
     head = ["architecture", "the run's loss", "by plain Transformers", "tokens", "relative difference"]
     lines = [
         [row["architecture"], f"{row['run']:.7f}", f"{row['plain']:.7f}", row["tokens"], f"{row['difference']:.1e}"]
@@ -103,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [compare(name, Path(folder)) for name in ARCHITECTURES]
     worst = max(row["difference"] for row in rows)
-    write(DOCS / "independent.md", {"losses": table(rows)})
+    write(EVIDENCE / "independent.md", {"losses": table(rows)})
     if worst > TOLERANCE:
         raise SystemExit(1)
 

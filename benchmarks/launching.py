@@ -1,6 +1,6 @@
 """How long Python takes to launch a layer under ZeRO-3 and FSDP2, by the number of ranks.
 
-    python -m benchmarks.launching           # measures -> benchmarks/results/launching.csv, docs/planner-accuracy.md
+    python -m benchmarks.launching           # measures -> benchmarks/results/launching.csv, docs/evidence/planner-accuracy.md
 
 One process is rank 0 of as many ranks as it is told there are. Its collectives return at once, with zeros, and its matrices are
 so small that they cost next to nothing: what is left is what Transformers, DeepSpeed and torch do for each layer before a GPU
@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .pages import DOCS, REPOSITORY, RESULTS, markdown, read, save, where, write
+from .pages import EVIDENCE, REPOSITORY, RESULTS, markdown, read, save, where, write
 
-PATH, PAGE = RESULTS / "launching.csv", DOCS / "planner-accuracy.md"
+PATH, PAGE = RESULTS / "launching.csv", EVIDENCE / "planner-accuracy.md"
 HIDDEN, LAYERS, TOKENS, STEPS, ROUNDS = 256, (4, 12), 16, 18, 5
 # (kind, ranks, checkpointing)
 CASES = [("plain", 1, False), ("plain", 1, True), ("fsdp2", 8, True)]

@@ -1,6 +1,6 @@
 """Replicas that meet every H steps, on real hosts: what crosses a host's link, how long a step takes, and what is learned.
 
-    sudo .venv/bin/python -m benchmarks.local_steps     # measures -> benchmarks/results/local_steps_*.csv, docs/network.md
+    sudo .venv/bin/python -m benchmarks.local_steps     # measures -> results/local_steps_*.csv, docs/evidence/local-training.md
     sudo .venv/bin/python -m benchmarks.local_steps --only times clock   # what has to have the machine for itself
     python -m benchmarks.local_steps --draw             # tables and pictures from the results that are there
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import local_steps_tables, network, network_tables, pages
+from benchmarks import local_steps_tables, network, pages
 from benchmarks.local_steps_tables import FILES, LOOKS, RATES, REAL, tables, timed_as
 from benchmarks.network import MICRO_BATCH, flags_for
 from benchmarks.pages import RESULTS, Row
@@ -178,7 +178,7 @@ def main() -> int:
         for what in options.only or FILES:
             pages.save(RESULTS / FILES[what], [row | where for row in measure(what)])
         network._say("measured")
-    pages.write(network_tables.PAGE, tables())
+    pages.write(local_steps_tables.PAGE, tables())
     local_steps_tables.draw()
     return 0
 

@@ -1,11 +1,12 @@
-"""The tables of docs/network.md on replicas that meet every H steps, and its two pictures, from benchmarks/local_steps.py."""
+"""The tables and pictures of docs/evidence/local-training.md that benchmarks/local_steps.py measures."""
 
 from pathlib import Path
 
 from benchmarks import pages
 from benchmarks.network_tables import NAMES, two
-from benchmarks.pages import RESULTS, Row
+from benchmarks.pages import EVIDENCE, RESULTS, Row
 
+PAGE = EVIDENCE / "local-training.md"
 FILES = {name: f"local_steps_{name}.csv" for name in ("times", "losses", "clock")}
 RATES = ("1gbit", "200mbit", "50mbit")
 COUNTED = RATES[0]  # the rate at which bytes are counted; on slower links TCP sends a part of them twice
@@ -84,14 +85,14 @@ def draw() -> None:
         }
 
     panels = {f"{hosts} hosts": over(losses, hosts, COUNTED, "kilobytes_sent", 1e-3) for hosts in ("2", "4")}
-    _picture(pages.DOCS / "local-training.png", "MB that a host has sent", panels)
+    _picture(EVIDENCE / "local-training.png", "MB that a host has sent", panels)
     real = {method: _curve(of, [float(row["seconds"]) for row in of]) for method, of in _by_method(clock, "2").items()}
     placed = over(clock, "2", PLACED, "step_seconds")
     panels = {
         f"{NAMES[REAL]}: as timed": real,
         f"{NAMES[PLACED]}: the same losses, at measured seconds per step": placed,
     }
-    _picture(pages.DOCS / "local-training-time.png", "seconds of training on 2 hosts", panels)
+    _picture(EVIDENCE / "local-training-time.png", "seconds of training on 2 hosts", panels)
 
 
 def until(rows: list[Row], each: float, whole: float) -> list[float]:

@@ -3,8 +3,8 @@
     python -m benchmarks.long_context            # traces -> benchmarks/results/long_context.jsonl, docs/parallelism.md
     python -m benchmarks.long_context --draw     # the table from the results that are there
 
-Each model's own code in Transformers runs forward and backward on tensors without data, as in docs/traced.md, with Brigade's own
-all-to-alls and tiles: bf16, activation checkpointing, flash attention, and a label for every token.
+Each model's own code in Transformers runs forward and backward on tensors without data, as in docs/evidence/traced.md, with
+Brigade's own all-to-alls and tiles: bf16, activation checkpointing, flash attention, and a label for every token.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""The tables of docs/network.md and its plot, from the results of benchmarks/network.py."""
+"""The tables of docs/evidence/network.md and its plot, from the results of benchmarks/network.py."""
 
 import itertools
 import math
 import statistics
 from pathlib import Path
 
-from benchmarks.pages import DOCS, RESULTS, Row, markdown, read
+from benchmarks.pages import EVIDENCE, RESULTS, Row, markdown, read
 from benchmarks.published.traffic import traffic
 from testbed.host import bits_per_second
 
-PAGE = DOCS / "network.md"
+PAGE = EVIDENCE / "network.md"
 Case = tuple[int, int, str, int]  # hosts, ranks per host, strategy, accumulation
 NAMES = {"10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "50mbit": "50 Mbit/s"}
 

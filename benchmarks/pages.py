@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DOCS = REPOSITORY / "docs"
+DOCS = REPOSITORY / "docs"  # guides, which people read
+EVIDENCE = DOCS / "evidence"  # what was measured, which guides link to
 RESULTS = REPOSITORY / "benchmarks" / "results"
 TABLE = re.compile(r"(<!-- table: (\S+) \(([^)]+)\) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
@@ -113,7 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
     options = parser.parse_args()
-    changed = [(page, text) for page in sorted(DOCS.glob("*.md")) if (text := from_results(page)) != page.read_text()]
+    changed = [(page, text) for page in sorted(DOCS.rglob("*.md")) if (text := from_results(page)) != page.read_text()]
     for page, text in changed:
         print(f"{page.relative_to(REPOSITORY)} is not what the results give", file=sys.stderr)
         if not options.check:

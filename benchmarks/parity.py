@@ -1,6 +1,6 @@
 """Every strategy gives the losses and gradient norms of a single process.
 
-    python -m benchmarks.parity                     # all strategies x world sizes x accumulation -> docs/parity.md
+    python -m benchmarks.parity                     # all strategies x world sizes x accumulation -> docs/evidence/parity.md
 
 The cases are those of testing/parity.py; those of one world size share one process group. The reference is one process without
 any engine.
@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import DOCS, markdown, where, write
+from benchmarks.pages import EVIDENCE, markdown, where, write
 from testing.parity import ACCUMULATIONS, WORLD_SIZES, cases, reference_of, references, worst
 from testing.runs import run_cases
 
 
 def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumulations: tuple[int, ...]) -> str:
-    """The table of docs/parity.md."""
+    """The table of docs/evidence/parity.md."""
     lines = []
     for world_size, found in results.items():
         for case in cases(world_size, accumulations):
@@ -36,7 +36,7 @@ def main() -> None:
     first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
     of_one = f"Loss of a single process: {first:.3f} at the first step, {last:.3f} at the last."
     measured = f"{of_one} Versions: {where()['versions']}."
-    write(DOCS / "parity.md", {"parity": table(results, reference, ACCUMULATIONS), "measured": measured})
+    write(EVIDENCE / "parity.md", {"parity": table(results, reference, ACCUMULATIONS), "measured": measured})
 
 
 if __name__ == "__main__":

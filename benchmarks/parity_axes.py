@@ -1,6 +1,6 @@
 """Tensor, sequence, pipeline and expert parallelism give the losses and gradient norms of a single process.
 
-    python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/parity.md
+    python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/evidence/parity.md
     python -m benchmarks.parity_axes --only tensor --ranks 4    # these alone; the rows of the others stay
     python -m benchmarks.parity_axes --missing                  # what has no row yet, alone
     python -m benchmarks.parity_axes --draw                     # the tables from the results that are there
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
+from benchmarks.pages import EVIDENCE, REPOSITORY, Row, markdown
 from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases, order
 from brigade.errors.findings import rules
 from brigade.errors.tables import table as table_of
@@ -27,7 +27,7 @@ from testing.parity import worst
 from testing.runs import run_cases
 
 RESULTS = pages.RESULTS / "parity_axes.csv"
-PAGE = DOCS / "parity.md"
+PAGE = EVIDENCE / "parity.md"
 FIGURES = {"loss": "loss", "grad_norm": "gradient norm", "eval_loss": "held-out loss"}
 ONLY_REFUSED = {"single": "one process", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}
 # Rules of lint that train.py goes by too -> what they refuse.

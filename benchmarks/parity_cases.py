@@ -1,4 +1,4 @@
-"""The cases of docs/parity.md beyond data parallelism: every axis with every strategy that it runs under, at 2, 4 and 8 ranks."""
+"""The cases of docs/evidence/parity.md beyond data parallelism: every axis with every strategy that has it, at 2 to 8 ranks."""
 
 import json
 import math

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers                  # five rounds of all five, alternating (about half an hour)
     python -m benchmarks.peers --ablation       # ours with each choice made otherwise in turn
-    python -m benchmarks.peers --draw           # docs/speed.md from the results that are there
+    python -m benchmarks.peers --draw           # docs/evidence/speed.md from the results that are there
 
 The same model, weights, dialogues, tokenizer, template, precision, length limit, optimizer and threads for all; one
 process; every run in a fresh one. Rows go to benchmarks/results/peers.jsonl. The peers live in .venv/peers.

@@ -1,10 +1,10 @@
-"""The tables of docs/speed.md, from the rows of benchmarks/peers.py."""
+"""The tables of docs/evidence/speed.md, from the rows of benchmarks/peers.py."""
 
 import statistics
 
-from benchmarks.pages import DOCS, RESULTS, Row, in_words, markdown, read
+from benchmarks.pages import EVIDENCE, RESULTS, Row, in_words, markdown, read
 
-PAGE = DOCS / "speed.md"
+PAGE = EVIDENCE / "speed.md"
 OURS = "ours"
 PLAIN = "not compiled"
 

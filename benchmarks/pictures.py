@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import communication, network_tables, pages, states
-from benchmarks.pages import DOCS, REPOSITORY, RESULTS
+from benchmarks.pages import DOCS, EVIDENCE, REPOSITORY, RESULTS
 from brigade.__main__ import main as brigade
 
 RUNS = (
@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *PICTURES], metavar="NAME", help=f"of {', '.join(PICTURES)}")
     for name in parser.parse_args().names or PICTURES:
-        path = DOCS / f"{name}.png"
+        path = (DOCS if name == "page" else EVIDENCE) / f"{name}.png"
         PICTURES[name](path)
         print(f"wrote {path.relative_to(REPOSITORY)}")
 

@@ -1,11 +1,11 @@
 """How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
-    python -m benchmarks.planner            # writes docs/planner-accuracy.md, brigade/plan/choice/intervals.yaml and each
+    python -m benchmarks.planner            # writes docs/evidence/planner-accuracy.md, brigade/plan/choice/intervals.yaml, each
                                             # fitted `sustained` of brigade/plan/hardware/hardware.yaml
     python -m benchmarks.planner --check    # says whether they are what the tables give
 
 The tables lie in benchmarks/data/ with their sources. One number per GPU kind is fitted to them: `sustained`, the share of
-their best that products reach in training. Everything else is counted, or published by others (docs/planner-accuracy.md).
+their best that products reach in training. Everything else is counted, or published by others (planner-accuracy.md).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from brigade.plan import hardware
 from brigade.plan.choice.estimate import of_memory, of_time
 from brigade.plan.hardware import calibration
 
-from .pages import DOCS, REPOSITORY, filled, markdown
+from .pages import EVIDENCE, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, best, fit, left_out, memory_error, runs, speed_error, unseen_error
 from .planner_tables import (
@@ -37,7 +37,7 @@ from .planner_tables import (
 )
 from .published.table import counts_allocated
 
-PAGE = DOCS / "planner-accuracy.md"
+PAGE = EVIDENCE / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "plan" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 # Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
@@ -138,7 +138,7 @@ def by_what() -> dict[str, tuple[tuple[float, float], float]]:
 
 # ---- what is written ----------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    """Of docs/planner-accuracy.md, with what hardware.yaml says now."""
+    """Of docs/evidence/planner-accuracy.md, with what hardware.yaml says now."""
     book, found = playbook(), residuals()
     memory = [one for name in MEMORY for one in found[name]]
     near = {name: f"{sum(share >= 0.9 for share in of)} of {len(of)}" for name, of in book["shares"].items()}

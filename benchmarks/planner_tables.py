@@ -1,4 +1,4 @@
-"""The tables of docs/planner-accuracy.md: how far estimates are off, set by set, left out, and as a choice."""
+"""The tables of docs/evidence/planner-accuracy.md: how far estimates are off, set by set, left out, and as a choice."""
 
 import statistics
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Tokenising 100 MB of chats: `python -m brigade prepare` against a plain datasets.map, two processes each.
 
-python -m benchmarks.preparing [--megabytes 100] [--pairs 5]     # -> benchmarks/results/preparing.json, docs/speed.md
+python -m benchmarks.preparing [--megabytes 100] [--pairs 5]     # -> benchmarks/results/preparing.json, docs/evidence/speed.md
 
 Both read the same JSONL file, render the same template with generation marks, tokenise, cut at max_length and write what a
 run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair.
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, REPOSITORY, machine, markdown
+from benchmarks.pages import EVIDENCE, REPOSITORY, machine, markdown
 from benchmarks.peers_tables import spread
 from testing.command_line import as_flags
 
@@ -129,7 +129,7 @@ def main() -> None:
     print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     where = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
     RESULTS.write_text(json.dumps({"megabytes": options.megabytes, "seconds": found} | where, indent=1) + "\n")
-    pages.write(DOCS / "speed.md", tables())
+    pages.write(EVIDENCE / "speed.md", tables())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A run that is struck again and again: a seeded random fault every 60 to 90 s on three real hosts, under `launch --restarts`.
 
-    python -m benchmarks.soak                 # 30 minutes (root) -> benchmarks/results/soak.csv, the time line in docs/soak.md
+    python -m benchmarks.soak                 # 30 minutes (root) -> benchmarks/results/soak.csv, docs/evidence/soak.md
     python -m benchmarks.soak --minutes 3 --seed 7 --print
     python -m benchmarks.soak --steps 3400    # on a machine whose speed changes meanwhile
     python -m benchmarks.soak --draw          # the page from the results that are there
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, markdown
+from benchmarks.pages import EVIDENCE, markdown
 from brigade.errors.console import counted
 from testbed.cluster import Cluster
 from testbed.needs import require
 
 RESULTS = pages.RESULTS / "soak.csv"
-PAGE = DOCS / "soak.md"
+PAGE = EVIDENCE / "soak.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 BETWEEN = (60.0, 90.0)  # seconds from one fault to the next
 SILENCE = 15  # seconds, of launch: links that are cut for less cost nothing

@@ -1,6 +1,6 @@
 """Model states per rank: the bytes of the tensors that each rank holds, beside the formulas.
 
-    python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/states.md, docs/states.png
+    python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/evidence/states.*
     python -m benchmarks.states --draw     # the page from the results that are there
 
 Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step.
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.train.strategy.state_bytes import cut_parameters, model_states
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget, write_inputs
 
 RESULTS = pages.RESULTS / "states.csv"
-PAGE = DOCS / "states.md"
+PAGE = EVIDENCE / "states.md"
 WORLD_SIZES = (1, 2, 4, 8)
 GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")

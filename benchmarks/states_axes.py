@@ -1,6 +1,6 @@
 """Model states per rank under tensor, sequence, pipeline and expert parallelism, beside the planner's formulas.
 
-    python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/states.md
+    python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/evidence/states.md
     python -m benchmarks.states_axes --only pipeline    # these cases alone; the rows of the others stay
     python -m benchmarks.states_axes --missing          # what has no row yet, alone
     python -m benchmarks.states_axes --draw             # the tables from the results that are there
@@ -190,7 +190,7 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
 
 
 def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple[int, ...], ...]) -> Any:
-    """The planner's; under ZeRO-1 and 2 with the parameters that a slice cuts, which it leaves out (docs/states.md: c).
+    """The planner's; under ZeRO-1 and 2 with the parameters that a slice cuts, which it leaves out (docs/evidence/states.md: c).
 
     shapes: of what the rank has of each parameter before it is sharded
     """

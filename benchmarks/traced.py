@@ -1,6 +1,6 @@
 """Activations and logits: the formulas of brigade/plan beside a trace of the models' own code. No GPU is needed, or used.
 
-python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/traced.md
+python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/evidence/traced.md
 python -m benchmarks.traced --draw     # the page from the results that are there
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.plan.choice.job import FUSED, Job
 from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.shape.find import known_config
@@ -21,7 +21,7 @@ from brigade.plan.shape.trace import versions
 from brigade.train.model.config_json import read_config
 
 RESULTS = pages.RESULTS / "traced.jsonl"
-PAGE = DOCS / "traced.md"
+PAGE = EVIDENCE / "traced.md"
 MODELS = (
     "llama-3.2-1b",
     "llama-3.1-8b",

@@ -1,4 +1,4 @@
-"""Bytes that a node sends to others in one optimizer step, by formula. docs/communication.md holds them against counters.
+"""Bytes that a node sends to others in one optimizer step, by formula; docs/evidence/communication.md compares counters.
 
 Ranks stand node by node in a ring, so that a ring over several nodes crosses each node's link once, whatever a node's
 ranks: gathering or scattering S bytes over n ranks sends (n-1)/n S from a node, reducing to all twice that. NCCL's trees
@@ -17,7 +17,7 @@ Where the volumes come from (DeepSpeed 0.19.8, accelerate 1.15.0, torch 2.13.0):
 - Axes besides data parallelism (per_node): a tensor group stays in its node, and each of its ranks is in a ring of its own, over
   the ranks that have the same part. A stage hands on its activations, and gradients back, in the precision of its weights; a tied
   embedding's gradient is summed up by the two stages that have it. Ranks with the same experts gather and reduce them.
-Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in docs/communication.md.
+Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in docs/evidence/communication.md.
 """
 
 from dataclasses import dataclass

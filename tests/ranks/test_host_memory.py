@@ -1,4 +1,4 @@
-"""benchmarks/hosts.py, and what docs/planner-accuracy.md says of hosts by it: one copy of the weights on a host under FSDP2, and
+"""benchmarks/hosts.py, and what planner-accuracy.md says of hosts by it: one copy of the weights on a host under FSDP2, and
 checkpoints of the size that the planner counts."""
 
 import pytest

@@ -7,7 +7,7 @@ import pytest
 from testing import marks, parity, runs
 
 # Every strategy meets every world size and every accumulation; in `make test-matrix` the cheap ones meet more of their
-# combinations. The whole product is `python -m benchmarks.parity` (docs/parity.md). `make test` has each strategy once.
+# combinations. The whole product is `python -m benchmarks.parity` (docs/evidence/parity.md). `make test` has each strategy once.
 CHEAP = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
 ALL = {1: (4,), 2: (2,), 4: (1,)}
 CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}

@@ -84,8 +84,8 @@ def test_tensor_parallel_states_are_those_of_transformers_plan():
 
 
 def test_zero3_shards_what_a_tensor_group_leaves_whole_over_all_ranks():
-    """Of Llama 8B by hand on two ranks of a group and four of data, as docs/states.md measures: norms and embedding are in
-    eighths, halves of matrices in fourths, and the two are stepped one after the other."""
+    """Llama 8B by hand on two ranks of a group and four of data, as docs/evidence/states.md measures: norms and embedding are
+    in eighths, halves of matrices in fourths, and the two are stepped one after the other."""
     s = LLAMA
     whole = 32 * 2 * s.hidden + s.hidden + s.embedding
     divided = (s.parameters - whole) / 2
@@ -147,7 +147,7 @@ def test_the_bubble_is_that_of_the_textbook(stages_, micro_batches):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages_, micro_batches", [(2, 4), (4, 8), (8, 64)])
 def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micro_batches):
-    """engines/pipeline_schedule.py; docs/pipeline.md has it measured."""
+    """engines/pipeline_schedule.py; docs/evidence/pipeline.md has it measured."""
     axes = Axes(stages=stages_, schedule=schedule, virtual=2 if schedule.startswith("interleaved") else 1)
     of = job(replace(LLAMA, vocab=8), axes, ranks=stages_, accumulation=micro_batches, sequence=32768)
     time = step_time(of)
@@ -228,8 +228,8 @@ def test_a_tensor_group_sends_each_token_to_its_experts_once_and_gathers_what_co
     ],
 )
 def test_a_slow_network_takes_as_long_as_what_nodes_send_each_other(axes, engine, stage):
-    """Over 32 ranks on four nodes: the bytes of docs/communication.md's formulas. Ranks with the same experts lie on different
-    nodes, and their rings share a node's cards."""
+    """Over 32 ranks on four nodes: the bytes of docs/evidence/communication.md's formulas. Ranks with the same experts lie on
+    different nodes, and their rings share a node's cards."""
     options = {"engine": engine, "stage": stage, "link": "1 Gb/s", "sequence": 512, "accumulation": 4}
     of = job(MOE, axes, ranks=32, **options)
     net = links(gpu(of.gpu), of.link, 8)

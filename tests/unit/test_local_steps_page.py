@@ -1,4 +1,4 @@
-"""What docs/network.md computes of replicas that meet every H steps."""
+"""What docs/evidence/local-training.md computes of replicas that meet every H steps."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What docs/network.md computes from measured rows."""
+"""What docs/evidence/network.md computes from measured rows."""
 
 import pytest
 

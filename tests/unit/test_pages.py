@@ -12,7 +12,7 @@ from brigade.train.strategy import refusal
 from testing import parity
 from tests.ranks import test_export, test_methods, test_rehearsal
 
-PAGES = sorted(REPOSITORY.glob("docs/*.md"))
+PAGES = sorted(REPOSITORY.glob("docs/**/*.md"))
 COLUMNS = {
     "LoRA": "lora",
     "LoRA on some layers": "parts",

@@ -1,4 +1,4 @@
-"""docs/parity.md and docs/states.md beyond data parallelism: what was measured is all that trains, and as exact as promised."""
+"""docs/evidence/parity.md beyond data parallelism: what was measured is all that trains, and as exact as promised."""
 
 import math
 

@@ -94,7 +94,7 @@ def test_sizes_divide_the_model_and_stay_inside_a_node(every_axis):
     ("gpt-oss-20b", {"EP x DDP", "EP x HSDP", "PP x EP x DDP"}), ("llama-3.1-8b", set()),
 ])  # fmt: skip
 def test_experts_are_divided_beside_every_axis_that_they_run_with(model, names):
-    """docs/parity.md has each pair; gpt-oss has no plan for tensor groups, and attention that no row's parts can share."""
+    """docs/evidence/parity.md has each pair; gpt-oss has no plan for tensor groups, nor attention for parts of a sequence."""
     ranked, _ = plan_for(model, H100)
     found = {candidate.choice.name for candidate in ranked if "experts" in candidate.choice.axes}
     assert names <= found and bool(names) == bool(found)

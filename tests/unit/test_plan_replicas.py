@@ -56,7 +56,7 @@ def job(count=2, ranks=1, node_size=1, engine="ddp", **replicas):
 # ---- a round ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count, precision, kilobytes", [(2, "fp32", 9465), (4, "fp32", 14199), (2, "int8", 2400)])
 def test_what_leaves_a_host_is_what_was_counted_on_real_hosts(count, precision, kilobytes):
-    """Table local-steps of docs/network.md: one rank on each host, kB per step times H."""
+    """Table local-steps of docs/evidence/local-training.md: one rank on each host, kB per step times H."""
     assert sent(job(count, precision=precision)) == pytest.approx(1e3 * kilobytes, rel=0.01)
 
 

@@ -171,7 +171,7 @@ def test_a_model_that_nobody_knows(capsys):
 
 def test_experts_are_planned_under_zero3_like_other_layers():
     """Transformers 5 has the experts of a layer in one parameter, which every rank gathers, wherever it sends its tokens: the
-    rows zero3+deepseek_v3 of docs/parity.md."""
+    rows zero3+deepseek_v3 of docs/evidence/parity.md."""
     ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2), method="lora", trained=13_369_344)
     zero3 = next(candidate for candidate in ranked if candidate.choice.name == "ZeRO-3")
     assert winner and zero3.fits and zero3.seconds < 1.5 * winner.seconds

@@ -14,7 +14,8 @@ from brigade.train.recipe.files import REPOSITORY
 FOLDERS = "accelerate_configs|benchmarks|brigade|docs|ds_configs|hostfiles|recipes|testbed|testing|tests"
 PAGES = [
     path
-    for path in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("*/*.md"), *REPOSITORY.glob("benchmarks/*/*.md"))
+    for pattern in ("*.md", "*/*.md", "benchmarks/*/*.md", "docs/*/*.md")
+    for path in REPOSITORY.glob(pattern)
     if path.relative_to(REPOSITORY).parts[0] in (path.name, *FOLDERS.split("|"))
 ]
 by_page = pytest.mark.parametrize("path", sorted(PAGES), ids=lambda path: str(path.relative_to(REPOSITORY)))

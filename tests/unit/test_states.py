@@ -41,7 +41,7 @@ def measured(kind: str, ranks: int, half: bool = False, sizes: list[int] = SIZES
 
 
 def test_what_was_measured_is_what_the_formulas_say() -> None:
-    """docs/states.md's rows, of DeepSpeed's and FSDP2's ranks, against today's formulas: within 1 %."""
+    """docs/evidence/states.md's rows, of DeepSpeed's and FSDP2's ranks, against today's formulas: within 1 %."""
     config = json.loads((states.pages.REPOSITORY / "recipes/tiny/config.json").read_text()) | states.MODEL
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))

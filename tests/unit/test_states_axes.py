@@ -1,4 +1,4 @@
-"""docs/states.md where more than the data is divided: what ranks hold is what the planner says."""
+"""docs/evidence/states.md where more than the data is divided: what ranks hold is what the planner says."""
 
 import json
 import math

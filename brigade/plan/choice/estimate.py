@@ -86,7 +86,7 @@ class Estimate:
     @property
     def crowded(self) -> bool:
         """Whether it is of the kind of which published runs took far longer than predicted: ZeRO-3 over hundreds of ranks, each
-        with so little to compute that most of a step waits (arXiv 2311.00257: docs/planner-accuracy.md)."""
+        with so little to compute that most of a step waits (arXiv 2311.00257: docs/evidence/planner-accuracy.md)."""
         job, time = self.job, self.time
         waits = time.across + time.launches > time.total / 2
         return job.deepspeed and job.stage == 3 and job.shard_ranks >= 128 and waits

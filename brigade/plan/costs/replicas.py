@@ -2,7 +2,7 @@
 
 Each rank sends its part of a replica's weights to the ranks with its place in the others, and gets the means: an all-to-all, then
 gloo's allgather, which is a ring (gloo/allgather.cc). Of n replicas with one on each host, 2 (n - 1) / n of the weights leave a
-host (docs/network.md counts them).
+host (docs/evidence/local-training.md counts them).
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Model states in bytes of a rank of each stage, by formula. docs/states.md compares them with what is measured."""
+"""Model states in bytes of a rank of each stage, by formula. docs/evidence/states.md compares them with what is measured."""
 
 import operator
 from dataclasses import replace

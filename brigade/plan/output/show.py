@@ -219,7 +219,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         say(
             "",
             "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted "
-            "(docs/planner-accuracy.md)",
+            "(docs/evidence/planner-accuracy.md)",
         )
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"

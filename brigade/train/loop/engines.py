@@ -233,7 +233,7 @@ class FSDP2(OneProcess):
             "fsdp": True,
             "fsdp_config": defaults | self.run.strategy.fsdp,
             # Gradients are reduced in every micro-step: else each rank keeps them whole until the last, 4 bytes per parameter
-            # of the unsharded model (docs/states.md).
+            # of the unsharded model (docs/evidence/states.md).
             "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
         }
 

@@ -53,7 +53,7 @@ def bubble(axes: Axes, micro_batches: int) -> float:
     gradients of inputs and gradients of weights.
 
     w = (p - 1) / v (2104.04473, section 2.2), and a third of it where gradients of weights are computed meanwhile (2401.10241,
-    section 2.1). torch orders ZBV for 2 p - 1 micro-batches at least and leaves out those that are not there (docs/pipeline.md).
+    section 2.1). torch orders ZBV for 2 p - 1 micro-batches at least and leaves out missing ones (docs/evidence/pipeline.md).
     """
     p, name = axes.stages, axes.chosen_schedule
     waits = (p - 1) / axes.virtual / (3 if name in SPLIT_BACKWARD else 1)

@@ -1,4 +1,4 @@
-"""Model states in bytes per rank, by formula. docs/states.md compares them with what is measured."""
+"""Model states in bytes per rank, by formula. docs/evidence/states.md compares them with what is measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def model_states(
       the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - There is an fp32 master copy.
-    - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (measured: docs/states.md).
+    - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (docs/evidence/states.md).
     FSDP2 has none, and 16/N in any precision, as train.py has it reduce in every micro-step.
     """
     own = OPTIMIZER_BYTES.get(optim, 8)
