@@ -1,6 +1,6 @@
 """How long until `launch` has a verdict: each fault of testbed/faults.py, several times on real hosts.
 
-    python -m benchmarks.faults              # measures (root) -> benchmarks/results/faults.csv, the table in docs/faults.md
+    python -m benchmarks.faults              # measures (root) -> benchmarks/results/faults.csv, docs/evidence/faults.md
     python -m benchmarks.faults --draw       # the table from the results that are there
 
 A time runs from the fault to the end of launch and of the last process on any host; for faults that are there before the
@@ -12,13 +12,13 @@ import re
 import statistics
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, markdown
+from benchmarks.pages import EVIDENCE, markdown
 from testbed.cluster import Cluster
 from testbed.faults import FAULTS, lost, misses, provoke
 from testbed.needs import require
 
 RESULTS = pages.RESULTS / "faults.csv"
-PAGE = DOCS / "faults.md"
+PAGE = EVIDENCE / "faults.md"
 
 
 def measure(times: int, names: list[str], rows: list[dict[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """What one rank's activations need for a row of 128k tokens: with its tokens over several ranks, and with tiles.
 
-    python -m benchmarks.long_context            # traces -> benchmarks/results/long_context.jsonl, docs/parallelism.md
+    python -m benchmarks.long_context            # traces -> results/long_context.jsonl, docs/evidence/long-context.md
     python -m benchmarks.long_context --draw     # the table from the results that are there
 
 Each model's own code in Transformers runs forward and backward on tensors without data, as in docs/evidence/traced.md, with
@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.plan.shape.find import known_config
 from brigade.plan.shape.trace import versions
 from brigade.plan.shape.trace_settings import TraceSettings
 from brigade.train.model.config_json import read_config
 
 RESULTS = pages.RESULTS / "long_context.jsonl"
-PAGE = DOCS / "parallelism.md"
+PAGE = EVIDENCE / "long-context.md"
 MODELS = ("qwen3-8b", "llama-3.1-8b")
 TOKENS = 131_072
 RANKS = (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""The table of docs/data.md that says what becomes of the keys of other tools' data sets.
+"""The table of docs/evidence/peer-keys.md that says what becomes of the keys of other tools' data sets.
 
     python -m benchmarks.peer_keys           # write it again
     python -m benchmarks.peer_keys --check   # 1 where the page has another
@@ -8,7 +8,7 @@ Each row is a case of testing/peer_keys.yaml, and tests/unit/data/test_peer_keys
 
 from typing import Any
 
-from benchmarks.pages import DOCS, REPOSITORY, command, markdown
+from benchmarks.pages import EVIDENCE, REPOSITORY, command, markdown
 from brigade.train.recipe.files import read_yaml
 
 CASES: list[dict[str, Any]] = read_yaml(REPOSITORY / "testing/peer_keys.yaml")["keys"]
@@ -20,7 +20,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    return command(DOCS / "data.md", tables, __doc__ or "")
+    return command(EVIDENCE / "peer-keys.md", tables, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `python -m brigade check` finds, and how soon: each fault of testbed/preflight.py on three real hosts, several times.
 
-python -m benchmarks.preflight              # measures (root) -> benchmarks/results/preflight.csv, docs/preflight.md
+python -m benchmarks.preflight              # measures (root) -> benchmarks/results/preflight.csv, docs/evidence/preflight.md
 python -m benchmarks.preflight --only NAME  # these faults alone; the others' rows stay
 python -m benchmarks.preflight --draw       # the page's tables from the results that are there
 """
@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, markdown
+from benchmarks.pages import EVIDENCE, markdown
 from brigade.check.registry import checks
 from brigade.check.result_file import schema
 from brigade.check.results import thresholds
@@ -20,7 +20,7 @@ from testbed.needs import require
 from testbed.preflight import INJECTED, check, misses, provoke
 
 RESULTS = pages.RESULTS / "preflight.csv"
-PAGE = DOCS / "preflight.md"
+PAGE = EVIDENCE / "preflight.md"
 SOUND = (2, 4, 8)  # hosts
 
 

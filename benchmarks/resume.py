@@ -1,4 +1,4 @@
-"""Runs go on under every strategy and on any number of ranks, measured -> docs/resume.md.
+"""Runs go on under every strategy and on any number of ranks, measured -> docs/evidence/resume.md.
 
     python -m benchmarks.resume                    # everything
     python -m benchmarks.resume --only divided     # one table; the others stay
@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.pages import DOCS, markdown, where, write
+from benchmarks.pages import EVIDENCE, markdown, where, write
 from brigade.errors import UserError
 from brigade.train.checkpoint import layout
 from brigade.train.cluster import World
@@ -86,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         words = measure(list(dict.fromkeys(cell for table in asked for cell in CELLS[table]())), Path(name))
     tables = {table: TABLES[table](words) for table in asked}
-    write(DOCS / "resume.md", tables | {"versions": f"Versions: {where()['versions']}."})
+    write(EVIDENCE / "resume.md", tables | {"versions": f"Versions: {where()['versions']}."})
 
 
 def table_of_ranks(words: dict[Resume, str]) -> str:

@@ -103,7 +103,7 @@ def _across(*rows: str) -> list[Resume]:
     return found
 
 
-# Divisions into others, and what is not divided: docs/resume.md.
+# Divisions into others, and what is not divided: docs/evidence/resume.md.
 DIVIDED = _across(
     "full: zero1_tp2_pp2 8 -> zero1_pp2 4",
     "full: zero1_tp2_pp2 8 -> fsdp2 4",

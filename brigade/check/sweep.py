@@ -23,8 +23,8 @@ FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair
 # For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
 LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
 NCCL_ROUND = 2.0  # both ways, the connections of a pair included
-QUICK = 1.6  # all quick checks of two hosts (docs/preflight.md)
-# Beside the quick ones, from the usual size on: torch is imported; a processor's speed is measured (docs/preflight.md).
+QUICK = 1.6  # all quick checks of two hosts (docs/evidence/preflight.md)
+# Beside the quick ones, from the usual size on: torch is imported; a processor's speed is measured (docs/evidence/preflight.md).
 TYPICAL = {"sameness": IMPORT, "devices": 6.0}
 LONGEST_LOGIN = 20.0  # its limit
 NEED_A_RECIPE = ("kernels", "rehearsal")  # groups that are grey without one

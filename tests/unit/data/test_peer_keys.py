@@ -1,4 +1,4 @@
-"""Keys of other tools' data sets: each is read, refused, or counted as not read, as the table of docs/data.md says."""
+"""Keys of other tools' data sets: each is read, refused, or counted as not read, as docs/evidence/peer-keys.md says."""
 
 import copy
 import functools
