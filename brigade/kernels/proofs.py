@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import first_line
 from ..train import files
 from ..train.cache import cache_directory, private_folder
+from ..train.model import attention
 from . import judging, models
 
 Row = dict[str, Any]
@@ -24,6 +25,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
 CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of ours:
+MODEL = Path(attention.__file__).parent
 OURS = ("attention.py", "cpu_attention.py", "packed_samples.py")
 
 
@@ -81,7 +83,7 @@ def versions() -> Row:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    files = [HERE / name for name in CODE] + [HERE.parent / "model" / name for name in OURS]
+    files = [HERE / name for name in CODE] + [MODEL / name for name in OURS]
     return found | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
 
 
