@@ -15,7 +15,7 @@ from .reading import Record, attempts, number, of_kind
 Table = tuple[list[str], list[list[Any]]]  # head, rows
 ANSWERED = 20  # evaluations whose answers a page shows, the newest ones
 ROWS = 24  # of the table beside a chart
-_STARTS = {"torchrun": "torchrun --standalone --nproc_per_node {}", "deepspeed": "deepspeed --num_gpus {}",
+_STARTS = {"torchrun": "torchrun --master_port 29500 --nproc_per_node {}", "deepspeed": "deepspeed --num_gpus {}",
            "accelerate": "accelerate launch --num_processes {}"}  # fmt: skip
 _COMMIT = re.compile(r"([0-9a-f]{7,64})(\+?)")  # "+": with changes that were not committed
 

@@ -94,7 +94,16 @@ def test_every_argument_of_transformers_is_a_key_or_has_advice():
 
 def test_advice_names_keys_that_exist():
     # The names that an advice tells people to set, so that a renamed key does not leave it behind.
-    known = {*SECTION_OF, *ONLY_FLAGS, "cosine_with_min_lr", "min_lr", "min_lr_rate", "nproc_per_node", "num_gpus"}
+    known = {
+        *SECTION_OF,
+        *ONLY_FLAGS,
+        "cosine_with_min_lr",
+        "min_lr",
+        "min_lr_rate",
+        "nproc_per_node",
+        "num_gpus",
+        "master_port",
+    }
     for old, advice in OTHER_NAMES.items():
         named = set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", advice)) - {"accelerate_configs", "fsdp2_1x2", "ds_configs"}
         assert named <= known, old

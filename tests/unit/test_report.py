@@ -257,7 +257,8 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     checkout, start = facts.repeat(record)
     assert checkout == "git checkout 0123456789ab"
     assert (
-        start == f"torchrun --standalone --nproc_per_node 2 train.py --recipe {run}/run.yaml --output_dir {run}-again"
+        start
+        == f"torchrun --master_port 29500 --nproc_per_node 2 train.py --recipe {run}/run.yaml --output_dir {run}-again"
     )
     record.run["hosts"] = ["node1", "node2"]
     _, hosts, start = facts.repeat(record)

@@ -10,7 +10,7 @@ def commands(plan: RecipePlan) -> list[str]:
     """What starts the recipe on its own cluster, the first as anybody would; one GPU has eight as its second way."""
     recipe, named = shlex.quote(plan.path), plan.settings.recipe.cluster.hostfile
     gpus, hosts = plan.estimate.job.gpus, plan.estimate.job.nodes
-    eight = f"torchrun --nproc_per_node 8 train.py --recipe {recipe}"
+    eight = f"torchrun --master_port 29500 --nproc_per_node 8 train.py --recipe {recipe}"
     if not named:
         return [f"python train.py --recipe {recipe}", *([eight] if divides(plan, 8) else [])]
     hostfile = shlex.quote(named)
@@ -18,7 +18,7 @@ def commands(plan: RecipePlan) -> list[str]:
     if plan.strategy.is_deepspeed:
         lines.append(f"deepspeed --hostfile {hostfile} train.py --recipe {recipe}")
     elif hosts == 1:
-        lines.append(f"torchrun --nproc_per_node {gpus} train.py --recipe {recipe}")
+        lines.append(f"torchrun --master_port 29500 --nproc_per_node {gpus} train.py --recipe {recipe}")
     return lines
 
 
