@@ -5,7 +5,9 @@
 Rank 0, `launch` or who fails writes: started, step, checkpoint, evaluation, slow, grace, fault, failed, restart, stopped, end.
 """
 
+import errno
 import json
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +20,8 @@ from . import typed
 FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
 MOST = 2**30  # bytes of it that are read
-SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
+SLOW = 0.7  # the score below which a rank is slow (loop/slow_ranks.py)
+_refused: set[Path] = set()  # files to which this process has said that it adds nothing
 
 
 def add(directory: Path, event: str, **fields: Any) -> None:
@@ -28,16 +31,23 @@ def add(directory: Path, event: str, **fields: Any) -> None:
 
 
 def append(file: Path, **fields: Any) -> None:
-    """Append one line, with its time, to a file in a run's directory."""
+    """Append one line, with its time, to a file in a run's directory. A link, which others may have made, gets no line: that is
+    said once."""
     if not (file.parent / _RECORD).is_file():  # it is no run's, or none any more: nothing is made there
         return
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
-    with suppress(OSError), files.append(file) as lines:
-        lines.write((json.dumps(line, default=str) + "\n").encode())
+    try:
+        with files.append(file) as lines:
+            lines.write((json.dumps(line, default=str) + "\n").encode())
+    except OSError as error:
+        if error.errno == errno.ELOOP and file not in _refused:
+            _refused.add(file)
+            text = f"warning: nothing is added to {file}: {error.strerror}. Move it away, and a new one is begun"
+            print(text, file=sys.stderr, flush=True)
 
 
 def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
-    """All whole lines, oldest first; [] where there are none. only: of these events alone, which is quick in a long file"""
+    """All whole lines, oldest first; [] where there are none. only: of these events, which is quick in a long file"""
     events = []
     with suppress(OSError):
         for line in files.read_text(directory / FILE, MOST, "replace").splitlines():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from brigade.train import files
+from brigade.train.run import events
 
 
 def mode(path):
@@ -59,6 +60,17 @@ def test_lines_are_appended_to_regular_files_of_one_name(tmp_path, victim):
     for name in "hard", "fifo":
         with pytest.raises(OSError):
             files.append(tmp_path / name)
+
+
+def test_events_that_a_hard_link_refuses_are_told_of_once(tmp_path, victim, capsys):
+    (tmp_path / "run.yaml").touch()
+    os.link(victim, tmp_path / events.FILE)
+    for step in 1, 2:
+        events.add(tmp_path, "step", step=step)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(f"warning: nothing is added to {tmp_path / events.FILE}: {events.FILE} is a link")
+    assert victim.read_text() == "mine\n"
 
 
 def test_only_regular_files_of_a_fair_size_are_read(tmp_path, victim):
