@@ -13,6 +13,7 @@ from ..distributed import exchange
 from .pipeline import Pipeline
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # as accelerate names FSDP2's: whoever reads those reads these
+DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}  # by "torch.bfloat16"
 
 
 def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[str], wanted: bool) -> dict[str, Any]:
@@ -34,16 +35,11 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
         owner = next(number for number, has in enumerate(said) if name in has)
         shape, dtype = said[owner][name]
         mine = owner == pipeline.rank
-        tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=dtype_of(dtype), device=pipeline.device)
+        tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=DTYPES[dtype], device=pipeline.device)
         dist.broadcast(tensor, ranks[owner], group=group)
         if wanted:
             found[name] = tensor.cpu()
     return found
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch.float32 of "torch.float32"."""
-    return {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}[name]
 
 
 def _whole(tensor: Any) -> Tensor:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ..distributed import exchange
 from .pipeline import in_buckets, local, spread_
-from .pipeline_state import dtype_of
+from .pipeline_state import DTYPES
 
 
 class Slice(NamedTuple):
@@ -94,10 +94,10 @@ class Zero1:
             state = dict(next(filter(None, told), {}))
             for key, (dtype, value) in state.items():
                 if value is not None or not dtype:
-                    state[key] = torch.tensor(value, dtype=dtype_of(dtype)) if dtype else value
+                    state[key] = torch.tensor(value, dtype=DTYPES[dtype]) if dtype else value
                 else:
                     here = local(parameter)
-                    whole = torch.empty(here.numel(), dtype=dtype_of(dtype), device=here.device)
+                    whole = torch.empty(here.numel(), dtype=DTYPES[dtype], device=here.device)
                     for each in shares:
                         if mine and each in self.pieces:
                             each.of(whole).copy_(mine[key])
