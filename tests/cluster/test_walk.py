@@ -1,4 +1,4 @@
-"""A newcomer's first run on several hosts: the commands of docs/launching.md, in order, as they stand there."""
+"""A newcomer's first run on several hosts: the commands of three guides, in order, as they stand there."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.conftest import PATIENCE, REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "launching.md"
+PAGES = [REPOSITORY / "docs" / name for name in ("launching.md", "slurm.md", "kubernetes.md")]
 NOT_HERE = {
     "--launcher slurm": "test_slurm.py",  # wants an allocation
     "-m testbed": "test_testbed.py",  # builds hosts of its own
@@ -16,8 +16,9 @@ NOT_HERE = {
 
 
 def commands() -> list[str]:
-    """The page's command lines: indented, and beginning with a program."""
-    lines = re.findall(r"^ {4}((?:printf|for|python) .*)$", PAGE.read_text(), re.M)
+    """The pages' command lines: indented, and beginning with a program."""
+    text = "".join(page.read_text() for page in PAGES)
+    lines = re.findall(r"^ {4}((?:printf|for|python) .*)$", text, re.M)
     return [line for line in lines if not any(part in line for part in NOT_HERE)]
 
 

@@ -88,7 +88,7 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
 
 def test_a_thousand_hosts_on_paper(tmp_path, hostfile):
     """No file, hash or process per host: what takes a thousandth of a second each would show. (How fast it is stands in
-    docs/launching.md; here only that the work does not grow faster than the hosts.)"""
+    docs/evidence/scale.md; here only that the work does not grow faster than the hosts.)"""
     path = tmp_path / "hosts"
     path.write_text("".join(f"node{number} slots=8\n" for number in range(1, 1001)))
     done = launch("recipes/tiny/full.yaml", "--hostfile", str(path), "--dry-run", "--global_batch_size", "8000")
