@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from .errors import UserError, did_you_mean
 from .errors.console import guard_output
+from .errors.disk import of_disk
 
 # verb -> its module and what it does
 VERBS = {
@@ -36,7 +37,7 @@ _TRAINS = "python train.py trains on this machine, and `python -m brigade launch
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Of each flag what it means, its type and its default."""
+    """Shows what each flag means, its type and its default."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -52,20 +53,21 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its refusals are mistakes with a place and a cure, like those of everything else."""
+    """Refuses a command line with a place and a cure, as everything in Brigade does."""
 
     def error(self, message: str) -> NoReturn:
-        of, _, what = message.partition(": ")
-        if of.startswith("argument "):
-            raise UserError(f"flag {of.removeprefix('argument ')}", what, f"see {self.prog} --help")
-        if of.endswith("are required"):
+        subject, _, problem = message.partition(": ")
+        if subject.startswith("argument "):
+            raise UserError(f"flag {subject.removeprefix('argument ')}", problem, f"see {self.prog} --help")
+        if subject.endswith("are required"):
             named = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
             cure = f"{self.prog} {' '.join(named).upper()}; --help says more"
-            raise UserError("command line", f"no {what.replace(', ', ' and no ')} is named", cure)
+            raise UserError("command line", f"no {problem.replace(', ', ' and no ')} is named", cure)
         raise UserError("command line", message, f"see {self.prog} --help")
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the verb that a command line names. Returns the exit code."""
     parser = _Parser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
@@ -103,8 +105,6 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does
     except Exception as error:
-        from .errors.disk import of_disk
-
         if (known := of_disk(error)) is None:
             raise
         print(known, file=sys.stderr)
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _verbs() -> str:
-    """What is printed where no verb is named: each with what it does."""
+    """The text that is shown where no verb is named: all verbs, each with what it does."""
     lines = [f"    {verb:<8}  {about}" for verb, (_, about) in VERBS.items()]
     return "\n".join(
         [
@@ -126,7 +126,7 @@ def _verbs() -> str:
 
 
 def _flags_of_train() -> str:
-    """Of `python train.py --help` what follows its usage."""
+    """The part of `python train.py --help` that follows its usage."""
     from .train.recipe import flags, help_of_keys
 
     parser = flags.parser()
@@ -136,21 +136,20 @@ def _flags_of_train() -> str:
 
 
 def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:
-    """Raises UserError for a flag among the words for train.py that neither it nor the verb has."""
+    """Raise UserError for a flag among the words for train.py that neither it nor the verb has."""
     if not rest:
         return
     from .train.recipe import flags
+    from .train.recipe.mistakes import unknown_flag
 
     theirs = flags.names_of(flags.parser())
     for word in rest:
         if word.startswith("--") and flags.underscores(word)[2:].partition("=")[0] not in theirs:
-            from .train.recipe.mistakes import unknown_flag
-
             raise unknown_flag(word, theirs | flags.names_of(parser))
 
 
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
-    """Of words that the verb's parser did not take."""
+    """The error for words that the verb's parser did not take."""
     flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
     if not flag:
         problem = f"{' '.join(rest)!r}: there are more words than it takes"

@@ -17,7 +17,8 @@ class UserError(Exception):
     place: file, key, column or flag, e.g. ``recipes/tiny/full.yaml: training.learning_rate``
     problem: what is wrong there, with the value that was found
     cure: what to change
-    whose: who has to do it, for `launch --restarts` (whose.py); hosts: those at fault, where it is not this one alone
+    whose: who has to act, for `launch --restarts` (whose.py); hosts: those at fault, where it is
+        not only this one
     """
 
     place: str
@@ -59,7 +60,7 @@ def first_line(error: BaseException, most: int = 160) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """Of a process that ends by it: 2 for a user's mistake, else 1."""
+    """The exit code of a process that this error ends: 2 for a user's mistake, else 1."""
     return 2 if isinstance(error, UserError) else 1
 
 
@@ -73,4 +74,5 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
+    """`text`, or its first `most` characters and dots."""
     return text if len(text) <= most else f"{text[:most]} ..."

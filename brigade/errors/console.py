@@ -1,4 +1,4 @@
-"""Where tables and lines go, and how numbers stand in them."""
+"""What is printed: lines, tables and progress on a terminal or into a file, and how numbers look in them."""
 
 import functools
 import io
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-# What a terminal obeys, most of it with either way to begin it: ESC and a letter, or one byte of C1.
+BAR_SECONDS = 30  # between two lines of progress where there is no terminal
+# What a terminal obeys. Most sequences begin in one of two ways: with ESC and a letter, or with one byte of C1.
 _OBEYED = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, erasing
     r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS: titles, links, the clipboard
@@ -23,7 +24,7 @@ _OBEYED = re.compile(
 
 def printable(text: str) -> str:
     """`text` without what a terminal would obey: escape sequences, control characters but tab and line feed, and marks that turn
-    the direction of letters. For all that comes from a file, a model or another host."""
+    the direction of letters. Meant for all that comes from a file, a model or another host."""
     return _OBEYED.sub("", text)
 
 
@@ -33,8 +34,8 @@ def one_line(text: str) -> str:
 
 
 class _Shown:
-    """A stream that hands on printable text alone. On a terminal's stderr libraries may draw their bars: a return to the
-    line's begin first, or nothing but line feeds and lines up."""
+    """A stream that passes on only printable text. On a terminal's stderr libraries may still draw progress bars: there a text
+    may begin with a carriage return, or consist of line feeds and cursor-up sequences."""
 
     _OF_A_BAR = re.compile(r"\r|(?:\n|\x1b\[A)+$")
 
@@ -56,13 +57,13 @@ class _Shown:
 
 
 def beneath(stream: Any) -> Any:
-    """The stream itself, for whoever writes sequences of our own: every other part of the text passes through printable()."""
+    """The stream beneath the guard, for code that writes our own escape sequences, and all other text through printable()."""
     return getattr(stream, "beneath", stream)
 
 
 def guard_output(errors: str = "backslashreplace") -> None:
-    """Let nothing that this process prints control a terminal, and no letter end it that the terminal's encoding lacks
-    (PYTHONIOENCODING=ascii, LANG=C). errors: what is shown of such a letter"""
+    """Keep what this process prints from controlling a terminal, and letters that the terminal's encoding lacks
+    (PYTHONIOENCODING=ascii, LANG=C) from ending it. errors: how such a letter is shown, as in io.TextIOWrapper"""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(own := beneath(stream), io.TextIOWrapper):
@@ -72,7 +73,7 @@ def guard_output(errors: str = "backslashreplace") -> None:
 
 
 def on_one_line(text: str) -> None:
-    """Show it on stderr, where that is a terminal, in place of what this showed before; "" leaves the line empty."""
+    """Show `text` on stderr, if that is a terminal, in place of what was shown so before; "" leaves the line empty."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{printable(text)}", end="", file=beneath(sys.stderr), flush=True)
 
@@ -91,21 +92,21 @@ class _Unfailing(io.FileIO):
             return len(data)
 
 
-_said = False  # that output is lost
+_loss_told = False
 
 
 def say_what_is_lost(error: OSError) -> None:
     """Say on stderr, once in this process, that output is lost."""
-    global _said
-    if not _said:
-        _said = True
+    global _loss_told
+    if not _loss_told:
+        _loss_told = True
         with suppress(OSError):
             print(f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True)
 
 
 def never_end_by_writing() -> None:
-    """Let nothing that this process says end it: a terminal may die, a pipe's reader end, and a log's disk be full. The run that
-    it watches over counts for more than its words."""
+    """Keep this process from ending because it cannot write: a terminal may die, a pipe's reader may end, and a log's disk may be
+    full. The run that the process watches over counts for more than its words."""
     for name in ("stdout", "stderr"):
         stream = beneath(getattr(sys, name))
         if isinstance(stream, io.TextIOWrapper):
@@ -123,13 +124,13 @@ def figure(value: float, digits: int) -> str:
 
 
 def has_width() -> bool:
-    """Whether what is printed has so many columns and no more: a terminal's, or COLUMNS. A file or a pipe has no width."""
+    """Whether output has a limited number of columns: those of a terminal, or COLUMNS. A file or a pipe has no width."""
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def console(**options: Any) -> Any:
-    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Its colours are its own: brackets in
-    a text are no markup, and what a terminal would obey is left out."""
+    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Only our own code
+    sets colours: brackets in a text are no markup, and what a terminal would obey is left out."""
     unset = {"width": None if has_width() else 160, "file": beneath(sys.stdout), "markup": False, "emoji": False}
     return _console_class()(**unset | options)
 
@@ -150,6 +151,29 @@ def _console_class() -> Any:
     return Printable
 
 
+class _Lines:
+    """Takes what tqdm writes, each state of a bar as a line."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def bar(total: int | None, doing: str, unit: str) -> Any:
+    """A tqdm for work that may take long: a bar on a terminal, elsewhere a line every BAR_SECONDS."""
+    from tqdm import tqdm
+
+    shared = {"total": total, "desc": printable(doing), "unit": unit, "unit_scale": True, "leave": False}
+    if sys.stderr.isatty():
+        return tqdm(**shared, delay=1, dynamic_ncols=True, file=beneath(sys.stderr))
+    size = "{n_fmt} of {total_fmt} {unit}, {percentage:.0f}%" if total else "{n_fmt} {unit}"
+    how = {"bar_format": f"{{desc}}: {size}, elapsed {{elapsed}}" + ", ETA {remaining}" * bool(total), "miniters": 1}
+    return tqdm(**shared, **how, delay=BAR_SECONDS, mininterval=BAR_SECONDS, maxinterval=BAR_SECONDS, file=_Lines())
+
+
 def marking(out: Any) -> str:
     """How a rich Console can mark words: `green`, `underlined` (NO_COLOR), or `in [[ ]]` (a file, a pipe, TERM=dumb)."""
     if out.color_system is None:
@@ -158,7 +182,7 @@ def marking(out: Any) -> str:
 
 
 def folded(parts: list[str], width: int | None) -> str:
-    """The parts with two spaces between them, in lines of at most so many columns, where one part is not longer by itself.
+    """Join parts with two spaces, in lines of at most `width` columns, except where one part is longer by itself.
 
     width: None: one line
     """

@@ -1,4 +1,4 @@
-"""Errors of a disk as a user's: it is full, may not be written, or there is no home directory."""
+"""Turn a disk's errors into a user's: it is full, may not be written, or there is no home directory."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ from .whose import of_errno
 
 
 def of_disk(error: BaseException, directory: Path | None = None) -> UserError | None:
-    """A disk that is full, may not be written or has no home directory, as a user's error; None for any other error.
+    """A full disk, one that may not be written, or a missing home directory as a user's error; None for any other error.
 
-    directory: where was written, for errors that name no file
+    directory: where the program was writing, for errors that name no file
     """
     for failure, _ in getattr(error, "failures", {}).values():  # torch's CheckpointException: what each rank met
         if known := of_disk(failure, directory):
@@ -42,7 +42,7 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
 
 
 def exists(path: Path) -> bool:
-    """Whether it is there; False, too, where the file system does not say: Path.exists() raises then."""
+    """Whether the path exists; False also where the file system does not answer and Path.exists() raises."""
     try:
         return path.exists()
     except OSError:
@@ -51,7 +51,7 @@ def exists(path: Path) -> bool:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """What fails here because of a disk names this directory."""
+    """Turn what fails inside because of a disk into a UserError; one without a file of its own names this directory."""
     try:
         yield
     except Exception as error:
@@ -67,11 +67,11 @@ _OF_DISK = {
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
     **dict.fromkeys(_RIGHTS, "make it writable"),
 }
-# torch's writer only finds itself elsewhere in its file than it should be, numpy's that less was written than asked for
+# torch's writer only notices a wrong position in its file, numpy's that fewer bytes were written than it asked for
 _WITHOUT_A_REASON = ("inline_container.cc", "PytorchStreamWriter", "iostream error", "requested and")
 
 
 def _free(path: Path) -> int:
-    """Bytes that are free where it is, or would be."""
+    """Free bytes of the disk where the path is, or would be."""
     there = next((folder for folder in (path, *path.absolute().parents) if exists(folder)), Path("/"))
     return shutil.disk_usage(there).free

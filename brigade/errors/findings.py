@@ -1,4 +1,4 @@
-"""Rules and findings: what lint prints, and what a run raises the first error of."""
+"""Rules and findings: lint prints all of them, a run raises the first error."""
 
 import functools
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of rules.yaml, which says what the fields are. about: the kind of file."""
+    """One entry of rules.yaml, whose head explains the fields. about: the kind of file"""
 
     name: str
     about: str
@@ -28,7 +28,7 @@ class Rule:
 
 @functools.cache
 def rules() -> dict[str, Rule]:
-    """rules.yaml, in its order."""
+    """The rules by their names, in the order of rules.yaml."""
     groups = table(Path(__file__).with_name("rules.yaml")).items()
     return {name: Rule(name, about, **entry) for about, group in groups for name, entry in group.items()}
 
@@ -64,7 +64,7 @@ class Finding:
 
 
 def raise_first(findings: Iterable[Finding]) -> None:
-    """Raises the first error among them as UserError; warnings and notes do not stop a run."""
+    """Raise the first error among them as UserError; warnings and notes do not stop a run."""
     for finding in findings:
         if finding.severity == "error":
             raise UserError(finding.place, finding.problem, finding.cure)

@@ -13,11 +13,11 @@ def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) 
     wanted = f"a {'whole ' if kind is int else ''}number from {least}"
     wanted += f" and below {below:g}" if below < math.inf else ""
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         with suppress(ValueError):
             if least <= (value := kind(text)) < below:
                 return value
         raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
 
-    read.__name__ = wanted.removeprefix("a ")  # for --help
-    return read
+    parse.__name__ = wanted.removeprefix("a ")  # for --help
+    return parse

@@ -9,6 +9,6 @@ import yaml
 
 @functools.cache
 def table(path: Path) -> Any:
-    """One of our own tables. libyaml is eight times as fast, but a user's deeply nested file would crash it."""
+    """The content of one of our own YAML files. Not for a user's: libyaml is eight times as fast, but deep nesting crashes it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)

@@ -1,7 +1,7 @@
-"""Whose an error is, and so what may help against it: told where it is raised, and judged by launch/policy.py.
+"""Whose an error is, and so what may help against it: stated where it is raised, and judged by launch/policy.py.
 
-user: somebody has to correct something first. host: the host that meets it cannot take part, and others may go on.
-run: the program's or the data's, which may come again at the same place. passing: it goes away by itself.
+user: somebody has to correct something first. host: the host that meets it cannot take part, but others may go on.
+run: the program or the data is at fault, and it may come again at the same place. passing: it goes away by itself.
 """
 
 import errno
@@ -20,7 +20,7 @@ _PASSING = {
     *(errno.EADDRINUSE, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT),
     *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAGAIN),
 }
-# The last resort, for libraries that tell a failed device by words alone. Other errors of CUDA are mostly the program's.
+# The last resort, for libraries that name a failed device only in words. Most other errors of CUDA are the program's.
 _IN_WORDS: dict[Whose, re.Pattern[str]] = {
     "host": re.compile(
         r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
@@ -38,7 +38,7 @@ def of_errno(number: Any) -> Whose:
     return "run"
 
 
-def of(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
+def of_error(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
     """Whose an error is, and the hosts that it names; () for the one where it is raised."""
     if isinstance(error, UserError):
         return error.whose, error.hosts
@@ -48,15 +48,16 @@ def of(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
     return next((whose for whose, pattern in _IN_WORDS.items() if pattern.search(words)), "run"), ()
 
 
-def of_all(found: Sequence[tuple[Whose | None, str]]) -> tuple[Whose, tuple[str, ...]] | None:
-    """Whose an error is that several ranks may have met in the same step. found: of each rank (whose, its host), None where all
-    went well.
+def of_ranks(verdicts: Sequence[tuple[Whose | None, str]]) -> tuple[Whose, tuple[str, ...]] | None:
+    """Whose an error is that several ranks may have met in the same step.
 
-    What every one of several hosts meets is no host's: somebody has to correct it. None: the first rank's word holds.
+    verdicts: (whose, its host) for each rank; whose: None where all went well
+
+    What all of several hosts meet is no host's fault: somebody has to correct it. None: the first rank's verdict holds.
     """
-    at_fault = dict.fromkeys(host for whose, host in found if whose == "host")
-    first = next((whose for whose, _ in found if whose), None)
+    at_fault = dict.fromkeys(host for whose, host in verdicts if whose == "host")
+    first = next((whose for whose, _ in verdicts if whose), None)
     if first != "host":
         return None
-    hosts = {host for _, host in found}
+    hosts = {host for _, host in verdicts}
     return ("user", ()) if 1 < len(hosts) == len(at_fault) else ("host", tuple(at_fault))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.errors import console, progress
+from brigade.errors import console
 from brigade.errors.console import folded, marking
 from brigade.train.cluster import World
 from brigade.train.loop.environment import _silence
@@ -71,8 +71,8 @@ def test_work_that_takes_long_is_a_bar_on_a_terminal_and_lines_elsewhere(termina
     written.isatty = lambda: terminal_there
     monkeypatch.setattr(sys, "stderr", written)
     for rows, seconds in ((None, 30), (100, 0), (None, 0)):  # the first is done before a line is due
-        monkeypatch.setattr(progress, "LINES", seconds)
-        with progress.bar(rows, "tokenising chats.jsonl", "rows") as bar:
+        monkeypatch.setattr(console, "BAR_SECONDS", seconds)
+        with console.bar(rows, "tokenising chats.jsonl", "rows") as bar:
             for _ in range(3):
                 bar.update(25)
     said = written.getvalue()

@@ -32,8 +32,8 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_whose_an_error_is(name):
     error, expected = ERRORS[name]
-    assert whose.of(error) == expected
-    assert whose.of(pickle.loads(pickle.dumps(error))) == expected, "processes that read data hand theirs on"
+    assert whose.of_error(error) == expected
+    assert whose.of_error(pickle.loads(pickle.dumps(error))) == expected, "processes that read data hand theirs on"
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_whose_an_error_of_a_disk_is(number, expected):
 def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_s():
     with pytest.raises(UserError) as lacks:
         find("/data/train.jsonl", "recipe.yaml: data.train_file", "file")
-    here = whose.of(lacks.value)[0]
-    assert whose.of_all([(None, "a"), (here, "b")]) == ("host", ("b",))
-    assert whose.of_all([(here, "a"), (here, "b")]) == ("user", ())
+    here = whose.of_error(lacks.value)[0]
+    assert whose.of_ranks([(None, "a"), (here, "b")]) == ("host", ("b",))
+    assert whose.of_ranks([(here, "a"), (here, "b")]) == ("user", ())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_
     ],
 )
 def test_what_all_hosts_meet_is_no_host_s(found, expected):
-    assert whose.of_all(found) == expected
+    assert whose.of_ranks(found) == expected
 
 
 def test_a_rank_tells_launch_whose_its_error_is(monkeypatch, capfd):

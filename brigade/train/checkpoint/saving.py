@@ -281,7 +281,7 @@ class Saving:
             if known
             else "look at the file system; the same command continues from the newest whole checkpoint"
         )
-        of = whose.of(known or error)[0], (self.world.host,)
+        of = whose.of_error(known or error)[0], (self.world.host,)
         return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure, *of]}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import UserError, progress
+from ...errors import UserError, console
 from .. import cache
 from ..recipe.flags import Settings
 from . import chat_template, encode, mixing, packing, sources
@@ -156,7 +156,7 @@ def _encode_all(
     absent = names_of(columns)
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
-    with progress.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
+    with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             seen += part.rows
             absent &= part.absent

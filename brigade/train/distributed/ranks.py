@@ -90,7 +90,7 @@ def agreed(world: World):
             from . import process_group
 
             process_group.wait_for_all()
-        mine = (exit_code(error), whose.of(error)[0]) if error else (None, None)
+        mine = (exit_code(error), whose.of_error(error)[0]) if error else (None, None)
         found = gather((*mine, world.host))
     except Exception as caught:  # a rank is gone, and with it whatever it had to say
         fail(error or caught, world)
@@ -101,8 +101,8 @@ def agreed(world: World):
     if error is not None and world.rank == first:
         from . import tell
 
-        of = whose.of_all([(each, host) for _, each, host in found])
-        tell.tell(error, world, None if whose.of(error)[1] else of)
+        of = whose.of_ranks([(each, host) for _, each, host in found])
+        tell.tell(error, world, None if whose.of_error(error)[1] else of)
     else:
         supervised.note(follows=True)
     finish()  # nobody leaves before the first has printed its error

@@ -20,7 +20,7 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
     """Say on stderr what went wrong; returns it in a line. Torchrun and accelerate bury that under 40 lines of their own, of
     which the last quote what a rank left in the error file: there the reason stands once more, in one line.
 
-    of: whose.of(error), where the ranks together know it better
+    of: whose.of_error(error), where the ranks together know it better
     """
     where = f"error on {world.host}, rank {world.rank} of {world.size}"
     if isinstance(error, UserError):
@@ -34,7 +34,7 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
         message = "\n".join([f"{where}: {type(error).__name__}", *lines])
     with stop.leaving:
         pass
-    what, hosts = of or whose.of(error)
+    what, hosts = of or whose.of_error(error)
     supervised.note(told=message, code=exit_code(error), whose=what, hosts=hosts)
     print(message, file=sys.stderr, flush=True)
     tell_launcher(reason)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from brigade.errors import progress
+from brigade.errors import console
 from brigade.train.cache import cache_directory
 from brigade.train.data import build as building
 from brigade.train.data import encode, rows, tokenise
@@ -99,7 +99,7 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     # And the files of the whole step.
     contents, said = [], []
     for processes in (1, 2):
-        monkeypatch.setattr(progress, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
+        monkeypatch.setattr(console, "BAR_SECONDS", 3600 * (2 - processes))  # before the time is up all is silent
         monkeypatch.setenv("BRIGADE_CACHE", str(cache_directory() / str(processes)))
         prepared = preparing.prepare(load(data=data | {"dataset_num_proc": processes}), tokenizer)
         contents.append({path.name: path.read_bytes() for path in prepared.train.folder.iterdir()})
