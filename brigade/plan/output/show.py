@@ -52,7 +52,7 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
     config, shape, said = named_config(model)[0], workload.shape, []
     positions = positions_of(config)
     if positions and workload.length > positions:
-        how = "train.py takes them where the recipe says rope_parameters (docs/parallelism.md)"
+        how = "train.py takes them where the recipe says rope_parameters (docs/sequence-parallelism.md)"
         said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
     if shape.other:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"

@@ -265,7 +265,7 @@ class TrainingSection(Section):
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
-    256 MiB (docs/parallelism.md)."""
+    256 MiB (docs/sequence-parallelism.md)."""
     tiled_mlp: Positive | Literal["auto"] | None = None
     """Compute each MLP so many tokens at a time, and again in the backward pass. auto: as many as the hidden size."""
     padding_free: bool = True
