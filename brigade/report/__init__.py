@@ -1,1 +1,1 @@
-"""What runs left behind as a page for the browser: reading, figures and charts, comparing, page."""
+"""A page for the browser of what runs left behind: their records, figures and charts, comparisons, and the page itself."""

@@ -8,13 +8,13 @@ from typing import Any
 from .figures import MEAN, Figure, Line
 from .thinning import kept
 
-# Told apart by colour-blind readers, and 3:1 and more against white and against the page's dark ground.
+# Colour-blind readers can tell them apart. Contrast is 3:1 or more against white and against the page's dark background.
 COLOURS = ["#2f7ec7", "#d9722b", "#2a9d76", "#c2589a", "#8a6fd1", "#a58a1f", "#4b9fb0", "#8b8f98"]
-INK, QUIET, GRID = "#1d1f24", "#5f636e", "#dfe1e6"  # of pictures; a page has its own, light or dark
-POINTS = 1_600  # of a figure, over all its curves
-FEWEST = 150  # of a curve, however many there are
-DOTS = 40  # values up to which each has a dot
-LOGARITHMIC = 50  # times its median from which on a spike would flatten the rest of a curve
+INK, QUIET, GRID = "#1d1f24", "#5f636e", "#dfe1e6"  # for pictures; a page has its own, light or dark
+POINTS = 1_600  # in a figure, over all its curves
+FEWEST = 150  # points in a curve, however many curves there are
+DOTS = 40  # values up to which each point has a dot
+LOGARITHMIC = 50  # a spike of more medians than this would flatten the rest of a curve
 STARTS_AT_ZERO = {"throughput", "step-time", "learning-rate", "peak-memory", "slowest-rank"}
 CONFIG: dict[str, Any] = {
     "background": None,
@@ -29,8 +29,8 @@ CONFIG: dict[str, Any] = {
 
 
 def chart(figure: Figure) -> dict[str, Any]:
-    """The figure in Vega-Lite, its data thinned. Its width is its container's."""
-    drawn = _of_bars(figure) if figure.bars else _of_lines(figure)
+    """The figure in Vega-Lite, with thinned data. It takes the width of its container."""
+    drawn = _bars(figure) if figure.bars else _curves(figure)
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -40,13 +40,13 @@ def chart(figure: Figure) -> dict[str, Any]:
 
 
 def text_of(spec: Any) -> str:
-    """JSON that may stand within a script element of HTML, whatever texts are in it; no number is NaN there."""
+    """JSON that may stand inside a script element of HTML, whatever texts it holds. Raises ValueError for NaN."""
     text = json.dumps(spec, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
-def _of_lines(figure: Figure) -> dict[str, Any]:
+def _curves(figure: Figure) -> dict[str, Any]:
     names = list(dict.fromkeys(line.name.removesuffix(MEAN) for line in figure.lines))
     unit, seconds = _unit_of_time(figure.lines)
     most = max(FEWEST, POINTS // max(1, len(figure.lines)))
@@ -70,11 +70,11 @@ def _of_lines(figure: Figure) -> dict[str, Any]:
             if faint
             else {"type": "line", "point": few and {"size": 28}}
         )
-        of = {"filter": f"datum.faint === {json.dumps(faint)}"}
-        layers.append({"transform": [of], "mark": mark, "encoding": {"y": y, "color": colour}})
+        these = {"filter": f"datum.faint === {json.dumps(faint)}"}
+        layers.append({"transform": [these], "mark": mark, "encoding": {"y": y, "color": colour}})
     if figure.broken:
-        of = {"filter": "datum.value === null"}
-        layers.append({"transform": [of], "mark": {"type": "rule", "color": "#d03b3b", "strokeDash": [3, 3]}})
+        these = {"filter": "datum.value === null"}
+        layers.append({"transform": [these], "mark": {"type": "rule", "color": "#d03b3b", "strokeDash": [3, 3]}})
     x = {
         "field": "step",
         "type": "quantitative",
@@ -95,7 +95,7 @@ def _rows(line: Line, most: int, seconds: float) -> list[dict[str, Any]]:
     places = set(kept(line.values, most))
     for band in (line.low, line.high):
         places |= set(kept(band, most // 2)) if band else set()
-    found = []
+    rows = []
     for place in sorted(places):
         step, tokens, since = line.points[place]
         row = {
@@ -108,8 +108,8 @@ def _rows(line: Line, most: int, seconds: float) -> list[dict[str, Any]]:
         row |= {} if since is None else {"time": _finite(since / seconds)}
         if line.low:
             row |= {"low": _finite(line.low[place]), "high": _finite(line.high[place])}
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def _finite(value: float) -> float | None:
@@ -117,7 +117,7 @@ def _finite(value: float) -> float | None:
 
 
 def _unit_of_time(lines: list[Line]) -> tuple[str, float]:
-    """(unit, its seconds) in which the longest run is a figure that one can read."""
+    """(unit, its seconds) in which the length of the longest run is easy to read."""
     longest = max((point[2] or 0.0 for line in lines for point in line.points), default=0.0)
     return next(
         ((unit, size) for unit, size in (("hours", 3600.0), ("minutes", 60.0)) if longest > 2 * size), ("seconds", 1.0)
@@ -125,7 +125,7 @@ def _unit_of_time(lines: list[Line]) -> tuple[str, float]:
 
 
 # ---- bars --------------------------------------------------------------------------------------------------------
-def _of_bars(figure: Figure) -> dict[str, Any]:
+def _bars(figure: Figure) -> dict[str, Any]:
     parts = list(dict.fromkeys(name for bar in figure.bars for name, value in bar.parts.items() if value))
     values = [
         {"bar": bar.name, "part": name, "value": _finite(value), "order": parts.index(name)}

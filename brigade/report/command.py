@@ -1,4 +1,4 @@
-"""`python -m brigade report OUTPUT [OUTPUT ...]`: a page for the browser of one run, or of several side by side."""
+"""`python -m brigade report OUTPUT [OUTPUT ...]`: a page for the browser about one run, or several side by side."""
 
 import argparse
 import fcntl
@@ -15,14 +15,16 @@ TURN = 5.0  # seconds to wait for a page that is being written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("directories", nargs="+", type=Path, metavar="OUTPUT", help="output directories of runs, going on or ended")
     default = "OUTPUT/report.html; of several runs report.html here"
     add("--html", type=Path, metavar="FILE", help=f"the page; its figures go to FILE_files/ (default: {default})")
-    add("--page_only", action="store_true", help="write the page alone, no PNG and no CSV")
+    add("--page_only", action="store_true", help="write only the page, no PNG and no CSV")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the page, and unless --page_only is given its figures. Returns the exit code."""
     with ExitStack() as turn:
         if options.page_only:  # what a run starts: a page begun earlier, which knows less, must not come last
             _await_turn(options.directories[0] / events.FILE, turn)
@@ -30,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _await_turn(file: Path, turn: ExitStack) -> None:
-    """Hold a lock until `turn` ends, or do without: whoever may read the file can lock it for ever."""
+    """Hold a lock until `turn` ends, or do without it: whoever may read the file can lock it for ever."""
     with suppress(OSError):  # no run's directory, or no locks there
         if file.is_file():
             _lock(turn.enter_context(file.open("r+b")), time.monotonic() + TURN)
@@ -46,7 +48,7 @@ def _lock(file: IO[bytes], until: float) -> None:
 
 
 def _place(options: argparse.Namespace) -> Path:
-    """Where the page goes. Raises UserError where that is another user's directory, and nobody has asked for it."""
+    """The page's path. Raises UserError where it would lie in another user's directory and --html does not name it."""
     from . import facts
 
     first, *others = options.directories
@@ -59,10 +61,11 @@ def _place(options: argparse.Namespace) -> Path:
 
 def _write(options: argparse.Namespace) -> int:
     from ..errors.console import counted
-    from . import page, reading
+    from . import page
+    from .records import read_records
 
     path = _place(options)
-    records = reading.read(options.directories)
+    records = read_records(options.directories)
     page.write(records, path)
     print(f"{path} ({path.stat().st_size / 2**20:.1f} MB)")
     if not options.page_only:

@@ -1,9 +1,9 @@
 """Several runs: what differs between their recipes, and whether their losses differ by more than chance explains.
 
-Two runs that read the same samples in the same order meet the same hard and easy batches, so that the difference of their losses
-at one step is less noisy than either loss. Neighbouring differences are alike; the standard error of their mean is therefore
-a moving-block bootstrap's (Kuensch 1989, Annals of Statistics 17(3)): whole blocks of neighbours are drawn. The interval is
-Student's, of as many values as there are blocks, for few blocks say little of how much they vary.
+Two runs that read the same samples in the same order meet the same hard and easy batches, so the difference of their losses at
+one step is less noisy than either loss. Neighbouring differences are alike. The standard error of their mean therefore comes from
+a moving-block bootstrap (Kuensch 1989, Annals of Statistics 17(3)), which draws whole blocks of neighbours. The interval is
+Student's, with as many values as there are blocks: few blocks say little about how much they vary.
 """
 
 import math
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from ..train.recipe.difference import flat
 from . import facts
-from .reading import Entry, Record, number
+from .records import Entry, Record, number
 
-FEWEST = 16  # differences for an interval
-EVALUATIONS = 6  # likewise, of evaluations: each is a mean over all held-out samples
-LAST = 0.25  # of what two runs have in common: the share at its end that is compared
+FEWEST = 16  # differences that an interval needs
+EVALUATIONS = 6  # the same for evaluations: each is a mean over all held-out samples
+LAST = 0.25  # the share at the end of what two runs have in common that is compared
 DRAWS = 4_000
-# Of run.yaml's record: what is no cause of a difference, or stands elsewhere.
+# Keys of run.yaml's record that cause no difference, or stand elsewhere on the page.
 _NO_CAUSE = ("identity", "started", "command", "overridden", "promise", "ds_config", "lengthened")
 
 
 @dataclass
 class Comparison:
-    """Tables and sentences of a page. different: key, and its value in each run; verdicts: of each run but the first, its
-    conclusion before its reasons"""
+    """Tables and sentences of a page. different: key, and its value in each run; verdicts: for each run but the first, the
+    conclusion, then its reasons"""
 
     different: facts.Table = field(default_factory=lambda: ([], []))
     verdicts: list[list[str]] = field(default_factory=list)
@@ -37,34 +37,34 @@ class Comparison:
 
 
 def compare(records: list[Record]) -> Comparison:
-    """Each run with the first one."""
+    """Compare each run with the first one."""
     verdicts = [verdict(records[0], other) for other in records[1:]]
     return Comparison(differences(records), verdicts, _overview(records))
 
 
 def differences(records: list[Record]) -> facts.Table:
-    """Keys whose values are not the same in all runs: the recipe's first, then versions, hosts and the rest."""
+    """The keys whose values differ between runs: the recipe's first, then versions, hosts and the rest."""
     trees = [{key: value for key, value in record.settings.items() if key != "run"} for record in records]
-    of_runs = [{key: value for key, value in record.run.items() if key not in _NO_CAUSE} for record in records]
+    resolved = [{key: value for key, value in record.run.items() if key not in _NO_CAUSE} for record in records]
     rows = []
-    for found in ([flat(tree) for tree in trees], [flat(tree) for tree in of_runs]):
-        for key in dict.fromkeys(key for one in found for key in one):
-            values = [one.get(key) for one in found]
+    for tables in ([flat(tree) for tree in trees], [flat(tree) for tree in resolved]):
+        for key in dict.fromkeys(key for table in tables for key in table):
+            values = [table.get(key) for table in tables]
             if any(value != values[0] for value in values[1:]):
                 rows.append([key, *(facts.plain(value) for value in values)])
     return ["key", *(record.name for record in records)], rows
 
 
 def verdict(first: Record, other: Record) -> list[str]:
-    """Sentences: is the other run's loss lower, by how much, how sure is that; or why nobody can tell."""
+    """Say in sentences whether the other run's loss is lower, by how much and how surely, or why nobody can tell."""
     between = f"{other.name} and {first.name}"
     data = [record.run.get("data") for record in (first, other)]
     if None not in data and data[0] != data[1]:
         return [f"{between}: they read different data or encode it differently, so their losses cannot be compared."]
     training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
     held_out = _difference(first, other, "held-out loss", first.evaluations, other.evaluations, EVALUATIONS, 0.5)
-    known = [found for found in (training, held_out) if found.low is not None]
-    signs = {found.sign for found in known}
+    known = [difference for difference in (training, held_out) if difference.low is not None]
+    signs = {difference.sign for difference in known}
     if not known:
         conclusion = "too little was logged at the same place to tell which loss is lower"
     elif signs == {0}:
@@ -80,7 +80,7 @@ def verdict(first: Record, other: Record) -> list[str]:
 
 @dataclass
 class _Difference:
-    """Of the other run's loss from the first one's. low, high: its 95 % interval, None where there is none"""
+    """How the other run's loss differs from the first one's. low, high: the 95 % interval, None where there is none"""
 
     words: str
     low: float | None = None
@@ -88,26 +88,26 @@ class _Difference:
 
     @property
     def sign(self) -> int:
-        """-1: lower, 1: higher, 0: nobody can tell."""
+        """-1: the loss is lower, 1: it is higher, 0: nobody can tell."""
         return 0 if self.low is None or self.high is None else (self.low > 0) - (self.high < 0)
 
 
 def _difference(
-    first: Record, other: Record, what: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
+    first: Record, other: Record, loss: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
 ) -> _Difference:
     by = "step" if _batch(first) == _batch(other) else "tokens"
     places, values = _paired(ours, theirs, by)
     values = values[-max(fewest, math.ceil(share * len(values))) :] if len(values) else values
     if not len(values):
-        return _Difference(f"{what.capitalize()}: none was logged at the same {by}.")
-    unit = "logged steps" if what == "training loss" else "evaluations"
+        return _Difference(f"{loss.capitalize()}: none was logged at the same {by}.")
+    unit = "logged steps" if loss == "training loss" else "evaluations"
     if len(values) < fewest:
-        said = f"{_signed(float(values[-1]))} at {by} {facts.shown(places[-1])}"
-        return _Difference(f"{what.capitalize()}: {said}; {len(values)} {unit} in common are too few for an interval.")
+        last = f"{_signed(float(values[-1]))} at {by} {facts.shown(places[-1])}"
+        return _Difference(f"{loss.capitalize()}: {last}; {len(values)} {unit} in common are too few for an interval.")
     low, high = interval(values)
     where = f"over the last {len(values)} {unit} that both have (by {by})"
-    said = f"{_signed(float(values.mean()))} {where}, 95 % interval {low:+.4f} to {high:+.4f}"
-    return _Difference(f"{what.capitalize()} of {other.name} against {first.name}: {said}.", low, high)
+    mean = f"{_signed(float(values.mean()))} {where}, 95 % interval {low:+.4f} to {high:+.4f}"
+    return _Difference(f"{loss.capitalize()} of {other.name} against {first.name}: {mean}.", low, high)
 
 
 def _signed(value: float) -> str:
@@ -120,7 +120,7 @@ def _batch(record: Record) -> Any:
 
 
 def _paired(ours: list[Entry], theirs: list[Entry], by: str) -> tuple[list[float], NDArray[np.float64]]:
-    """(places, their losses minus ours): at equal steps; by tokens at ours, between theirs by a straight line."""
+    """(places, their losses minus ours): by steps where both have one; by tokens at ours, with theirs interpolated linearly."""
     tables = []
     for entries in (ours, theirs):
         pairs = ((number(entry.get(by)), number(entry.get("loss"))) for entry in entries)
@@ -137,7 +137,7 @@ def _paired(ours: list[Entry], theirs: list[Entry], by: str) -> tuple[list[float
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Between which the mean of such differences lies in 95 of 100 cases; the same each time for the same values."""
+    """The 95 % confidence interval of the mean of such differences, the same each time for the same values."""
     count = len(values)
     length = max(1, min(round(2 * count ** (1 / 3)), count // 6))
     starts = np.random.default_rng(0).integers(0, count - length + 1, (DRAWS, math.ceil(count / length)))
@@ -152,11 +152,11 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _overview(records: list[Record]) -> facts.Table:
-    """A row for each run."""
-    keys = list(dict.fromkeys(key for record in records for key in facts.of_run(record)))
+    """A table with a row for each run."""
+    keys = list(dict.fromkeys(key for record in records for key in facts.summary(record)))
     rows = []
     for record in records:
-        known = facts.of_run(record)
+        known = facts.summary(record)
         losses = [v for entry in record.steps if (v := number(entry.get("loss"))) is not None and math.isfinite(v)]
         tail = facts.shown(statistics.fmean(losses[-max(1, len(losses) // 10) :])) if losses else ""
         rows.append([record.name, record.verdict[0], tail, *(known.get(key, "") for key in keys)])

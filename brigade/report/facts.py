@@ -1,4 +1,4 @@
-"""What a page says of a run in words and tables, beside its figures."""
+"""What a page says about a run in words and tables, beside its figures."""
 
 import math
 import re
@@ -10,11 +10,11 @@ from typing import Any
 from ..errors.console import one_line
 from ..train.run.page import FILE
 from ..train.run.status import ranks_of
-from .reading import Record, attempts, number, of_kind
+from .records import Record, attempts, events_of, number
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
-ANSWERED = 20  # evaluations whose answers a page shows, the newest ones
-ROWS = 24  # of the table beside a chart
+ANSWERED = 20  # evaluations whose answers a page shows: the newest
+ROWS = 24  # in the table beside a chart
 _STARTS = {"torchrun": "torchrun --master_port 29500 --nproc_per_node {}", "deepspeed": "deepspeed --num_gpus {}",
            "accelerate": "accelerate launch --num_processes {}"}  # fmt: skip
 _COMMIT = re.compile(r"([0-9a-f]{7,64})(\+?)")  # "+": with changes that were not committed
@@ -43,57 +43,58 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def of_run(record: Record) -> dict[str, str]:
-    """The few facts that one asks for first; what is not known is left out."""
-    run, found = record.run, dict[str, str]()
+def summary(record: Record) -> dict[str, str]:
+    """The few facts that a reader asks for first, {what: value}; what is not known is left out."""
+    run, facts = record.run, dict[str, str]()
     last = record.steps[-1] if record.steps else {}
     if last:
         steps = record.known.get("steps")
-        found["step"] = shown(last["step"]) + (f" of {shown(steps)}" if steps else "")
+        facts["step"] = shown(last["step"]) + (f" of {shown(steps)}" if steps else "")
     losses = [loss for entry in record.evaluations if (loss := number(entry.get("loss"))) is not None]
     if losses:
-        found["held-out loss"] = shown(losses[-1]) + (f", {shown(losses[0])} at first" if len(losses) > 1 else "")
+        facts["held-out loss"] = shown(losses[-1]) + (f", {shown(losses[0])} at first" if len(losses) > 1 else "")
     if loss := last.get("loss"):
-        found["training loss"] = shown(number(loss))
+        facts["training loss"] = shown(number(loss))
     if tokens := number(last.get("tokens")):
-        found["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
+        facts["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
     speeds = [v for entry in record.steps if (v := number(entry.get("tokens_per_second_per_gpu"))) and math.isfinite(v)]
     if speeds:
-        found["speed"] = f"{shown(round(statistics.median(speeds)))} tokens/s per rank"
+        facts["speed"] = f"{shown(round(statistics.median(speeds)))} tokens/s per rank"
     if mfu := number(last.get("mfu")):
-        found["MFU"] = f"{mfu:.1f} %"
+        facts["MFU"] = f"{mfu:.1f} %"
     if (seconds := number(last.get("seconds"))) is not None:
-        found["time"] = duration(seconds)
+        facts["time"] = duration(seconds)
     if (peak := number(last.get("peak_memory_gib"))) is not None:
-        found["peak memory"] = f"{peak:.1f} GiB"
+        facts["peak memory"] = f"{peak:.1f} GiB"
     strategy = run.get("strategy")
     if isinstance(strategy, dict) and strategy.get("name"):
-        found["strategy"] = str(strategy["name"])
+        facts["strategy"] = str(strategy["name"])
     if run.get("ranks"):
         hosts = ", ".join(map(str, run.get("hosts") or []))
-        found["ranks"] = f"{ranks_of(run)} on {hosts}, by {run.get('launcher', '?')}"
-    return found
+        facts["ranks"] = f"{ranks_of(run)} on {hosts}, by {run.get('launcher', '?')}"
+    return facts
 
 
 def recipe(record: Record) -> Table:
-    """Every key that the run had, and whether a flag or the launcher said something else than the recipe."""
+    """Every key of the run, and whether a flag or the launcher overrode the recipe."""
     overridden = " ".join(map(str, record.run.get("overridden") or []))
     rows = []
     for section in ("model", "data", "training", "cluster"):
         values = record.settings.get(section)
         for key, value in values.items() if isinstance(values, dict) else ():
-            said = "overridden" if f"--{key} " in f"{overridden} " else ""
-            rows.append([f"{section}.{key}", plain(value), said])
+            note = "overridden" if f"--{key} " in f"{overridden} " else ""
+            rows.append([f"{section}.{key}", plain(value), note])
     return ["key", "value", ""], rows
 
 
 def plain(value: Any) -> str:
+    """A value of a recipe as YAML shows it, cut at 2,000 letters."""
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 2000 else f"{text[:2000]} ..."
 
 
 def surroundings(record: Record) -> Table:
-    """Versions, hosts and what else was resolved."""
+    """Versions, hosts, and whatever else was resolved for the run."""
     run, rows = record.run, list[list[Any]]()
     if record.settings:
         rows.append(["directory", record.directory.absolute()])
@@ -110,8 +111,8 @@ def surroundings(record: Record) -> Table:
 
 
 def repeat(record: Record) -> list[str]:
-    """The commands that make this run once more, into another directory. Somebody pastes them into a shell, and the words in them
-    may be a stranger's."""
+    """The commands that repeat this run into another directory. They are quoted, because somebody pastes them into a shell and
+    the words in them may be a stranger's."""
     if not record.settings:
         return []
     run, path = record.run, shlex.quote(str(record.directory.absolute()))
@@ -132,42 +133,40 @@ def repeat(record: Record) -> list[str]:
 
 
 def starts(record: Record) -> Table:
-    """Each attempt, what it cost, and what ended it before its time."""
+    """Each attempt of the run, what it cost, and what ended it early."""
     rows = [
         [
-            one.began,
-            one.step,
-            one.ranks,
-            one.hosts,
-            duration(one.idle) if one.idle else "",
-            one.lost or "",
-            one.ended_by,
+            each.began,
+            each.step,
+            each.ranks,
+            each.hosts,
+            duration(each.idle) if each.idle else "",
+            each.lost or "",
+            each.ended_by,
         ]
-        for one in attempts(record)
+        for each in attempts(record)
     ]
     return ["began", "from step", "ranks", "hosts", "after a pause of", "steps lost", "ended by"], rows
 
 
 def checkpoints(record: Record) -> Table:
-    """Those that were written: by events, and those of which only the directory is known."""
+    """The checkpoints that were written: those that events name, and those of which only the directory is known."""
     rows = []
-    told = set()
-    for line in of_kind(record, "checkpoint"):
+    named = set()
+    for line in events_of(record, "checkpoint"):
         step, size = str(line.get("step")), number(line.get("bytes"))
-        told.add(step)
+        named.add(step)
         there = "yes" if step in map(str, record.checkpoints) else "no"
-        size_ = f"{size / 2**20:,.1f}" if size is not None and math.isfinite(size) else ""
-        rows.append(
-            [step, str(line.get("time", ""))[:19], size_, *(line.get(k) for k in ("seconds", "blocked")), there]
-        )
-    rows += [[step, "", "", None, None, "yes"] for step in record.checkpoints if str(step) not in told]
+        mib = f"{size / 2**20:,.1f}" if size is not None and math.isfinite(size) else ""
+        rows.append([step, str(line.get("time", ""))[:19], mib, *(line.get(k) for k in ("seconds", "blocked")), there])
+    rows += [[step, "", "", None, None, "yes"] for step in record.checkpoints if str(step) not in named]
     return ["step", "written", "MiB", "took, s", "training waited, s", "still there"], rows
 
 
 def incidents(record: Record) -> Table:
-    """What went wrong or was slow on the way."""
+    """What went wrong or was slow during the run."""
     rows = []
-    for line in of_kind(record, "fault", "failed", "slow", "restart", "stopped"):
+    for line in events_of(record, "fault", "failed", "slow", "restart", "stopped"):
         words = line.get("text") or line.get("what") or line.get("why") or line.get("by") or ""
         where = f"rank {line['rank']} on {line.get('host', '?')}: " if "rank" in line else ""
         rows.append([str(line.get("time", ""))[:19], line.get("event"), line.get("step", ""), f"{where}{words}"])
@@ -175,20 +174,21 @@ def incidents(record: Record) -> Table:
 
 
 def answers(record: Record) -> list[dict[str, Any]]:
-    """Each question with its reference and what the model answered at the newest evaluations; empty lines are one at most."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """Each question with its reference and the model's answers at the newest evaluations. Several empty lines become one."""
+    questions: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in record.answers:
         source, question = str(entry.get("source", "")), str(entry.get("question", ""))
         reference = str(entry.get("reference", ""))
-        one = found.setdefault((source, question), {"source": source, "question": question, "reference": reference})
+        entries = {"source": source, "question": question, "reference": reference}
+        asked = questions.setdefault((source, question), entries)
         answer = re.sub(r"\n\s*\n", "\n\n", str(entry.get("answer", "")).strip())
-        one.setdefault("answers", []).append((entry.get("step", ""), answer))
-    for one in found.values():
-        one["left_out"] = max(0, len(one["answers"]) - ANSWERED)
-        one["answers"] = one["answers"][-ANSWERED:]
-    return list(found.values())
+        asked.setdefault("answers", []).append((entry.get("step", ""), answer))
+    for asked in questions.values():
+        asked["left_out"] = max(0, len(asked["answers"]) - ANSWERED)
+        asked["answers"] = asked["answers"][-ANSWERED:]
+    return list(questions.values())
 
 
 def default_page(directories: list[Path]) -> Path:
-    """Where a page goes that nobody names."""
+    """Where the page goes if no file is named."""
     return (directories[0] if len(directories) == 1 else Path()) / FILE

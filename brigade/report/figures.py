@@ -1,4 +1,4 @@
-"""The figures of a page: what each shows of one run or of several, as numbers. How they are drawn: charts.py."""
+"""The figures of a page: the numbers that each shows, of one run or of several. charts.py draws them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..train.run import events
-from .reading import Entry, Record, attempts, number, of_kind
+from .records import Entry, Record, attempts, events_of, number
 from .thinning import running_mean
 
-SMOOTH = 100  # points from which on a running mean is drawn over them, of a fiftieth of them each
+SMOOTH = 100  # a curve of this many points or more gets a running mean, over a fiftieth of them
 ENDS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "between attempts")
 
 
 @dataclass
 class Line:
-    """A curve. Of each point: step, tokens and seconds since the run's beginning (None where nobody knows), and values.
+    """A curve. points: (step, tokens, seconds since the run began) for each value; None where that is not known.
 
-    faint: it lies behind another that says the same with less noise; low, high: a band around it
+    faint: the curve lies behind another that shows the same with less noise; low, high: a band around it
     """
 
     name: str
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass
 class Bars:
-    """A bar of parts that add up. parts: name -> its length"""
+    """A bar of parts that add up. parts: name -> length"""
 
     name: str
     parts: dict[str, float]
@@ -38,7 +38,7 @@ class Bars:
 
 @dataclass
 class Figure:
-    """name: of its files; says: how to read it; lines or bars: what it shows; empty: why there is nothing to show"""
+    """One figure. name: of its files; says: how to read it; lines or bars: what it shows; empty: why there is nothing to show"""
 
     name: str
     title: str
@@ -50,22 +50,24 @@ class Figure:
 
     @property
     def broken(self) -> list[str]:
-        """Of each curve with values that are no finite numbers: how many, and where the first is."""
-        found = []
+        """A sentence for each curve with values that are not finite: how many, and where the first is."""
+        sentences = []
         for line in self.lines:
             places = [
                 point[0] for point, value in zip(line.points, line.values, strict=True) if not math.isfinite(value)
             ]
             if places and not line.name.endswith(MEAN):
-                found.append(f"{line.name}: {len(places)} values are NaN or infinite, the first at step {places[0]}")
-        return found
+                sentences.append(
+                    f"{line.name}: {len(places)} values are NaN or infinite, the first at step {places[0]}"
+                )
+        return sentences
 
 
 MEAN = ", running mean"
 
 
-def all_of(records: list[Record]) -> list[Figure]:
-    """Every figure, in the page's order. Of several runs each has its line; sources are told apart where there is one run."""
+def all_figures(records: list[Record]) -> list[Figure]:
+    """Every figure, in the page's order. Each of several runs has a line; the data sources of a single run have one each."""
     return [
         _losses(records),
         _held_out(records),
@@ -130,7 +132,7 @@ def _losses(records: list[Record]) -> Figure:
 
 
 def sources(record: Record) -> list[str]:
-    """Names of the held-out sources, where there are several."""
+    """The names of the held-out sources, where there are several."""
     keys = dict.fromkeys(key for entry in record.evaluations for key in entry)
     return [key.removesuffix("_loss") for key in keys if key.endswith("_loss") and key != "held_out_loss"]
 
@@ -174,7 +176,7 @@ def _times(records: list[Record]) -> Figure:
                 parts[part] += (number(entry.get(f"seconds_{part}")) or 0.0) * max(0, entry["step"] - before)
             before = entry["step"]
         parts["evaluation"] = _sum(number(entry.get("took")) for entry in record.evaluations)
-        parts["checkpoint"] = _sum(number(line.get("blocked")) for line in of_kind(record, "checkpoint"))
+        parts["checkpoint"] = _sum(number(line.get("blocked")) for line in events_of(record, "checkpoint"))
         parts["between attempts"] = _sum(attempt.idle for attempt in attempts(record))
         if any(parts[part] for part in ENDS[:4]):
             figure.bars.append(Bars(_named(records, record, "this run"), parts))
@@ -214,27 +216,27 @@ def _memory(records: list[Record]) -> Figure:
 
 def _parts(section: Any) -> dict[str, float]:
     parts = section.get("parts") if isinstance(section, dict) else None
-    found = {str(key): number(value) for key, value in parts.items()} if isinstance(parts, dict) else {}
-    return {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
+    numbers = {str(key): number(value) for key, value in parts.items()} if isinstance(parts, dict) else {}
+    return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
 # ---- as numbers --------------------------------------------------------------------------------------------------
 def rows(figure: Figure) -> tuple[list[str], list[list[Any]]]:
-    """(head, rows) of all that a figure shows, not thinned: for its CSV file."""
+    """(head, rows) of everything that a figure shows, not thinned, for its CSV file."""
     if figure.bars:
         return ["of", "part", figure.unit], [[bar.name, *part] for bar in figure.bars for part in bar.parts.items()]
     band = any(line.low for line in figure.lines)
     head = ["line", "step", "tokens", "seconds", figure.title.lower(), *(["least", "most"] if band else [])]
-    found = []
+    rows = []
     for line in figure.lines:
         for place, (point, value) in enumerate(zip(line.points, line.values, strict=True)):
             ends = [line.low[place], line.high[place]] if line.low else ["", ""] if band else []
-            found.append([line.name, *("" if part is None else part for part in point), value, *ends])
-    return head, found
+            rows.append([line.name, *("" if part is None else part for part in point), value, *ends])
+    return head, rows
 
 
-def said_of(figure: Figure, show: Callable[[float], str]) -> str:
-    """The figure in a sentence, for who does not see it. show: a value in words"""
+def in_words(figure: Figure, show: Callable[[float], str]) -> str:
+    """The figure in sentences, for readers who cannot see it. show: returns a value in words"""
     if figure.empty:
         return figure.empty
     if figure.bars:
@@ -242,7 +244,7 @@ def said_of(figure: Figure, show: Callable[[float], str]) -> str:
             f"{bar.name}: {', '.join(f'{name} {show(value)}' for name, value in bar.parts.items())}."
             for bar in figure.bars
         )
-    found = []
+    sentences = []
     for line in figure.lines:
         finite = [
             (value, point[0]) for value, point in zip(line.values, line.points, strict=True) if math.isfinite(value)
@@ -254,5 +256,5 @@ def said_of(figure: Figure, show: Callable[[float], str]) -> str:
                 f"{show(finite[-1][0])} at step {finite[-1][1]}",
             )
             ends = f"lowest {show(low)} at step {at_low}, highest {show(high)} at step {at_high}"
-            found.append(f"{line.name}: from {first} to {last}; {ends}.")
-    return " ".join(found)
+            sentences.append(f"{line.name}: from {first} to {last}; {ends}.")
+    return " ".join(sentences)

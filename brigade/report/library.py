@@ -1,4 +1,4 @@
-"""The chart library: Vega-Lite, from the wheel of vl-convert-python, which also draws pictures without a browser."""
+"""The chart library: Vega-Lite from the wheel of vl-convert-python, which also draws pictures without a browser."""
 
 import hashlib
 from pathlib import Path
@@ -8,14 +8,14 @@ from ..errors import UserError
 from ..train import files
 from ..train.cache import cache_directory, once
 
-# Of the bundled script, by vl-convert-python's version: a file of the cache is a page's script only by its content.
+# The bundled script's SHA-256 by vl-convert-python's version: a cached file goes into a page only if its content matches.
 DIGESTS = {"1.9.0": "3425bd951a44d478d0505c6b5d1e8d57656b6e9a4da7bfe88a718ce61d76e572"}
-SCALE = 2  # pixels of a picture for each of a page
+SCALE = 2  # pixels of a picture for each pixel of a page
 WIDTH = 720
 
 
 def vl_convert() -> Any:
-    """The package. Raises UserError where it is not installed."""
+    """The package vl_convert. Raises UserError where it is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -25,8 +25,8 @@ def vl_convert() -> Any:
 
 
 def javascript() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that a page carries in itself. Two seconds to bundle; a version whose digest
-    stands above is kept in the cache."""
+    """Vega, Vega-Lite and Vega-Embed as one script, which a page carries in itself. Bundling takes two seconds; the script of a
+    version in DIGESTS is kept in the cache."""
     package = vl_convert()
     known = DIGESTS.get(package.__version__)
 
@@ -46,7 +46,7 @@ def javascript() -> str:
 
 
 def bundled(package: Any) -> str:
-    """The script that `javascript` returns, made anew from the package."""
+    """The script that javascript() returns, made anew from the package."""
     text = str(package.javascript_bundle(vl_version=package.get_vegalite_versions()[-1]))
     return text.replace("</script", "<\\/script") if "</script" in text.lower() else text
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds all it needs. Texts of a run are data in it: escaped, and no script of theirs runs."""
+"""The page: one HTML file that holds all it needs. A run's texts are data in it: they are escaped, and no script in them runs."""
 
 import base64
 import csv
@@ -19,16 +19,16 @@ from ..train.run.page import FILE
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure
-from .reading import Record
+from .records import Record
 from .thinning import kept
 
 HERE = Path(__file__).parent
-MARK = "<!-- made by python -m brigade report -->"  # what may be written over
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a cell begins with of which a spreadsheet computes something
+MARK = "<!-- made by python -m brigade report -->"  # a file with this mark may be overwritten
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # a spreadsheet computes a cell that begins with one of these
 
 
 def write(records: list[Record], path: Path) -> None:
-    """The page of these runs. Raises UserError where it cannot be written, or another file is there."""
+    """Write the page of these runs. Raises UserError where it cannot be written, or another file is there."""
     try:
         if path.exists() and not _is_page(path):
             problem = "this file is no page of a run"
@@ -44,14 +44,13 @@ def _is_page(path: Path) -> bool:
     try:
         with files.opened(path) as file:
             return MARK.encode() in file.read(400)
-    except PermissionError:  # the page of another user who began the run, for his eyes alone
+    except PermissionError:  # the page of another user who began the run, and only for that user's eyes
         return path.name == FILE
 
 
 def html(records: list[Record]) -> str:
-    """One file: markup, style, the chart library and the data."""
+    """The page as one text: markup, style, the chart library and the data."""
     scripts = [library.javascript(), (HERE / "page.js").read_text()]
-    found = figures.all_of(records)
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -62,13 +61,13 @@ def html(records: list[Record]) -> str:
         title=" and ".join(record.name for record in records),
         records=records,
         comparison=compare(records) if several else Comparison(),
-        figures=[(figure, _drawing(figure), _table(figure)) for figure in found],
+        figures=[(figure, _drawing(figure), _table(figure)) for figure in figures.all_figures(records)],
         facts=facts,
-        described=lambda figure: figures.said_of(figure, facts.shown),
+        described=lambda figure: figures.in_words(figure, facts.shown),
         written=now(),
         style=Markup((HERE / "page.css").read_text()),
         scripts=[Markup(script) for script in scripts],
-        # A second lock: only these two scripts run, whatever got into the page, and nothing is fetched.
+        # A second lock: only these two scripts may run, whatever got into the page, and nothing may be fetched.
         hashes=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
     )
 
@@ -82,7 +81,7 @@ def _drawing(figure: Figure) -> Markup:
 
 
 def _table(figure: Figure) -> facts.Table:
-    """What a chart shows as a table: of a curve its first and last values, its lowest and highest, and some between."""
+    """A chart as a table. A curve's rows are its first and last values, its lowest and highest, and some between."""
     if figure.bars:
         parts = list(dict.fromkeys(name for bar in figure.bars for name in bar.parts))
         return [figure.unit, *(bar.name for bar in figure.bars)], [
@@ -99,11 +98,11 @@ def _table(figure: Figure) -> facts.Table:
 
 
 def write_files(records: list[Record], folder: Path) -> list[Path]:
-    """Each figure as a PNG and as a CSV with every value."""
+    """Write each figure as a PNG, and as a CSV with every value. Returns the paths."""
     written = []
     try:
         files.make_folder(folder)
-        for figure in figures.all_of(records):
+        for figure in figures.all_figures(records):
             if figure.empty:
                 continue
             picture, table = folder / f"{figure.name}.png", folder / f"{figure.name}.csv"
@@ -120,7 +119,7 @@ def write_files(records: list[Record], folder: Path) -> list[Path]:
 
 
 def _cells(row: list[Any]) -> list[Any]:
-    """As a spreadsheet takes them: a formula, which may fetch and run things, gets an apostrophe, and a text is one line."""
+    """A row that is safe in a spreadsheet: a formula, which may fetch and run things, gets an apostrophe; a text is one line."""
     texts = [one_line(value) if isinstance(value, str) else value for value in row]
     texts = [f"'{t}" if isinstance(t, str) and t.lstrip().startswith(_FORMULA) else t for t in texts]
     return ["" if isinstance(value, float) and math.isnan(value) else value for value in texts]

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import train
-from brigade.report import reading
+from brigade.report import records
 from brigade.train.distributed import ranks
 from brigade.train.recipe.files import read_yaml
 from brigade.train.run import page
@@ -45,7 +45,7 @@ def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, cap
     assert begun == [2, 4], "the first evaluation with a step; the next came too soon; the end"
     text = (output / "report.html").read_text()
     assert 'class="verdict succeeded"' in text and "Content-Security-Policy" in text
-    (record,) = reading.read([output])
+    (record,) = records.read_records([output])
     last = record.steps[-1]
     for key in (
         "grad_norm",

@@ -17,7 +17,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.report import charts, comparing, facts, figures, page, reading, thinning
+from brigade.report import charts, comparing, facts, figures, page, records, thinning
 from brigade.train.loop.report_events import ReportEvents
 from brigade.train.run import events
 from brigade.train.run import page as run_page
@@ -33,7 +33,7 @@ def run(tmp_path):
 
 
 def read(*directories):
-    return reading.read(list(directories))
+    return records.read_records(list(directories))
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_a_restart_replaces_the_steps_that_it_trained_anew_and_is_counted(run):
     (run / "success.json").unlink()
     (record,) = read(run)
     assert [entry["step"] for entry in record.steps][-2:] == [180, 181] and record.steps[-1]["loss"] == 7.5
-    first, second = reading.attempts(record)
+    first, second = records.attempts(record)
     assert (first.ended_by, second.step, second.lost) == ("rank 1 on node2: killed", 180, 20)
     assert second.idle == pytest.approx(120, abs=1)
     assert record.verdict == ("ended", "It ended before its end, at step 181 of 200, and left no word why: it was killed, "
@@ -137,7 +137,7 @@ def test_thinning_keeps_every_spike():
 
 def test_values_that_are_no_numbers_are_gaps_that_are_named(run):
     append(run, event="step", step=201, loss=math.nan, grad_norm=math.inf, tokens_per_second_per_gpu=-math.inf)
-    loss = figures.all_of(read(run))[0]
+    loss = figures.all_figures(read(run))[0]
     assert loss.broken == ["training: 1 values are NaN or infinite, the first at step 201"]
     text = charts.text_of(charts.chart(loss))
     assert "NaN" not in text and '"value":null' in text
@@ -145,7 +145,7 @@ def test_values_that_are_no_numbers_are_gaps_that_are_named(run):
 
 
 def test_time_and_memory_are_told_by_part(run):
-    found = {figure.name: figure for figure in figures.all_of(read(run))}
+    found = {figure.name: figure for figure in figures.all_figures(read(run))}
     (bar,) = found["time"].bars
     assert bar.parts["forward"] == pytest.approx(24) and bar.parts["evaluation"] == pytest.approx(16.5)
     assert bar.parts["checkpoint"] == pytest.approx(3.0)
@@ -266,7 +266,7 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     assert start.startswith(f"python -m brigade launch {run}/run.yaml --hostfile hostfile --output_dir ")
     record.run["replicas"] = 2  # of two ranks each
     assert r"printf '%s\n' 'node1 slots=2' 'node2 slots=2' > hostfile" in facts.repeat(record)
-    assert facts.of_run(record)["ranks"].startswith("4 on node1, node2")
+    assert facts.summary(record)["ranks"].startswith("4 on node1, node2")
     assert ["ranks", "4"] in facts.surroundings(record)[1]
 
 

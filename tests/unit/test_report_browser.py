@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.report import page, reading
+from brigade.report import page, records
 from testing import browser as browsers
 from testing.browser import show
 from testing.recorded import append, write_run
@@ -47,7 +47,7 @@ def _each(browser, selector, what):
 @pytest.fixture(scope="module")
 def written(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "report.html"
-    page.write(reading.read([run]), path)
+    page.write(records.read_records([run]), path)
     return path
 
 
@@ -121,7 +121,7 @@ def test_it_fits_a_phone_and_a_wide_screen_by_day_and_night(browser, written, wi
 
 def test_a_narrower_window_cuts_no_legend_and_paper_cuts_nothing(browser, run, tmp_path):
     path = tmp_path / "several.html"
-    page.write(reading.read([write_run(tmp_path / "one", answer="a\n" * 60), run]), path)
+    page.write(records.read_records([write_run(tmp_path / "one", answer="a\n" * 60), run]), path)
     show(browser, path, 1600)
     narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
@@ -164,7 +164,7 @@ def test_a_hundred_thousand_steps_open_at_once(browser, tmp_path):
                 file.write(f'{head}"step": {1000 * round_ + place}{tail.lstrip("0123456789")}\n')
     append(run, event="step", step=100_001, loss=77.0)
     path = tmp_path / "long.html"
-    page.write(reading.read([run]), path)
+    page.write(records.read_records([run]), path)
     assert path.stat().st_size < 5e6
     tried = []
     while not tried or (min(tried) > LIMIT and len(tried) < 6):  # another program may have had the processor
@@ -177,7 +177,7 @@ def test_a_hundred_thousand_steps_open_at_once(browser, tmp_path):
 def test_several_runs_side_by_side(browser, run, tmp_path):
     others = [write_run(tmp_path / name, lower=lower) for name, lower in (("one", 0.0), ("two", 0.1))]
     path = tmp_path / "report.html"
-    page.write(reading.read([*others, run]), path)
+    page.write(records.read_records([*others, run]), path)
     show(browser, path)
     assert browser.get_log("browser") == []
     assert len(set(_each(browser, "#held-out-loss .mark-line path", "e.getAttribute('stroke')"))) == 3

@@ -13,7 +13,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.launch import host_facts, usage
-from brigade.report import command, page, reading
+from brigade.report import command, page, records
 from brigade.top import watching
 from brigade.train import files
 from brigade.train.checkpoint import memory_stage
@@ -64,7 +64,7 @@ WRITERS = {
     "heartbeats/.rank-0": watch,
     "heartbeats/rank-0.stacks": watch,
     "heartbeats/rank-0.collectives": watch,
-    ".report.html": lambda directory: page.write(reading.read([directory]), directory / "report.html"),
+    ".report.html": lambda directory: page.write(records.read_records([directory]), directory / "report.html"),
 }
 
 
@@ -84,12 +84,12 @@ def test_figures_go_into_no_planted_link(run, victim, tmp_path, monkeypatch):
     monkeypatch.setattr(page.library, "picture", lambda spec, title: b"png")
     (tmp_path / "elsewhere").mkdir()
     (run / "report_files").symlink_to(tmp_path / "elsewhere")
-    page.write_files(reading.read([run]), run / "report_files")
+    page.write_files(records.read_records([run]), run / "report_files")
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     (table, *_) = (run / "report_files").glob("*.csv")
     table.unlink()
     table.symlink_to(victim)
-    page.write_files(reading.read([run]), run / "report_files")
+    page.write_files(records.read_records([run]), run / "report_files")
     assert victim.read_text() == "mine\n" and not table.is_symlink()
 
 
@@ -121,10 +121,14 @@ def test_what_transformers_writes_follows_no_link(run, victim):
 
 
 READERS = {
-    "run.yaml": [status.of, lambda run: reading.read([run]), lambda run: earlier.check_data(run / "run.yaml", "", "")],
+    "run.yaml": [
+        status.of,
+        lambda run: records.read_records([run]),
+        lambda run: earlier.check_data(run / "run.yaml", "", ""),
+    ],
     "events.jsonl": [
         events.read,
-        lambda run: reading.read([run]),
+        lambda run: records.read_records([run]),
         lambda run: events.add(run, "step", step=1),
         lambda run: host_facts.progress(run),
         lambda run: watching._newest(run / events.FILE),
@@ -132,8 +136,8 @@ READERS = {
     ],
     "success.json": [status.of],
     "stopped.json": [host_facts.progress],
-    "answers.jsonl": [lambda run: reading.read([run])],
-    "trainer_state.json": [lambda run: reading.read([run])],
+    "answers.jsonl": [lambda run: records.read_records([run])],
+    "trainer_state.json": [lambda run: records.read_records([run])],
     "heartbeats/rank-0.json": [
         usage.heartbeats,
         lambda run: watch_thread.Peer("a", 1).read(run / "heartbeats/rank-0.json"),
@@ -141,7 +145,7 @@ READERS = {
     ".owner": [lambda run: other_owner.holder(run / owner.FILE), owner.take],
     ".mark": [lambda run: mark._problem(run, "token")],
     ".starts": [lambda run: starts.count(run / starts.FILE, "job", 0)],
-    "report.html": [lambda run: page.write(reading.read([run]), run / "report.html")],
+    "report.html": [lambda run: page.write(records.read_records([run]), run / "report.html")],
 }
 
 
@@ -214,10 +218,10 @@ def test_answers_are_for_their_owner_and_the_rest_is_by_the_umask(run, monkeypat
     before = os.umask(0o022)
     try:
         (run / "answers.jsonl").unlink()
-        page.write(reading.read([run]), run / "report.html")
+        page.write(records.read_records([run]), run / "report.html")
         open_page = mode(run / "report.html")
         sample_answers.store([ANSWER], run)
-        page.write(reading.read([run]), run / "report.html")
+        page.write(records.read_records([run]), run / "report.html")
         kept(run)
     finally:
         os.umask(before)
@@ -255,7 +259,7 @@ def test_a_second_user_gains_no_write_by_links(run, victim, monkeypatch):
     files.write(run / runs.SUCCESS, "{}")
     events.add(run, "end", step=4)
     with pytest.raises(Exception, match="is no page of a run"):
-        page.write(reading.read([run]), run / "report.html")
+        page.write(records.read_records([run]), run / "report.html")
     assert victim.read_text() == "mine\n"
 
 

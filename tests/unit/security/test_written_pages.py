@@ -14,7 +14,7 @@ from brigade.launch import ssh
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, text, write
 from brigade.report import facts, figures, page
-from brigade.report.reading import Record
+from brigade.report.records import Record
 from brigade.train import files
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run import directory as runs
@@ -72,7 +72,7 @@ def test_good_commits_are_checked_out(tmp_path):
 
 def test_no_cell_is_a_formula(tmp_path, monkeypatch):
     evil = ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\uff1d1"]
-    monkeypatch.setattr(page.figures, "all_of", lambda _: [figures.Figure("x", "title", "unit", "says")])
+    monkeypatch.setattr(page.figures, "all_figures", lambda _: [figures.Figure("x", "title", "unit", "says")])
     monkeypatch.setattr(figures.Figure, "empty", False)
     monkeypatch.setattr(figures, "rows", lambda _: (evil, [evil, [-1.5, 2, None]]))
     monkeypatch.setattr(page.charts, "chart", lambda _: {})

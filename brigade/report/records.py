@@ -1,6 +1,6 @@
-"""What a run's directory says of it: log, events, answers and settings. What is broken or missing is a note, and no error.
+"""What a run's directory tells of it: log, events, answers and settings. What is broken or missing becomes a note, not an error.
 
-A directory of plain Transformers, which has trainer_state.json and no run.yaml, can be read too.
+A directory of plain Transformers, which has a trainer_state.json but no run.yaml, can be read too.
 """
 
 import math
@@ -15,7 +15,7 @@ from ..train import files
 from ..train.run import directory as runs
 from ..train.run import events, status, typed
 
-# What plain Transformers calls a figure, where Brigade has another name for it.
+# Plain Transformers' name of a figure -> Brigade's, where they differ.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}
 Entry = dict[str, Any]
 
@@ -24,10 +24,11 @@ Entry = dict[str, Any]
 class Record:
     """One run.
 
-    settings: run.yaml, of which "run" says what was resolved and measured
-    steps: what was logged, one entry for a step, in their order; "seconds" since the run first began
-    evaluations: likewise, with "loss" over all sources and "NAME_loss" of each where there are several
-    events: as events.jsonl has them; notes: what could not be read, in words
+    settings: run.yaml, whose "run" says what was resolved and measured
+    known: the run's status (train/run/status.py)
+    steps: what was logged, one entry for each step, in order; "seconds": since the run first began
+    evaluations: the same, with "loss" over all sources, and "NAME_loss" for each where there are several
+    events: the lines of events.jsonl; notes: what could not be read, in words
     """
 
     directory: Path
@@ -44,19 +45,19 @@ class Record:
     @property
     def run(self) -> dict[str, Any]:
         """run.yaml's record of what was resolved; {} where there is none."""
-        found = self.settings.get("run")
-        return found if isinstance(found, dict) else {}
+        record = self.settings.get("run")
+        return record if isinstance(record, dict) else {}
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """(running, succeeded, stopped, failed or ended; a sentence for people)."""
+        """(running, succeeded, stopped, failed or ended; a sentence about it)."""
         state, step = self.known.get("state", "ended"), self.steps[-1]["step"] if self.steps else 0
         at = f"at step {step}" + (f" of {steps}" if (steps := self.known.get("steps")) else "")
         marker = self.known.get("marker", {})
         last = [line for line in self.events if line.get("event") in ("failed", "fault", "started")][-1:]
-        said = last[0].get("text") or last[0].get("what") if last else None
-        if said and (state == "ended" or (state == "running" and last[0]["event"] == "failed")):  # it is about to end
-            return "failed", f"It failed {at}: {said}"
+        reason = last[0].get("text") or last[0].get("what") if last else None
+        if reason and (state == "ended" or (state == "running" and last[0]["event"] == "failed")):  # it is about to end
+            return "failed", f"It failed {at}: {reason}"
         if state == "running":
             return state, f"It is running, {at}."
         if state == "succeeded":
@@ -69,8 +70,8 @@ class Record:
         return state, f"It ended before its end, {at}, and left no word why: it was killed, or its host went away."
 
 
-def read(directories: list[Path]) -> list[Record]:
-    """A record of each. Raises UserError where a directory holds nothing of a run."""
+def read_records(directories: list[Path]) -> list[Record]:
+    """A record of each run. Raises UserError where a directory holds nothing of a run."""
     names = _short_names(directories)
     return [_record(directory, name) for directory, name in zip(directories, names, strict=True)]
 
@@ -120,16 +121,16 @@ def _settings(record: Record) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = runs.read_yaml(path)
-        return found | {"run": typed.kept(found["run"], typed.RUN)} if "run" in found else found
+        document = runs.read_yaml(path)
+        return document | {"run": typed.kept(document["run"], typed.RUN)} if "run" in document else document
     except UserError as error:
         record.notes.append(f"{error.place}: {error.problem}.")
         return {}
 
 
 def _lines(record: Record, name: str, fields: typed.Fields) -> list[Entry]:
-    """The whole lines of a .jsonl file that are tables; how many others there were is a note."""
-    path, found, broken = record.directory / name, [], 0
+    """The lines of a .jsonl file that are whole tables. The number of the others becomes a note."""
+    path, entries, broken = record.directory / name, [], 0
     if not path.exists():
         return []
     try:
@@ -143,17 +144,17 @@ def _lines(record: Record, name: str, fields: typed.Fields) -> list[Entry]:
         except ValueError:
             entry = {}
         if entry:
-            found.append(entry)
+            entries.append(entry)
         else:
             broken += 1
     if broken:
         lines = "line of it is" if broken == 1 else "lines of it are"
         record.notes.append(f"{name}: {broken} {lines} broken or half written, and left out.")
-    return found
+    return entries
 
 
 def _trainer_state(record: Record) -> list[Entry]:
-    """log_history of the newest trainer_state.json."""
+    """The log_history of the newest trainer_state.json."""
     directory = record.directory
     paths = [directory / runs.STATE, *(path / runs.STATE for path in runs.checkpoints(directory))]
     for path in filter(Path.exists, paths):
@@ -168,7 +169,7 @@ def _trainer_state(record: Record) -> list[Entry]:
 
 
 def _take_log(record: Record, log: list[Entry]) -> None:
-    """Steps and evaluations as Trainer logs them; what events say comes over it."""
+    """Add steps and evaluations as the Trainer logs them. Events, taken later, override them."""
     for entry in log:
         entry = {OTHER_NAMES.get(key, key): value for key, value in entry.items()}
         if "loss" in entry:
@@ -179,7 +180,7 @@ def _take_log(record: Record, log: list[Entry]) -> None:
 
 
 def _take_events(record: Record) -> None:
-    """Steps and evaluations with their times. A run that went back to a checkpoint has trained the steps behind it anew."""
+    """Add steps and evaluations with their times. A run that went back to a checkpoint has trained the later steps again."""
     steps = {entry["step"]: entry for entry in record.steps}
     evaluations = {entry["step"]: entry for entry in record.evaluations}
     from_events: tuple[set[int], set[int]] = set(), set()
@@ -190,10 +191,10 @@ def _take_events(record: Record) -> None:
             continue
         since = None if when is None or began is None else when - began
         if line.get("event") == "started":
-            for found, known in zip((steps, evaluations), from_events, strict=True):
+            for entries, known in zip((steps, evaluations), from_events, strict=True):
                 for later in [each for each in known if each > step]:
                     known.discard(later)
-                    found.pop(later, None)
+                    entries.pop(later, None)
         elif line.get("event") == "step":
             steps[step] = steps.get(step, {}) | line | {"seconds": since}
             from_events[0].add(step)
@@ -207,13 +208,13 @@ def _take_events(record: Record) -> None:
 
 
 def _count_tokens(record: Record) -> None:
-    """Tokens so far, of each evaluation and of logs that do not say them; from speed and time where that is all there is."""
+    """Set the tokens so far of each evaluation, and of steps whose log lacks them (from speed and time, if that is all)."""
     before, so_far = 0, 0.0
     at: dict[int, float] = {}
     for entry in record.steps:
         speed, time_ = number(entry.get("tokens_per_second")), number(entry.get("step_time"))
-        told = number(entry.get("tokens"))
-        so_far = told if told is not None else so_far + (speed or 0.0) * (time_ or 0.0) * (entry["step"] - before)
+        logged = number(entry.get("tokens"))
+        so_far = logged if logged is not None else so_far + (speed or 0.0) * (time_ or 0.0) * (entry["step"] - before)
         entry["tokens"] = at[entry["step"]] = so_far
         before = entry["step"]
     reached = 0.0
@@ -223,7 +224,7 @@ def _count_tokens(record: Record) -> None:
 
 
 def seconds_of(line: Entry) -> float | None:
-    """When an event was, in seconds since 1970."""
+    """The time of an event in seconds since 1970."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -232,7 +233,7 @@ def seconds_of(line: Entry) -> float | None:
 
 @dataclass
 class Attempt:
-    """One start of a run. idle: seconds since the last sign of the one before; lost: steps that were trained anew"""
+    """One start of a run. idle: seconds since the last sign of the attempt before; lost: steps that were trained again"""
 
     began: str
     step: int
@@ -244,32 +245,33 @@ class Attempt:
 
 
 def attempts(record: Record) -> list[Attempt]:
-    """Every start of the run, and what ended the one before it."""
-    found: list[Attempt] = []
+    """All starts of the run, each with what ended it."""
+    starts: list[Attempt] = []
     last, reached = None, 0
     for line in record.events:
         when, kind = seconds_of(line), line.get("event")
         if kind == "started":
             step = line["step"] if isinstance(line.get("step"), int) else 0
-            idle = when - last if found and when is not None and last is not None else 0.0
+            idle = when - last if starts and when is not None and last is not None else 0.0
             hosts = ", ".join(map(str, line.get("hosts") or []))
-            lost = max(0, reached - step) if found else 0
-            found.append(Attempt(str(line.get("time", ""))[:19], step, line.get("ranks", ""), hosts, idle, lost))
+            lost = max(0, reached - step) if starts else 0
+            starts.append(Attempt(str(line.get("time", ""))[:19], step, line.get("ranks", ""), hosts, idle, lost))
             reached = step
-        elif kind in ("failed", "fault", "stopped") and found:
-            found[-1].ended_by = str(line.get("text") or line.get("what") or f"stopped by {line.get('by', '?')}")
+        elif kind in ("failed", "fault", "stopped") and starts:
+            starts[-1].ended_by = str(line.get("text") or line.get("what") or f"stopped by {line.get('by', '?')}")
         elif kind == "step" and isinstance(line.get("step"), int):
             reached = line["step"]
         last = when if when is not None and kind not in ("fault", "restart", "failed") else last
-    return found
+    return starts
 
 
-def of_kind(record: Record, *kinds: str) -> Iterator[Entry]:
+def events_of(record: Record, *kinds: str) -> Iterator[Entry]:
+    """The run's events of these kinds, in order."""
     return (line for line in record.events if line.get("event") in kinds)
 
 
 def _short_names(directories: list[Path]) -> list[str]:
-    """The last parts of their paths, as many as tell them apart."""
+    """The last parts of the paths, as many as it takes to tell them apart."""
     parts = [path.absolute().parts for path in directories]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
