@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .errors.console import counted
 from .errors.numbers import numeric
-from .train.recipe import remote_code
+from .train.checkpoint import reading
+from .train.recipe import flags, remote_code
+from .train.run.directory import check_exists
 
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 
@@ -24,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
-    from .train.checkpoint import reading
     from .train.model.load_trained import load_trained, loading_from_run
-    from .train.run.directory import check_exists
 
     check_exists(options.output)
     marker = options.output / "success.json"
@@ -41,10 +42,8 @@ def run(options: argparse.Namespace) -> int:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from .errors.console import counted
     from .train.data.prepare import prepare
     from .train.loop import sample_answers
-    from .train.recipe import flags
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()

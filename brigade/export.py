@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .errors.console import console
 from .errors.numbers import numeric
-from .train.recipe import remote_code
+from .train.recipe import flags, remote_code
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -26,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .train.checkpoint import export, reading
-    from .train.recipe import flags
 
     reading.check_run(options.output)
     settings = flags.of_run(options.output, options.trust_remote_code)
@@ -45,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(done: Any, model: Any) -> None:
     from rich.table import Table
-
-    from .errors.console import console
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
     for path in sorted(done.directory.iterdir()):

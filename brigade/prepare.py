@@ -3,6 +3,12 @@
 import argparse
 import time
 
+from .train import cache
+from .train.model.tokenizer import load_tokenizer
+from .train.model.vocabulary import vocabulary
+from .train.recipe import flags
+from .train.recipe.batch import batch_arithmetic
+
 PASSES_ON = True
 
 
@@ -13,17 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
 
-    from .train.recipe import flags
-    from .train.recipe.batch import batch_arithmetic
-
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
 
-    from .train import cache
     from .train.data import report
     from .train.data.prepare import prepare
-    from .train.model.tokenizer import load_tokenizer
-    from .train.model.vocabulary import vocabulary
 
     began = time.time()
     tokenizer = load_tokenizer(settings, vocabulary(settings))

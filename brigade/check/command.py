@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, did_you_mean
-from ..errors.console import on_one_line
+from ..errors.console import console, on_one_line
+from ..launch.environment import forwarded
+from ..launch.job import hosts_of_slurm_job, make
+from ..launch.supervisor import allow_open_files
+from ..train.hostfile import read_hostfile
+from ..train.recipe.files import CALIBRATION, calibration_file, find
+from . import fix, meaning, result_file, sweep
+from .bandwidth import Sweep
+from .hosts import Wanted
+from .result_file import changes, compared
+from .results import exit_code
+from .run import LOGIN
+from .sweep import figures
+from .table import lines, table
 
 if TYPE_CHECKING:
     from .hosts import Wanted
@@ -59,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0: sound, 1: with warnings, 3: not sound."""
-    from . import result_file
     from .registry import checks
 
     size: Size = "quick" if options.quick else "full" if options.full else "usual"
@@ -108,12 +120,6 @@ def _list(checks: "list[Check]") -> int:
 
 
 def _wanted(options: argparse.Namespace) -> "Wanted":
-    from ..launch.environment import forwarded
-    from ..launch.job import hosts_of_slurm_job, make
-    from ..train.hostfile import read_hostfile
-    from ..train.recipe.files import find
-    from .hosts import Wanted
-
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     slots = hosts_of_slurm_job(os.environ) if in_slurm else None
     job = make(options.recipe, options.rest, options.hostfile, slots) if options.recipe else None
@@ -131,9 +137,6 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
 
 
 def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
-    from ..errors.console import console
-    from . import sweep
-
     # Nobody is asked: hosts with several slots, and those of a recipe that names a GPU, are taken to have GPUs.
     recipe = wanted.job.settings.recipe if wanted.job else None
     gpus = max(wanted.slots.values()) > 1 or bool(recipe and recipe.cluster.gpu)
@@ -146,8 +149,6 @@ def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
 
 
 def _calibration_file() -> Path:
-    from ..train.recipe.files import CALIBRATION, calibration_file
-
     if (file := calibration_file()) is None:
         raise UserError(f"${CALIBRATION}", "it is empty: there is no file to keep factors in", "name one in it")
     return file
@@ -161,9 +162,6 @@ def _check(
     target: Path | None,
     skip: list[str],
 ) -> int:
-    from ..launch.supervisor import allow_open_files
-    from . import result_file
-    from .results import exit_code
     from .run import run
 
     allow_open_files(len(wanted.slots))
@@ -179,8 +177,6 @@ def _check(
         _show(outcome)
         _measured(wanted)
     if options.fix and not options.yes:
-        from . import fix
-
         print("fixes (--yes runs them):", *fix.printed(outcome), sep="\n  ", file=sys.stderr)
     if target:
         result_file.write(found, target)
@@ -199,7 +195,6 @@ def _check(
 def _others(only: list[str] | None, size: "Size") -> list[str]:
     """Names of the checks that --only leaves out."""
     from .registry import checks
-    from .run import LOGIN
 
     sizes = {check.name: check.size for check in checks()}
     here = [check.name for check in checks(size)]
@@ -218,7 +213,6 @@ def _others(only: list[str] | None, size: "Size") -> list[str]:
 
 def _repaired(wanted: "Wanted", outcome: "Outcome") -> "Outcome":
     """Run what cures the hosts, and say what they are like afterwards."""
-    from . import fix
 
     def told(done: fix.Done) -> None:
         print(f"{done.host}: {done.problem or 'done'}: {done.line}", *done.said, sep="\n    ", file=sys.stderr)
@@ -255,9 +249,6 @@ def _told(name: str) -> None:
 
 
 def _show(outcome: "Outcome") -> None:
-    from ..errors.console import console
-    from .table import lines, table
-
     screen = console(highlight=False)
     screen.print(table(outcome))
     for line in lines(outcome):
@@ -266,10 +257,6 @@ def _show(outcome: "Outcome") -> None:
 
 def _measured(wanted: "Wanted") -> None:
     """What was measured over all hosts together, which no host's cell can hold."""
-    from ..errors.console import console
-    from .bandwidth import Sweep
-    from .sweep import figures
-
     if isinstance(found := wanted.measured.get("network"), Sweep):
         console(highlight=False).print(figures(found.rows, found.ranks, found.backend, found.device))
     if said := wanted.measured.get("meaning"):
@@ -277,16 +264,12 @@ def _measured(wanted: "Wanted") -> None:
 
 
 def _calibrate(wanted: "Wanted") -> None:
-    from . import meaning
-
     file = _calibration_file()
     print(*meaning.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
     print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
 
 def _compare(baseline: "Document", found: "Document", options: argparse.Namespace) -> None:
-    from .result_file import changes, compared
-
     changed = changes(baseline, found)
     since = f"since {options.baseline} ({baseline.time:%Y-%m-%d %H:%M} UTC)"
     out = sys.stderr if options.json == "-" else sys.stdout

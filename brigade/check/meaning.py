@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UserError
 from ..errors.console import figure
+from ..plan.choice.estimate import estimate
+from ..plan.choice.job import Job
+from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
+from ..plan.choice.strategies import CHOICES, runs
+from ..plan.hardware import gpu
+from ..plan.hardware.network import LINE_SHARE
+from ..plan.hardware.write_factors import take_network
+from ..plan.shape.find import named_shape
 from .hosts import Wanted
 
 if TYPE_CHECKING:
@@ -49,11 +57,6 @@ def say(wanted: Wanted, measured: Measured) -> Said | str:
 
 
 def _say(wanted: Wanted, measured: Measured) -> Said:
-    from ..plan.choice.estimate import estimate
-    from ..plan.choice.strategies import CHOICES, runs
-    from ..plan.hardware import gpu
-    from ..plan.hardware.network import LINE_SHARE
-
     link = f"{measured.rate * 8 / LINE_SHARE:.6f} Gb/s"  # with which the formulas' rings have the measured rate
     job, own = _job(wanted, measured, link)
     # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
@@ -87,10 +90,6 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
 
 def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
-    from ..plan.choice.job import Job
-    from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
-    from ..plan.shape.find import named_shape
-
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
     kind = _kind(measured)
     if wanted.job is None:
@@ -107,8 +106,6 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
 
 def _kind(measured: Measured) -> str:
     """The kind of GPU that was found, "" without one or where nobody knows it."""
-    from ..plan.hardware import gpu
-
     try:
         return gpu(measured.device).kind if measured.backend == "nccl" else ""
     except UserError:
@@ -120,8 +117,6 @@ def calibrate(wanted: Wanted, measured: Measured | None, file: Path) -> list[str
 
     Raises UserError where nothing was measured by which GPUs' runs can be judged.
     """
-    from ..plan.hardware.write_factors import take_network
-
     place = "flag --calibrate"
     if measured is None:
         raise UserError(place, "no collective was measured", "make the hosts sound first: see the table")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..errors.console import figure
 from ..launch.job import Job
+from ..plan.choice.job_of_recipe import job_of
 from .hosts import Facts, Hosts
 from .registry import check
 from .results import NotHere, Result, gravest, sound, thresholds
@@ -206,7 +207,6 @@ def checkpoint_bytes(job: Job) -> float | None:
 def on_host(job: Job) -> "Host | None":
     """What a host of this recipe has to hold, by the planner; None where no formula covers it. In fp32 as in bf16, the only one
     for which there are formulas: weights and states are written in fp32 by both."""
-    from ..plan.choice.job_of_recipe import job_of
     from ..plan.costs.host_memory import host
 
     settings, recipe = job.settings, job.settings.recipe

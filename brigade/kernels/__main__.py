@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 from ..errors import UserError
-from ..errors.console import guard_output
+from ..errors.console import console, guard_output
+from ..train.model.location import load_config
 from ..train.recipe import flags
 from . import paths
 
@@ -38,7 +39,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, more: list[str]) -> int:
     """more: flags of train.py, which go before the recipe's own keys."""
-    from ..train.model.location import load_config
     from . import auto, models, proofs, prove
 
     settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
@@ -65,8 +65,6 @@ def _check_device(index: int) -> None:
 def show(proof: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from ..errors.console import console
 
     device, shapes = proof["key"]["device"], proof["key"]["shapes"]
     print(f"{device['name']}, driver {device['driver']}; {proof['key']['attention']}; {shapes['dtype']}, max_length "

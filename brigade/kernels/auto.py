@@ -15,6 +15,7 @@ from ..train.model import attention
 from ..train.recipe.flags import Settings
 from ..train.recipe.schema import TrainingSection
 from ..train.strategy import Strategy
+from . import judging, models, paths, proofs, prove
 from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]
@@ -84,8 +85,6 @@ def taken(
     settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]
 ) -> dict[str, Any]:
     """Values of the keys that proofs decide; sets, optimizers: of common()."""
-    from . import paths
-
     free = [key for key in PARTS if key in settings.by_proof and key not in closed]
     values: dict[str, Any] = {"optim": next(iter(optimizers))} if optimizers else {}
     for name in sets:
@@ -108,8 +107,6 @@ def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
 def here(settings: Settings, config: Any, world: World, device: str, kinds: Collection[str]) -> dict[str, Row] | None:
     """kind -> {path: milliseconds, the fastest first} of what this rank's device has proven, by the proof in the cache or the
     short one, and "with": the attention that sets were tried with. None where nothing is asked for, or nothing is proven."""
-    from . import judging, models, proofs, prove
-
     written, shapes = models.as_json(config), prove.shapes_of(settings)
     proof, note = proofs.read(proofs.key(written, shapes, proofs.device(world.local_rank)))
     for name in asked_for(settings):  # the user's word counts; but a proof that it is wrong is no secret
@@ -152,8 +149,6 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
 
 def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:
     """The proof with what it lacks; the one that is there, where that cannot be tried."""
-    from . import judging, proofs, prove
-
     try:
         new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof, **how)
     except Exception as error:  # a run that trains does not end for a proof's sake

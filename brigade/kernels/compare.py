@@ -7,6 +7,7 @@ told in differences that rounding alone makes: eager's in the same precision, ea
 import re
 from typing import Any
 
+from ..train.data.store import IGNORED
 from . import models
 
 Row = dict[str, Any]
@@ -123,8 +124,6 @@ class Proof:
 def alone(model: Any, some: list[Row], device: Any, context: Any, scale: float = 1.0) -> tuple[list[Any], Row]:
     """(logits of each sample, gradients of the mean loss over supervised tokens) of samples one by one."""
     import torch
-
-    from ..train.data.store import IGNORED
 
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
     logits = []

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import first_line
 from ..train.distributed.launched import PR_SET_PDEATHSIG
-from . import paths
+from . import paths, steps
 from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]
@@ -34,8 +35,6 @@ class Worker:
         self._proof: Any = None
 
     def run(self) -> None:
-        from ..errors import first_line
-
         if register := self.rows.get(self.attention, {}).get("register"):
             paths.called(register)
         for stage, work in (("prove", self.prove), ("time", self.time)):
@@ -84,8 +83,6 @@ class Worker:
         return found | {"forward_only": True} if forward_only else found
 
     def _optimizer(self, path: str, row: Row) -> Row:
-        from . import steps
-
         off = steps.error(steps.optimizer, path, self.device)
         beyond = f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
         why = "" if off <= row["limit"] else beyond

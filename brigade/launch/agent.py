@@ -25,6 +25,7 @@ from .held_port import HeldPort
 from .host_facts import addresses as own_addresses
 from .host_facts import devices_fail, holder, look_around, processes, progress, send
 from .probing import LINE, Probes, process_environment
+from .usage import sample
 
 MARK = "brigade> "
 
@@ -119,8 +120,6 @@ class Agent(Probes):
 
     async def do_usage(self, directory: str) -> dict[str, Any]:
         """What do this host, and the ranks on it of the run in this output directory, use right now?"""
-        from .usage import sample  # for `top` alone
-
         return {"facts": await asyncio.to_thread(sample, directory)}
 
     async def do_clean(self, runs: list[str]) -> None:

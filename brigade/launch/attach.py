@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from . import background
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="output or log directory of a launch of this host")
@@ -10,8 +12,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code of the launch once it has ended; 0 when Ctrl-C leaves it running."""
-    from . import background
-
     record = background.find(options.directory)
     try:
         return background.follow(record)

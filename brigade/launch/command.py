@@ -9,10 +9,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..check import run as checks
+from ..check.hosts import Wanted
+from ..check.results import refusal
 from ..errors import UserError
-from ..errors.console import never_end_by_writing
+from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
 from ..train.cluster import ELASTIC
+from . import background, elastic, environment, launchers, policy, write
+from .job import hosts_of_slurm_job, make
+from .policy import check_memory
+from .restarts import Restarts
+from .supervisor import Options, allow_open_files
+from .write import SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +34,6 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from .write import SUFFIXES
-
     add = parser.add_argument
     add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
@@ -80,9 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from . import environment, launchers, policy, write
-    from .job import hosts_of_slurm_job, make
-
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
@@ -108,9 +112,6 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
-    from ..errors.console import counted, one_line
-    from . import launchers
-
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
     port = options.master_port or launchers.DEFAULT_PORT
     size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
@@ -141,9 +142,6 @@ def checking(
     """
 
     async def check(channels: "list[Channel]", run: str) -> None:
-        from ..check import run as checks
-        from ..check.hosts import Wanted
-        from ..check.results import refusal
         from ..check.table import lines
 
         outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
@@ -156,8 +154,6 @@ def checking(
 
 
 def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
-    from . import background, elastic
-
     never_end_by_writing()
     elastic.check(job)
     for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
@@ -195,12 +191,6 @@ def _log_directory(job: "Job", named: Path | None) -> Path:
 def _launch(
     job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
 ) -> int:
-    from . import background, launchers
-    from .job import make
-    from .policy import check_memory
-    from .restarts import Restarts
-    from .supervisor import Options, allow_open_files
-
     never_end_by_writing()
     allow_open_files(len(job.hosts) + len(options.spare))
     directory = _log_directory(job, options.log_dir)

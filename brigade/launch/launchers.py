@@ -7,6 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..train.recipe.files import REPOSITORY
 from .job import Job
+from .write import text
 
 DEFAULT_PORT = 29500
 
@@ -39,8 +40,6 @@ def files(launcher: str, job: Job) -> dict[str, str]:
     if launcher == "deepspeed":
         return {"hostfile": "".join(f"{host} slots={slots}\n" for host, slots in job.hosts.items())}
     if launcher == "accelerate":
-        from .write import text
-
         return {"accelerate.yaml": text("accelerate", job, launched=True)}
     return {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UserError, Whose, shortened
 from ..errors.console import counted
+from ..plan.choice.job_of_recipe import too_large
 from .first_failure import Failure
 from .job import Job
 
@@ -194,7 +195,5 @@ def for_slurm(policy: Policy, kind: str) -> tuple[str, ...]:
 def check_memory(job: Job) -> None:
     """Raises UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
     covers, it says nothing."""
-    from ..plan.choice.job_of_recipe import too_large
-
     if problem := too_large(job.settings, job.strategy, job.hosts):
         raise UserError(counted(len(job.hosts), "host"), problem, "repair a host, name a --spare, or raise --min_hosts")

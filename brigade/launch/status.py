@@ -6,6 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UserError
+from ..train.run import status
+from ..train.run.directory import RECORD
+from . import background
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.run import status
-    from ..train.run.directory import RECORD
-
     for directory in options.directories:
         if not directory.is_dir():
             raise _no_run(directory, "there is no such directory")
@@ -38,8 +38,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _no_run(directory: Path, problem: str) -> UserError:
     """Why nothing can be said of a directory: a launch may only be on its way to its first step."""
-    from . import background
-
     with suppress(UserError):
         record = background.find(directory)
         if background.alive(record):

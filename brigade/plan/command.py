@@ -12,8 +12,20 @@ import yaml
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
 from ..errors.numbers import numeric
+from ..train.hostfile import read_hostfile
+from ..train.recipe.files import find
 from ..train.recipe.method import METHODS
+from ..train.recipe.schema import TrainingSection
+from .choice import goals, replicas
+from .choice.strategies import named
+from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
+from .costs.calibrate import calibrate
 from .hardware import calibration
+from .hardware.network import hold_name
+from .output import write
+from .output.as_json import answer_json
+from .output.write import refresh
+from .shape.lora import ENDS, trained_parameters
 
 if TYPE_CHECKING:
     from .choice.workload import Cluster, Workload
@@ -60,8 +72,6 @@ def _refuse(flag: str, problem: str, cure: str) -> NoReturn:
 
 
 def _calibrate(folders: list[Path]) -> int:
-    from .costs.calibrate import calibrate
-
     file = calibration.where()
     if file is None:
         place = f"${calibration.VARIABLE}"
@@ -72,8 +82,6 @@ def _calibrate(folders: list[Path]) -> int:
 
 
 def _headers(check: bool) -> int:
-    from .output.write import refresh
-
     changed = refresh(check)
     lines = [f"{path} is out of date" if check else f"Wrote {path}" for path in changed]
     print("\n".join(lines) or "All headers are up to date.")
@@ -82,8 +90,6 @@ def _headers(check: bool) -> int:
 
 def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
-    from .choice.workload import Cluster
-    from .hardware.network import hold_name
     from .output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
@@ -98,7 +104,6 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from .choice import goals, replicas
     from .output import show
 
     if options.sync_every:
@@ -125,8 +130,6 @@ def _choose(options: argparse.Namespace) -> int:
     advice += show.warnings(options.model, workload, device) if device else []
     late = winner and options.deadline and found.hours(options.tokens) > options.deadline
     if options.json:
-        from .output.as_json import answer_json
-
         if winner is None:
             advice.append(show.nothing_fits(workload, cluster, ranked, traces))
         print(answer_json(found, advice, options.price))
@@ -144,8 +147,6 @@ def _choose(options: argparse.Namespace) -> int:
     if not options.liger:
         show.with_liger(workload, cluster, winner)
     if options.write:
-        from .output import write
-
         written = write.write(winner, workload, options.model, options.write, options.hostfile)
         print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
     return 1 if late else 0
@@ -158,11 +159,6 @@ def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
-    from ..train.hostfile import read_hostfile
-    from ..train.recipe.files import find
-    from .choice.workload import Cluster
-    from .hardware.network import hold_name
-
     hold_name(options.network, "flag --network")
     if not options.gpu:
         _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
@@ -187,11 +183,7 @@ def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
     """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
     from typing import get_args
 
-    from ..train.recipe.schema import TrainingSection
-    from .choice.strategies import named
-    from .choice.workload import INSTALLED, MICRO_BATCHES, Workload
     from .shape.find import described, named_config, positions_of, stretches
-    from .shape.lora import ENDS, trained_parameters
 
     config, place, name = named_config(options.model)
     shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys

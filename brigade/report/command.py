@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import UserError
+from ..errors.console import counted
 from ..train.run import events
+from . import facts
+from .records import read_records
 
 TURN = 5.0  # seconds to wait for a page that is being written
 
@@ -49,8 +52,6 @@ def _lock(file: IO[bytes], until: float) -> None:
 
 def _place(options: argparse.Namespace) -> Path:
     """The page's path. Raises UserError where it would lie in another user's directory and --html does not name it."""
-    from . import facts
-
     first, *others = options.directories
     owner = first.stat().st_uid if first.is_dir() else os.geteuid()
     if not options.html and not others and owner != os.geteuid():
@@ -60,9 +61,7 @@ def _place(options: argparse.Namespace) -> Path:
 
 
 def _write(options: argparse.Namespace) -> int:
-    from ..errors.console import counted
     from . import page
-    from .records import read_records
 
     path = _place(options)
     records = read_records(options.directories)

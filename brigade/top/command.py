@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..errors.console import console
 from ..errors.numbers import numeric
+from ..launch import background
+from ..launch.connection import is_here
+from ..launch.usage import heartbeats
+from ..train.hostfile import read_hostfile
+from ..train.recipe.files import find, read_yaml
+from ..train.run import typed
+from ..train.run.directory import RECORD, check_exists
+from .table import render
+from .watching import Watching
 
 PATIENCE = 20.0  # seconds that a single look waits for hosts
 
@@ -42,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..train.hostfile import read_hostfile
-    from ..train.recipe.files import find
-
     directory = options.directory
     if directory is None and options.hostfile is None:
         directory = _newest()
@@ -64,11 +71,6 @@ def _newest() -> Path:
 
 def _hosts_of(directory: Path) -> list[str]:
     """Hosts of a run, by run.yaml and by its ranks' heartbeats."""
-    from ..launch.usage import heartbeats
-    from ..train.recipe.files import read_yaml
-    from ..train.run import typed
-    from ..train.run.directory import RECORD, check_exists
-
     check_exists(directory, "name the output directory of a run, or --hostfile FILE")
     record = read_yaml(directory / RECORD).get("run") if (directory / RECORD).is_file() else None
     hosts = typed.kept(record, typed.RUN).get("hosts") or []
@@ -81,9 +83,6 @@ def _hosts_of(directory: Path) -> list[str]:
 
 def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
     """Those to connect to: a run's files may be a stranger's, and name what he likes. Says which are left out."""
-    from ..launch import background
-    from ..launch.connection import is_here
-
     known = background.hosts()
     asked = [host for host in hosts if all_of_them or host in known or is_here(host) or "SLURM_JOB_ID" in os.environ]
     if left := [host for host in hosts if host not in asked]:
@@ -94,10 +93,6 @@ def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
 
 
 async def _watch(hosts: list[str], directory: Path | None, every: float, once: bool) -> int:
-    from ..errors.console import console
-    from .table import render
-    from .watching import Watching
-
     watching, screen = Watching(hosts, directory, every), console()
     await watching.begin()
     try:
@@ -116,8 +111,6 @@ async def _watch(hosts: list[str], directory: Path | None, every: float, once: b
 async def _live(watching: Any, screen: Any, every: float) -> None:
     """Until q, Ctrl-C or the end of the terminal."""
     from rich.live import Live
-
-    from .table import render
 
     left = asyncio.Event()
     with _keys(left), Live(console=screen, screen=True, auto_refresh=False) as live:

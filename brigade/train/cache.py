@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..errors.disk import writing
 from . import files
 
 ROOT = 0
@@ -85,8 +86,6 @@ def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path],
     if is_whole(folder):
         return folder
     from filelock import FileLock
-
-    from ..errors.disk import writing
 
     with writing(folder.parent):
         private_folder(folder.parent)

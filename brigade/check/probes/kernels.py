@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from ...errors import UserError
+
 
 def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
     """The proof of kernels/prove.py, which is kept for later runs of this host; problem: why there is none."""
-    from ...errors import UserError
     from ...kernels import auto, models, proofs
     from ...kernels import prove as proving
     from ...train.model.location import load_config

@@ -12,6 +12,7 @@ from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..hardware import Gpu
 from ..shape.find import described
+from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import Family, ModelShape
 from .estimate import estimate
@@ -233,8 +234,6 @@ def record(job: Job) -> dict[str, Any]:
 
 def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     """The Job that record() wrote. Raises UserError at `place` for what it did not."""
-    from ..shape.from_code import MeasuredShape
-
     try:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))

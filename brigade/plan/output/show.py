@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ...errors import UserError
 from ...errors.console import billions, counted, figure
+from ...train.model.adapters import trains
 from ..choice import explain, goals, replicas, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
@@ -23,6 +24,7 @@ from ..costs.stages import stage_layers
 from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
+from ..shape.trace import trace
 
 if TYPE_CHECKING:
     from ..shape.trace_settings import Trace, TraceSettings
@@ -69,8 +71,6 @@ def between(low: str, high: str) -> str:
 
 def tracer(model: str) -> search.Traces:
     """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
-    from ..shape.trace import trace
-
     config = named_config(model)[0]
 
     @functools.cache
@@ -170,8 +170,6 @@ def recomputes(job: Job) -> str:
 
 def trained(job: Job, whole: Collection[str]) -> None:
     """Of adapters, and what is trained whole beside them."""
-    from ...train.model.adapters import trains
-
     if job.trained:
         beside = len(whole) * job.shape.vocab * job.shape.hidden
         print(trains(job.trained - beside, beside, list(whole)))

@@ -6,20 +6,19 @@ from ...train.cluster import World
 from ...train.offers import CURE
 from ...train.recipe.files import calibration_file
 from ...train.recipe.schema import Recipe
+from .. import hardware
+from ..choice import job_of_run
+from ..hardware import calibration
 
 
 def leave_aside_a_broken_calibration(world: World) -> None:
     """Let a run go on without the user's own figures where their file cannot be used; each host says so once."""
     if (file := calibration_file()) and file.exists():
-        from ..hardware import calibration
-
         calibration.leave_aside_if_broken("" if world.local_rank else world.host)
 
 
 def peak_tflops(device_name: str) -> float | None:
     """A device's dense bf16 peak by its driver's name for it; None for an unknown one."""
-    from .. import hardware
-
     device = hardware.gpu_of_device(device_name)
     return device.bf16_tflops if device else None
 
@@ -37,9 +36,6 @@ def rows_that_fit(run: Any, recipe: Recipe, config: Any) -> tuple[int, str]:
 
     if not torch.cuda.is_available():
         return 1, f"no GPU that the planner knows{CURE}"
-    from .. import hardware
-    from ..choice import job_of_run
-
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
         return 1, f"no figures of {name}{CURE}"

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from ...train.loop.measured_states import OneStep
 from ...train.loop.throughput import STEPS, WARM_UP, Meter
 from ...train.run.directory import Run
+from .measured_steps import measure
+from .planned import compare
 
 
 class CompareWithPlan(TrainerCallback):
@@ -29,20 +32,14 @@ class CompareWithPlan(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps += 1
         if self.steps == WARM_UP - 2 and "model" in given:
-            from ...train.loop.measured_states import OneStep
-
             self.states = OneStep(args, state, control, **given)
         elif self.states:
             self.bytes, self.states = self.states.end(args, state, control), None
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
-            from .measured_steps import measure
-
             measured = measure(self.meter, (self._training_time() - self.began) / (STEPS - WARM_UP), self.bytes)
             if self.run.world.is_main_rank:
-                from .planned import compare  # the planner is loaded now, and not before
-
                 compare(self.run, self.config, self.trained, measured)
 
     def _training_time(self) -> float:

@@ -9,6 +9,7 @@ from ...errors import UserError, did_you_mean
 from ...train.hub import hub_is_away, refusal
 from ...train.model.config_json import check_causal, read_config
 from ...train.recipe.files import REPOSITORY
+from .from_code import shape_from_model
 from .from_config import kind_of, shape_of
 from .model_shape import FAMILIES, ModelShape
 
@@ -95,6 +96,4 @@ def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelSha
         check_causal(SimpleNamespace(**config), place)
     if kind_of(config, place)[0] in FAMILIES:
         return shape_of(config, place, name)
-    from .from_code import shape_from_model
-
     return shape_from_model(config, name)

@@ -8,6 +8,7 @@ from ...errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
 from ..run import same_run
+from ..upstream import unpickling
 from . import layout, reading
 from .manifest import RECORD, damage, finished, flaw, recorded, shares, sizes
 
@@ -71,8 +72,6 @@ def problem_together(run: runs.Run, folder: Path | None, folders: list[str | Non
 
 def check_pickles(run: runs.Run, folder: Path | None) -> None:
     """Look at this rank's share of the files that an engine unpickles. Raises UserError as unpickling.check() does."""
-    from ..upstream import unpickling
-
     size, rank = _readers(run)
     unpickling.check(unpickling.pickled(folder)[rank::size] if folder else ())
 

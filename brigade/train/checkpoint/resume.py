@@ -5,6 +5,7 @@ from typing import Any
 
 from ..distributed import ranks
 from ..run import directory as runs
+from . import choosing
 
 
 def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
@@ -12,8 +13,6 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
     settings = run.settings
     if not settings.resume_from_checkpoint and (settings.fresh or not _any_checkpoint(run)):
         return None
-    from . import choosing
-
     return choosing.choose(run, fingerprint, base)
 
 
@@ -32,8 +31,6 @@ def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
             folder = choose(run, fingerprint, base)
         if not any(folders := ranks.gather(folder and folder.name)):
             return None
-        from . import choosing
-
         problems = ranks.gather(choosing.problem_together(run, folder, folders))
         if not any(problems):
             with ranks.agreed(run.world):
@@ -44,6 +41,4 @@ def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
 
 def how_to_continue(run: runs.Run, state: Any) -> str:
     """For a run that is interrupted."""
-    from . import choosing
-
     return choosing.how_to_continue(run, state)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
-from ..upstream import unpickling
+from ..upstream import unpickling, without_zero3
 from . import reading
+from .chunks import Chunks
 from .manifest import ONE, engine_of, tag_of
 
 WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg, exp_avg_sq, momentum_buffer
@@ -138,8 +139,6 @@ def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
     """Parameters that the files of a mixture of experts hold by expert (Qwen3-MoE, Mixtral), and a model fused. Whole, in memory:
     what one process has trained fits there."""
     from transformers import AutoModelForCausalLM
-
-    from ..upstream import without_zero3
 
     with without_zero3():
         state = AutoModelForCausalLM.from_pretrained(
@@ -279,8 +278,6 @@ class _Sharded(States):
     """FSDP2 and HSDP: torch's distributed checkpoints, of which only the chunks are read that overlap."""
 
     def __init__(self, folder: Path, saved_as: Mapping[str, str]) -> None:
-        from .chunks import Chunks
-
         self._weights, self._optimizer = Chunks(folder / "pytorch_model_fsdp_0"), Chunks(folder / "optimizer_0")
         self._saved_as = saved_as
         back = {saved: name for name, saved in saved_as.items()}

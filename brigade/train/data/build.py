@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import UserError, console
 from .. import cache
 from ..recipe.flags import Settings
-from . import chat_template, encode, mixing, packing, sources
+from . import chat_template, encode, mixing, packing, sources, stream
 from .keys import Columns, names_of
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
@@ -28,8 +28,6 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str,
     """What a run has to know of its prepared data, which lies in the cache afterwards: fingerprint, names of the sources,
     and how chats are written. Raises UserError as `prepare` does."""
     if settings.recipe.data.streaming:
-        from . import stream
-
         stream.check(settings)
         store = stream.hold_out
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import cache
+from . import python_docs
 
 BUILT_IN = "python-docs"  # its name in recipes, as a data set and as a tokenizer
 FORMAT = 1  # raise it whenever a change alters the files written
@@ -36,8 +37,6 @@ def ensure(home: Path) -> BuiltIn:
     template = TEMPLATE.read_text(encoding="utf-8")
 
     def build() -> str:
-        from . import python_docs
-
         return python_docs.build(home, FORMAT, template, BuiltIn.within).name
 
     key = "built in", FORMAT, sys.version, sysconfig.get_paths()["stdlib"], template, str(home.resolve())

@@ -17,6 +17,7 @@ from ..recipe.schema import Source
 from . import builtin
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
 from .store import Samples
+from .stream import Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,13 +55,8 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
     folder = folder_of(known["fingerprint"])
     facts = json.loads((folder / META).read_text())
     heldout = {name: Samples(folder, f"heldout-{number}") for number, name in enumerate(known["sources"])}
-    train: Any
-    if settings.recipe.data.streaming:
-        from .stream import Stream
-
-        train = Stream.of_recipe(settings, tokenizer, facts["begins"])
-    else:
-        train = Samples(folder, "train")
+    streamed = settings.recipe.data.streaming
+    train: Any = Stream.of_recipe(settings, tokenizer, facts["begins"]) if streamed else Samples(folder, "train")
     return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]))
 
 

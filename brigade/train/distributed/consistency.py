@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, shown
 from ..cluster import World
+from ..recipe.difference import difference
 from ..recipe.files import REPOSITORY
 from . import ranks
 
@@ -30,8 +31,6 @@ def check(same: dict[str, Any], world: World) -> None:
     digest = _digest(json.dumps(same, sort_keys=True).encode())
     if len(set(ranks.gather(digest))) == 1:  # as ever: what follows would send it all to all
         return
-    from ..recipe.difference import difference
-
     host, first = ranks.gather((world.host, same))[0]
     with ranks.agreed(world):
         for what in first:

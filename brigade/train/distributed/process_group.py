@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from ..cluster import World
-from . import one_host, stop, supervised
+from . import one_host, stop, supervised, tell
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
@@ -93,8 +93,6 @@ def wait_for_all() -> None:
 
 
 def _impatient(world: World) -> None:
-    from . import tell
-
     tell.that_it_waits(world, PATIENCE, RENDEZVOUS_TIMEOUT)
 
 

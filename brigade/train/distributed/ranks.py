@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 
 from ...errors import exit_code, first_line, whose
 from ...errors.console import guard_output
+from ...errors.disk import of_disk
 from ..cluster import World, world_from_environment
-from . import exchange, stop, supervised
+from . import exchange, launched, stop, supervised, tell
 
 peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
 on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
@@ -75,14 +76,10 @@ def agreed(world: World):
     try:
         yield
     except Exception as caught:
-        from ...errors.disk import of_disk
-
         error = of_disk(caught) or caught
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
-        from . import tell
-
         tell.tell(error or tell.no_rendezvous(caught), world)
         raise SystemExit(2) from None
     try:
@@ -99,8 +96,6 @@ def agreed(world: World):
     if first is None:
         return
     if error is not None and world.rank == first:
-        from . import tell
-
         of = whose.of_ranks([(each, host) for _, each, host in found])
         tell.tell(error, world, None if whose.of_error(error)[1] else of)
     else:
@@ -122,8 +117,6 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
         error = where.with_traceback(error.__traceback__)
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
-    from ...errors.disk import of_disk
-
     error = of_disk(error, directory) or error
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
@@ -169,8 +162,6 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     guard_output()
     world = world_from_environment()
     if world.launcher != "python":
-        from . import launched
-
         launched.supervise()
         launched.end_with_launcher()
     stop.listen(world.is_main_rank, launched=world.launcher != "python")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cluster import World
 from ..upstream import world as engines
-from . import exchange, one_host, process_group, ranks
+from . import encoding, exchange, one_host, process_group, ranks
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 _before: dict[str, str] = {}  # of the environment, what the launcher wrote
@@ -55,8 +55,6 @@ class Peers:
         Each averages its part of what all have sent it, and sends the mean to all: 2 (n - 1) / n of the values leave each of
         n, as in a ring. What is sent has `precision` both times; sums are of fp32.
         """
-        from . import encoding
-
         part = -(-values.numel() // self.count)
         part += -part % encoding.BLOCK
         padded = torch.zeros(self.count, part)

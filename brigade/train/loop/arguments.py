@@ -5,6 +5,7 @@ from typing import Any
 
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
+from ..upstream import swanlab_run
 from . import preflight
 from .engines import OneProcess
 from .schedule import run_length, schedule_arguments, warmup
@@ -30,8 +31,6 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
         if tracker in training.report_to:
             os.environ.setdefault(name, place.format(run.directory.absolute()))
     if "swanlab" in training.report_to:
-        from ..upstream import swanlab_run
-
         swanlab_run.answer_none_before_a_run()
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
     if run.world.replica:

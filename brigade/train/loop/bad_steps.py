@@ -17,12 +17,15 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from .. import upstream
+from ..checkpoint.manifest import flaw
 from ..data import places
 from ..data.collate import FILLER
 from ..distributed import heartbeat, ranks
 from ..model.finite import first_not_finite
 from ..run import directory as runs
 from ..run import events
+from ..upstream import rollback
+from . import carrying
 
 FILE = "bad_steps.jsonl"
 WINDOW, FEWEST = 64, 16  # steps whose median loss a spike is compared with; no fewer
@@ -147,8 +150,6 @@ def _say(trainer: Any, line: str) -> None:
 
 def _checkpoint(trainer: Any, older: int) -> Path | None:
     """The newest whole checkpoint by rank 0's word; after several such steps in a row an older one, as far as there are."""
-    from ..checkpoint.manifest import flaw
-
     if trainer.saving:
         with heartbeat.within(heartbeat.CHECKPOINT):
             trainer.saving.wait()  # the newest one may be on its way
@@ -162,12 +163,8 @@ def _go_back(trainer: Any, checkpoint: Path) -> None:
     schedule = trainer.lr_scheduler.state_dict()
     with heartbeat.within(heartbeat.LOADING):
         if trainer.is_carried(str(checkpoint)):  # other ranks wrote it, before this run went on
-            from . import carrying
-
             carrying.carry(trainer, checkpoint)
         else:
-            from ..upstream import rollback
-
             rollback.load_states(trainer, str(checkpoint))
         trainer.lr_scheduler.load_state_dict(schedule)
         upstream.take_rates_of(trainer.lr_scheduler)

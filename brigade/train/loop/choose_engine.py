@@ -3,14 +3,13 @@
 from typing import Any
 
 from ..run.directory import Run
+from . import axis_engines
 from .engines import ENGINES, OneProcess
 
 
 def of(run: Run) -> OneProcess:
     """The engine of a run's strategy; strategy/refused.yaml has left those alone that there is one for."""
     if run.strategy.axes:
-        from . import axis_engines
-
         return axis_engines.of(run)
     return ENGINES[run.strategy.kind](run)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors.disk import writing
 from ..strategy import Strategy
 from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
+from ..upstream import deepspeed_kernels as kernels
 
 
 def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
@@ -21,8 +22,6 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
         yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
     if not gpu or swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
         from torch.utils.cpp_extension import CUDA_HOME
-
-        from ..upstream import deepspeed_kernels as kernels
 
         compiles = "DeepSpeed compiles kernels for this run, and"
         if gpu and CUDA_HOME is None:

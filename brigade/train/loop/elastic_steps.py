@@ -21,6 +21,7 @@ from ..distributed import heartbeat, ranks
 from ..run import events
 from . import hand_over
 from .local_steps import LocalSteps
+from .outer import Outer
 
 
 def local_steps(trainer: Any) -> LocalSteps:
@@ -67,8 +68,6 @@ class ElasticSteps(LocalSteps):
     # ---- joining ---------------------------------------------------------------------------------------------------
     def begin(self, checkpoint: str | None) -> None:
         """Wait until the others take this replica in: at the start of the run all at once, later at the beginning of a round."""
-        from .outer import Outer
-
         state = self.trainer.state
         self.outer = Outer(self.trainer)
         self.shares.steps = state.max_steps

@@ -17,8 +17,12 @@ from ..data.collate import Collate
 from ..model import load
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter, parameter_count
+from ..parallel import tiled
 from ..run.directory import Run, add_to_record
-from ..upstream import unpickling
+from ..strategy.deepspeed_config import fill, swaps_to_nvme
+from ..upstream import cpu_adam, fsdp2, nvme_resume, unpickling
+from ..upstream.fp16_on_cpus import scale_losses_on_cpus
+from . import gradient_compression
 from .norms import clip_
 
 
@@ -45,8 +49,6 @@ class OneProcess:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
         model = load.load_model(self.run.settings, weights, self.load_dtype())
         if self.training.tiled_loss or self.training.tiled_mlp:
-            from ..parallel import tiled
-
             tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
         return model
 
@@ -70,8 +72,6 @@ class OneProcess:
     def attach(self, trainer: Any) -> None:
         """Once the Trainer exists, before it wraps its model."""
         if self.training.fp16 and self.cpu:
-            from ..upstream.fp16_on_cpus import scale_losses_on_cpus
-
             scale_losses_on_cpus(trainer.accelerator)
         if not self.run.shared:
             upstream.save_on_the_first_rank_alone(trainer.model)
@@ -150,8 +150,6 @@ class DDP(OneProcess):
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         if self.training.ddp_comm_hook != "none":
-            from . import gradient_compression
-
             self.power_sgd = gradient_compression.register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
             if self.power_sgd and checkpoint:
                 gradient_compression.restore(self.power_sgd, Path(checkpoint), self.run.world)
@@ -159,14 +157,10 @@ class DDP(OneProcess):
     def drop_step(self, trainer: Any) -> None:
         super().drop_step(trainer)
         if self.power_sgd:
-            from . import gradient_compression
-
             gradient_compression.forget(self.power_sgd)
 
     def save_states(self, folder: Path) -> None:
         if self.power_sgd:
-            from . import gradient_compression
-
             gradient_compression.save(self.power_sgd, folder, self.run.world)
 
 
@@ -180,8 +174,6 @@ class DeepSpeed(OneProcess):
 
     def arguments(self) -> dict[str, Any]:
         import deepspeed
-
-        from ..strategy.deepspeed_config import fill, swaps_to_nvme
 
         # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
         deepspeed.init_distributed(dist_backend="gloo" if self.cpu else "nccl", auto_mpi_discovery=False)
@@ -203,11 +195,7 @@ class DeepSpeed(OneProcess):
 
     def load_states(self, trainer: Any, checkpoint: str) -> None:
         if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):
-            from ..upstream import nvme_resume
-
             nvme_resume.restore(trainer.deepspeed, checkpoint)
-        from ..upstream import cpu_adam
-
         cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
 
     def gathers_weights(self, trainer: Any) -> bool:
@@ -240,14 +228,10 @@ class FSDP2(OneProcess):
     def after_arguments(self, arguments: Any) -> None:
         super().after_arguments(arguments)
         if self.cpu:
-            from ..upstream import fsdp2
-
             fsdp2.shard_on_cpus()
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        from ..upstream import fsdp2
-
         fsdp2.send_buffers_with_weights()
         if self.training.bf16 or self.training.fp16:
             # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.

@@ -9,6 +9,9 @@ from .. import upstream
 from ..cluster import World
 from ..distributed import ranks
 from ..strategy import Strategy
+from ..upstream import cpu_facts, locks
+from ..upstream import deepspeed_kernels as kernels
+from . import rank_marks
 
 # How lines and warnings begin that tell a user nothing, at these versions.
 NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
@@ -27,9 +30,6 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
 
     clear_accelerate_variables()
     if strategy.is_deepspeed:
-        from ..upstream import cpu_facts, locks
-        from ..upstream import deepspeed_kernels as kernels
-
         kernels.cache()
         locks.end_with_their_holder()
         cpu_facts.ask_once()
@@ -79,6 +79,4 @@ def _silence(world: World) -> None:
     if world.is_main_rank:
         return
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from . import rank_marks
-
     rank_marks.mark(world.rank, NOISE)

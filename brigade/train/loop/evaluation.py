@@ -13,6 +13,7 @@ from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import Run
 from ..strategy.axes import Place
+from . import sample_answers
 from .engines import OneProcess
 from .throughput import Meter
 
@@ -38,8 +39,6 @@ class EvaluatingTrainer(transformers.Trainer):
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             if self.state.global_step and self.run.settings.recipe.training.eval_answers:
-                from . import sample_answers
-
                 sample_answers.ask(self)
         return metrics
 
@@ -87,8 +86,6 @@ class EvaluatingTrainer(transformers.Trainer):
 
     def answers(self, questions: Any) -> list[list[int]]:
         """In token ids. A collective."""
-        from . import sample_answers
-
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
         # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
         with self.accelerator.autocast(), self.engine.answering(self):

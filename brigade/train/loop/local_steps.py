@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from ...errors.console import counted
 from ..checkpoint import manifest
+from ..data.sampling import GlobalBatches
 from ..distributed import heartbeat, ranks
 from .outer import Outer
 
@@ -52,8 +53,6 @@ class LocalSteps(TrainerCallback):
 
     def batches(self) -> Any:
         """The class of its batches."""
-        from ..data.sampling import GlobalBatches
-
         return GlobalBatches
 
     def epochs(self, asked: int, *rest: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from .. import upstream
+from . import bad_steps
 
 
 class StepGuard(TrainerCallback, ExportableState):
@@ -45,8 +46,6 @@ class StepGuard(TrainerCallback, ExportableState):
         sound = norm is None or math.isfinite(norm)
         if sound and not trainer.run.settings.recipe.training.loss_spike:
             return norm
-        from . import bad_steps
-
         return bad_steps.spike(trainer, self, norm) if sound else bad_steps.not_finite(trainer, self, norm)
 
     def state(self) -> dict[str, Any]:
@@ -70,6 +69,4 @@ def check_held_out(logs: Mapping[str, Any], trainer: Any) -> None:
     """Raises UserError on all ranks where a held-out loss among these figures is not finite; they are means over all ranks."""
     for key, value in logs.items():
         if key.endswith("_loss") and not math.isfinite(value):
-            from . import bad_steps
-
             raise bad_steps.error(f"the held-out loss ({key}) is {value}", trainer, trainer.state.global_step)

@@ -7,13 +7,17 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..distributed import ranks
+from ..model import experts as of_config
 from ..model import load
 from ..model.location import load_config
 from ..model.sizes import empty_model, parameter_count, untaught
+from ..parallel import experts, tensor, tensor_plan, tensor_trial
 from ..parallel import pipeline_schedule as schedules
 from ..parallel import pipeline_split as splitting
 from ..parallel.pipeline import Groups, Pipeline, local
+from ..parallel.pipeline_state import OwnPart, gathered, save_model, save_optimizer
 from ..run.directory import Run
+from .carrying import saved_names
 from .engines import OneProcess
 from .norms import global_norm, scale_
 
@@ -65,9 +69,6 @@ class PipelineEngine(OneProcess):
             self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
 
     def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
-        from ..model import experts as of_config
-        from ..parallel import experts, tensor, tensor_plan, tensor_trial
-
         axes, size = self.axes, self.run.world.size
         if axes.experts > 1:
             ranks = experts.groups(device.type, size, axes.experts, self.averaged_over, axes.stages, axes.tensor)
@@ -111,8 +112,6 @@ class PipelineEngine(OneProcess):
         return model
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
-        from ..parallel.pipeline_state import gathered
-
         whole = self.whole_model(trainer)
         if self.adapted:  # the base is where it was
             names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
@@ -122,19 +121,13 @@ class PipelineEngine(OneProcess):
 
     def save_weights(self, trainer: Any, folder: Path) -> None:
         """Each stage its own, under the names of the whole model."""
-        from ..parallel.pipeline_state import save_model
-
         state = trainer.model.state_dict()
         if self.adapted:
-            from .carrying import saved_names
-
             trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
             state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
         save_model(folder, {name: each for name, each in state.items() if self.first or trainer.groups.is_expert(each)})
 
     def save_optimizer(self, trainer: Any, folder: Path) -> None:
-        from ..parallel.pipeline_state import save_optimizer
-
         trained = {each: name for name, each in trainer.model.named_parameters() if each.requires_grad}
         optimizer = trainer.optimizer.optimizer
         if trainer.zero1:
@@ -153,8 +146,6 @@ class PipelineEngine(OneProcess):
         return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
 
     def reading(self, source: Any, trainer: Any) -> Any:
-        from ..parallel.pipeline_state import OwnPart
-
         divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}
         return OwnPart(source, divided) if divided else source
 

@@ -9,7 +9,9 @@ import torch
 from ..distributed import heartbeat
 from ..parallel.pipeline import Groups, Pipeline
 from ..parallel.pipeline_split import Part
+from ..parallel.pipeline_zero1 import Zero1
 from . import nonfinite
+from .pipeline_answers import generate
 from .pipeline_engine import PipelineEngine
 from .trainer import Trainer
 
@@ -37,8 +39,6 @@ class PipelineTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> Any:
         optimizer = super().create_optimizer(model)
         if self.run.strategy.kind == "zero1" and self.engine.averaged_over > 1 and self.zero1 is None:
-            from ..parallel.pipeline_zero1 import Zero1
-
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             experts = [parameter for parameter in trained if self.groups.is_expert(parameter)]
             others = [parameter for parameter in trained if not self.groups.is_expert(parameter)]
@@ -97,8 +97,6 @@ class PipelineTrainer(Trainer):
         self.save_stream(output_dir)
 
     def answers(self, questions: Any) -> list[list[int]]:
-        from .pipeline_answers import generate
-
         return generate(self, questions)
 
     def compute_loss(

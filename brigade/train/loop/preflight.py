@@ -14,8 +14,9 @@ from ...errors.console import counted
 from .. import upstream
 from ..cluster import World
 from ..distributed import ranks
-from ..model import attention_needs, layer_classes, packed_samples
+from ..model import adapters, attention, attention_needs, experts, layer_classes, packed_samples
 from ..model.location import check_beside
+from ..parallel import checks, tiled
 from ..recipe.batch import Batch, length
 from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.flags import Settings
@@ -23,6 +24,9 @@ from ..recipe.schedules import check_last_rate
 from ..recipe.schema import BY_PROOF
 from ..run.directory import RECORD, SUCCESS, Run
 from ..strategy import Strategy
+from ..strategy.replicas import check_length
+from . import deepspeed_needs, lengthening, micro_batch
+from .optimizers import parse_arguments
 from .schedule import check_phases, run_length
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
@@ -34,8 +38,6 @@ def check(run: Run, config: Any) -> None:
 
     Sets run.kernels, and run.batch with what an "auto" micro-batch is on these devices, the same on all ranks.
     """
-    from ..model import attention
-
     _settle_kernels(run, config)
     with ranks.agreed(run.world):
         batch = _check(run, config)
@@ -56,25 +58,15 @@ def _check(run: Run, config: Any) -> Batch:
     layer_classes.check(settings, config, run.strategy)
     packed_samples.check(settings, config)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
-        from ..parallel import tiled
-
         tiled.check(settings, config)
     if getattr(config.get_text_config(), "output_router_logits", False):
-        from ..model import experts
-
         experts.check_loss(settings, config)
     if settings.recipe.model.use_peft:
-        from ..model import adapters
-
         adapters.check_targets(settings, config)
     batch = run.batch
     if settings.recipe.training.per_device_train_batch_size == "auto":
-        from . import micro_batch
-
         batch = micro_batch.batch_here(run, config, liger(settings)[0])
     if run.strategy.axes:
-        from ..parallel import checks
-
         checks.check(run, config, batch)
     return batch
 
@@ -105,14 +97,10 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     for key, problem, cure in _lacking(settings, strategy, gpu):
         raise UserError(settings.place(key), problem, cure, "host")
     if settings.recipe.training.optim_args:
-        from .optimizers import parse_arguments
-
         parse_arguments(
             settings.recipe.training.optim, settings.recipe.training.optim_args, settings.place("optim_args")
         )
     if strategy.is_deepspeed:
-        from . import deepspeed_needs
-
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure, "host")
 
@@ -162,12 +150,8 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
         raise UserError(settings.place("warmup_steps"), problem, cure)
     check_phases(run, in_parts)
     if training.sync_every:
-        from ..strategy.replicas import check_length
-
         check_length(settings, steps, -(-train_samples // run.batch.global_size))
     if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
-        from . import lengthening
-
         lengthening.check(run, in_parts, checkpoint, place)
 
 

@@ -24,6 +24,8 @@ from ..checkpoint.choosing import REHEARSAL
 from ..cluster import World
 from ..data.builtin import BUILT_IN
 from ..distributed import ranks
+from ..model.config_json import read_config
+from ..model.location import check_beside, config_beside, load_config, location
 from ..model.tiny import shrink, with_short_spans
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
@@ -121,9 +123,6 @@ def model_config(settings: Settings) -> tuple[dict[str, Any], str]:
     Raises UserError where the one beside the recipe is another model's, as far as this machine knows the model.
     """
     from transformers import CONFIG_MAPPING
-
-    from ..model.config_json import read_config
-    from ..model.location import check_beside, config_beside, load_config, location
 
     name, beside = location(settings), config_beside(settings)
     if (Path(name) / "config.json").is_file():

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..run import events
+from ..run import events, page
 from ..run.directory import Run, written
 
 
@@ -52,8 +52,6 @@ class ReportEvents(TrainerCallback):
         while line := self.lines.get():
             events.add(self.run.directory, **line)
             if self.run.settings.recipe.training.report_page and line["event"] == "evaluation" and line["step"]:
-                from ..run import page  # not before there is something to show
-
                 page.renew(self.run.directory)
 
 

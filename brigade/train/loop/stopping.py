@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from ..distributed import ranks, stop, supervised
 from ..run import directory as runs
-from ..run import events
+from ..run import ending, events
 from .throughput import Meter
 
 MARGIN = 10.0  # seconds beyond two of the longest steps so far within which ranks agree; later than that some are gone
@@ -95,8 +95,6 @@ class Stopping(TrainerCallback):
 
     def leave(self, state: Any) -> None:
         """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
-        from ..run import ending
-
         ending.leave(self.run, state.global_step, self.by)
         stop.finished = self.number
 

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.console import console, counted
+from ..checkpoint import layout
+from ..checkpoint.manifest import other_versions
 from ..data import report
-from ..model import attention, packed_samples
+from ..model import adapters, attention, packed_samples
 from ..model.sizes import beyond_texts, parameter_count, untaught
 from ..run.directory import Run
 from . import preflight
@@ -47,9 +49,6 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     if run.made_for:
         lines["made for"] = run.made_for
     if checkpoint:
-        from ..checkpoint import layout
-        from ..checkpoint.manifest import other_versions
-
         others = other_versions(checkpoint)
         before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_carried(str(checkpoint)) else ""
         lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
@@ -76,8 +75,6 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
     section = run.settings.recipe.model
     if not section.use_peft:
         return {}
-    from ..model import adapters
-
     ids = report.first(data)["input_ids"]
     model = trainer.engine.whole_model(trainer)
     return adapters.describe(section, model) | adapters.untrained_chat_tokens(

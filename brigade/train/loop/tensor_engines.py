@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 
+from ..parallel import tensor, tensor_plan, tensor_trial
 from ..run.directory import Run
+from ..upstream import autotp, fsdp2, tensor_styles
+from ..upstream.mesh import WithoutShards
 from .engines import FSDP2, HSDP, DeepSpeed
 
 
@@ -42,9 +45,6 @@ class TensorDeepSpeed(DeepSpeed):
             config["tensor_parallel"] = said
 
     def with_adapters(self, model: Any, weights: str) -> Any:
-        from ..parallel import tensor_plan, tensor_trial
-        from ..upstream import autotp, tensor_styles
-
         model = super().with_adapters(model, weights)
         tensor_styles.give_plan(model, tensor_plan.plan_of(model, tensor_trial.summed_of(self.run.settings)))
         autotp.look_into_adapters()
@@ -52,9 +52,6 @@ class TensorDeepSpeed(DeepSpeed):
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        from ..parallel import tensor_plan, tensor_trial
-        from ..upstream import autotp
-
         plan = tensor_plan.plan_of(trainer.model, tensor_trial.summed_of(self.run.settings))
         autotp.gather_buffers()
         autotp.split_inputs()
@@ -67,8 +64,6 @@ class TensorDeepSpeed(DeepSpeed):
         return state
 
     def answering(self, trainer: Any) -> AbstractContextManager[None]:
-        from ..upstream import autotp
-
         return autotp.whole_logits(trainer.model)
 
 
@@ -84,8 +79,6 @@ class TensorFSDP2(FSDP2):
         self.copies = run.strategy.replicate
 
     def arguments(self) -> dict[str, Any]:
-        from ..upstream.mesh import WithoutShards
-
         shard = self.averaged_over // self.copies
         mesh = (ParallelismConfig if shard > 1 else WithoutShards)(
             dp_replicate_size=self.copies, dp_shard_size=shard, tp_size=self.run.strategy.axes.tensor
@@ -96,9 +89,6 @@ class TensorFSDP2(FSDP2):
         super().attach(trainer)
         if self.run.strategy.axes.tensor == 1:  # experts alone are divided
             return
-        from ..parallel import tensor, tensor_plan, tensor_trial
-        from ..upstream import fsdp2
-
         summed = tensor_trial.summed_of(self.run.settings)
 
         def divide(model: Any, _: Any) -> None:

@@ -11,6 +11,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from ...errors import UserError
 from .. import files, upstream
+from ..checkpoint import layout, manifest
 from ..data.collate import ABOUT, WithFiller
 from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
@@ -19,11 +20,18 @@ from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import file_modes
-from . import nonfinite, saved_model
+from . import carrying, nonfinite, saved_model, write_checkpoint
+from .early_stopping import EarlyStopping
+from .elastic_steps import local_steps
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
+from .expert_balance import ExpertBalance
+from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .report_events import ReportEvents
+from .save_interval import SaveInterval
+from .show_windows import ShowWindows
+from .slow_ranks import SlowRanks
 from .stopping import Stopping
 from .throughput import Meter, device_name, model_shape
 
@@ -53,8 +61,6 @@ class Trainer(EvaluatingTrainer):
         training = run.settings.recipe.training
         optimizer = None  # Trainer builds it by itself
         if training.optim in OWN_OPTIMIZERS:
-            from .optimizers import whole_parameter_optimizer
-
             optimizer = whole_parameter_optimizer(training.optim, args, training.optim_args)
         super().__init__(
             model=model,
@@ -83,8 +89,6 @@ class Trainer(EvaluatingTrainer):
         own = any(map(upstream.are_experts, model.modules()))
         has_experts = any(ranks.gather(own)) if run.strategy.axes.stages > 1 else own
         if has_experts and not training.torch_compile:  # no hooks in a compiled program
-            from .expert_balance import ExpertBalance
-
             self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
@@ -99,17 +103,11 @@ class Trainer(EvaluatingTrainer):
             self.add_callback(Progress())
             self.add_callback(ReportEvents(run))
             if data.train.streamed:
-                from .show_windows import ShowWindows
-
                 self.add_callback(ShowWindows(run, data.train, self.collate))
         self.add_callback(nonfinite.StepGuard())
         if training.early_stopping_patience:
-            from .early_stopping import EarlyStopping
-
             self.add_callback(EarlyStopping(training.early_stopping_patience))
         if training.save_steps == "auto":
-            from .save_interval import SaveInterval
-
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
         # A host writes the whole model alone, or its part of all states: weights, a copy and two moments, at most in fp32.
@@ -121,13 +119,9 @@ class Trainer(EvaluatingTrainer):
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.strategy.replicas > 1:
-            from .elastic_steps import local_steps
-
             self.local_steps = local_steps(self)
             self.add_callback(self.local_steps)  # after all that may wish for something
         if run.world.size > 1:
-            from .slow_ranks import SlowRanks
-
             self.meter.slow = SlowRanks(run)
         for callback in run.offers.callbacks(run, self.meter, model.config, trained):
             self.add_callback(callback)
@@ -227,16 +221,12 @@ class Trainer(EvaluatingTrainer):
             ranks.barrier()  # the others look for windows where the host's first rank makes them
         self._purge_tensorboard()
         if resume_from_checkpoint:
-            from ..checkpoint import manifest
-
             self.tokens_before = manifest.recorded(Path(resume_from_checkpoint)).get("tokens", 0)
         carried = self.is_carried(resume_from_checkpoint)
         prepared = super()._prepare_for_training(
             max_steps, train_dataloader, None if carried else resume_from_checkpoint
         )
         if carried:
-            from . import carrying
-
             carrying.carry(self, Path(resume_from_checkpoint))
             upstream.take_rates_of(self.lr_scheduler)
         self.engine.begin(self, resume_from_checkpoint, max_steps)
@@ -296,8 +286,6 @@ class Trainer(EvaluatingTrainer):
         """Whether it is another engine's or number of ranks', so that this one cannot load it by itself."""
         if not checkpoint:
             return False
-        from ..checkpoint import layout
-
         return not layout.is_native(Path(checkpoint), self.run)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -307,8 +295,6 @@ class Trainer(EvaluatingTrainer):
 
     def _load_best_model(self) -> None:
         if self.is_carried(best := self.state.best_model_checkpoint):
-            from . import carrying
-
             carrying.carry(self, Path(best), moments=False)
         else:
             super()._load_best_model()
@@ -316,14 +302,10 @@ class Trainer(EvaluatingTrainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint:
-            from . import carrying
-
             carrying.seed_other_ranks(self, Path(checkpoint))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
-        from . import write_checkpoint
-
         own = self.local_steps and self.local_steps.local_weights()
         with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.averaged_model():
             write_checkpoint.save(self, own)

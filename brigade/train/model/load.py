@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import UserError
+from ...errors.disk import writing
 from .. import upstream
 from ..cache import cache_directory, private_folder
 from ..distributed.consistency import WEIGHTS
 from ..recipe.flags import Settings
-from . import attention
+from ..upstream import fsdp2
+from . import attention, base_weights
+from .base_weights import of_two_matrices
 from .config_json import published_quantization
+from .download import download
 from .finite import check_finite
 from .location import load_config, location
+from .rope import stretch
 from .sizes import untaught
 
 if TYPE_CHECKING:
@@ -29,15 +34,11 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
         return materialise(config, settings.recipe.training.seed, settings.recipe.model.trust_remote_code)
     source = location(settings)
     if not Path(source).is_dir():
-        from .download import download
-
         source = download(source, settings)
     if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
         problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
         cure = "name a model with weights, or set from_scratch: true"
         raise UserError(settings.place("model_name_or_path"), problem, cure)
-    from . import base_weights  # a model with random weights has none to look at
-
     base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
 
@@ -57,8 +58,6 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     from filelock import FileLock
     from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM
-
-    from ...errors.disk import writing
 
     with writing(folder.parent):
         private_folder(folder)
@@ -108,21 +107,15 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
             options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
             del options["config"].quantization_config
     if section.rope_parameters:
-        from .rope import stretch
-
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
         options["config"] = stretch(settings, known)
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     with upstream.own_frozen_parameters():
         model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
-        from ..upstream import fsdp2
-
         fsdp2.hold_places(model)
     for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if one not in model.all_tied_weights_keys:  # files that base_weights.check() does not read (.bin)
-            from .base_weights import of_two_matrices
-
             raise of_two_matrices(source, one, other)
     check_finite(model if own else None, source)
     for part in untaught(model).values():

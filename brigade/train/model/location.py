@@ -9,6 +9,7 @@ from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
 from .config_json import ALIASES, check_causal, read_config
+from .rope import stretch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -53,8 +54,6 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     remote_code.check_kernels(place, name, model.revision, model.trust_remote_code)
     check_causal(config, place)
     if model.rope_parameters:
-        from .rope import stretch
-
         stretch(settings, config)
     check_length(settings, getattr(config, "max_position_embeddings", None))
     return config

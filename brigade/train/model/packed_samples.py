@@ -14,6 +14,7 @@ from .. import upstream
 from ..data.collate import cumulative, positions
 from ..recipe.flags import Settings
 from . import attention
+from .tiny import SPAN, shrink, with_short_spans
 
 # What a model learns it from. Cumulative lengths are what varlen and FlashAttention take.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
@@ -80,8 +81,6 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
     attention: they learn it in the same way.
     """
     from transformers import AutoModelForCausalLM
-
-    from .tiny import SPAN, shrink, with_short_spans
 
     by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...errors import UserError
+from ..model import experts
 from ..recipe.batch import Batch
 from ..run.directory import Run
 
@@ -12,7 +13,6 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     settings, strategy = run.settings, run.strategy
     axes = strategy.axes
     if axes.tensor > 1:
-        from ..model import experts
         from . import tensor
 
         besides = experts.plan(config) if axes.experts > 1 else ()
@@ -25,8 +25,6 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
         sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
     if axes.experts > 1:
-        from ..model import experts
-
         in_whole = strategy.kind == "ddp" or axes.stages > 1
         ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
         experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))

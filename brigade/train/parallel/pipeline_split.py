@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import first_line
 from .. import upstream
+from ..model.sizes import beyond_texts
+from ..model.tiny import shrink
 
 # Classes of layers that return their output in a tuple (Falcon-H1's): what their annotations say is not always so, and tried()
 # has seen it.
@@ -234,8 +236,6 @@ def away(model: Any) -> dict[str, HandsOn]:
 
 def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
     """Leave a model its own parts, in place."""
-    from ..model.sizes import beyond_texts
-
     decoder = Decoder(model)
     tied = bool(model.all_tied_weights_keys)
     both = tied and (first or last)
@@ -263,8 +263,6 @@ def tried(config: Any, trust_remote_code: bool) -> str:
     each of its layers; "" where the losses are equal to the bit. Some models scale what they take for embeddings, or look back at
     them, or at another layer, in each layer."""
     from transformers import AutoModelForCausalLM
-
-    from ..model.tiny import shrink
 
     ids = torch.arange(7, 19).view(1, -1)
     inputs = {"input_ids": ids, "labels": ids, "use_cache": False}

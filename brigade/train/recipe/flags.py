@@ -12,8 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
-from . import remote_code
+from . import help_of_keys, remote_code
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
+from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
 from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
 
@@ -129,20 +130,14 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     argv = [underscores(word) for word in argv]
     known = parser()
     if {"-h", "--help"} & {*argv}:
-        from . import help_of_keys
-
         help_of_keys.add(known)
     options, unknown = known.parse_known_args(argv)
     if unknown:
-        from .mistakes import unknown_flag
-
         raise unknown_flag(unknown[0], names_of(known))
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions
     for name in sorted(str(section) for section in document if section not in SECTIONS):
-        from .mistakes import unknown_section
-
         raise unknown_section(path, name)
     settings = Settings(
         Recipe.model_construct(),
@@ -163,8 +158,6 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        from .mistakes import explain
-
         raise explain(error, settings.sources, path, document) from None
     check_schedule(settings.recipe.training, settings.place)
     model = settings.recipe.model

@@ -19,14 +19,16 @@ from ...errors import UserError
 from ...errors.console import counted
 from .. import files
 from ..cluster import World
-from ..distributed import consistency, heartbeat, ranks, stop, supervised
+from ..distributed import consistency, heartbeat, ranks, shared_directory, stop, supervised
+from ..hostfile import read_hostfile
 from ..offers import Offers
 from ..recipe.batch import Batch, length
 from ..recipe.files import REPOSITORY, another_output, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
 from ..strategy import Strategy
-from . import leftovers, mark, owner, starts
+from . import earlier, leftovers, mark, owner, page, same_run, starts
+from .best_checkpoint import check
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -99,8 +101,6 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch,
 def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
     training = settings.recipe.training
     if training.load_best_model_at_end or training.early_stopping_patience:
-        from .best_checkpoint import check
-
         check(settings)
     directory = settings.directory(strategy.name)
     name = identity(settings.before_proofs, strategy.identity())
@@ -116,8 +116,6 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
             cure = f"name a directory of its own: {another_output(directory)}; --fresh moves these files aside"
             raise UserError(str(directory), _NO_RUN, cure)
         return run
-    from . import same_run
-
     old = read_yaml(record)
     same_run.check(old, run, record, next(iter(whole_checkpoints(directory).values()), None))
     run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
@@ -128,8 +126,6 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
 def _made_for(settings: Settings) -> str:
     cluster, machines = settings.recipe.cluster, ""
     if cluster.hostfile:
-        from ..hostfile import read_hostfile
-
         hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
         machines = f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})"
     return ", ".join(filter(None, (machines, cluster.gpu)))
@@ -154,8 +150,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     run.same = same
     run.base = model.get("weights", {})
     if run.world.size > 1:
-        from ..distributed import shared_directory
-
         on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
         in_parts = "" if on_one_host else run.strategy.writes_in_parts
         run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
@@ -169,8 +163,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
 
 
 def _note_failure(directory: Path, reason: str) -> None:
-    from . import page
-
     page.of_failure(directory, reason)
 
 
@@ -206,8 +198,6 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
         kept: dict[str, Any] = {}
         if occupied or run.lengthened:
-            from . import earlier
-
             if occupied and run.settings.fresh:
                 earlier.move_aside(run)
             kept = earlier.kept(run, directory / RECORD, directory / SUCCESS)
@@ -271,8 +261,6 @@ def _write_record(directory: Path, document: dict[str, Any]) -> None:
 def check_data(run: Run, fingerprint: str) -> None:
     """Raises UserError when the directory's run was trained on other data than there is now."""
     if not run.settings.fresh and (run.directory / RECORD).exists():
-        from . import earlier
-
         earlier.check_data(run.directory / RECORD, fingerprint, git_commit())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from . import other_owner
 
 FILE = ".owner"  # "HOST PID beats" of who runs here, locked as long as it runs
 BEAT = 4.0  # seconds between two touches of the owner
@@ -58,21 +59,15 @@ def take(directory: Path) -> Owned:
         before = file.read(files.LINE).decode(errors="replace")
         lives = locked is False and not before  # it has not written its name yet
         if before and before != owner:
-            from . import other_owner
-
             lives = other_owner.lives(path, file, before, locked, BEAT)
         if lives:
             file.close()
-            from . import other_owner
-
             raise other_owner.taken(directory, before)
         # Looking at the file has let go of the lock (fcntl), and somebody may have it now.
         if locked and _lock(file) is False:
             file.close()
             continue
         if locked is False:  # of a dead host
-            from . import other_owner
-
             other_owner.set_aside(path, file)
         with suppress(OSError):
             # Its last owner may just have removed it.
@@ -86,8 +81,6 @@ def take(directory: Path) -> Owned:
         time.sleep(BEAT / 2)  # two that came at once: the one that wrote last stays
         if (now := files.read_text(path, files.LINE, "replace")) != owner:
             file.close()
-            from . import other_owner
-
             raise other_owner.taken(directory, now)
     return Owned(file, path)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import files
 from ..distributed import consistency, coordinator, ranks, replicas
+from ..distributed.elastic import ElasticPeers
 from ..recipe.difference import flat
 from ..recipe.identity import computed
 from . import leftovers, mark
@@ -14,8 +15,6 @@ from .directory import RECORD, Run, git_commit, versions
 def divide(run: Run) -> Run:
     """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
     if run.world.replicas > 1:
-        from ..distributed.elastic import ElasticPeers
-
         ranks.peers = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
         return run
     own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)

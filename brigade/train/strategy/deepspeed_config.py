@@ -18,6 +18,7 @@ from ..limits import CONFIG_BYTES
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
 from .axes import NONE, Axes, without
+from .axis_keys import of_ds_config, wrong_sizes
 from .ds_keys import as_json, key_table, read_keys, value_at
 
 
@@ -116,8 +117,6 @@ def axes_of(config: dict[str, Any]) -> Axes:
     """What a ds_config without findings says of axes besides data parallelism."""
     if without(config) == config:
         return NONE
-    from .axis_keys import of_ds_config
-
     return of_ds_config(config)
 
 
@@ -136,8 +135,6 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
         else:
             yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
     if without(config) != config:
-        from .axis_keys import wrong_sizes
-
         yield from wrong_sizes(config, name)
 
 

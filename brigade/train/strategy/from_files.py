@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ...errors.findings import raise_first
 from ..cluster import World
 from ..recipe.flags import Settings
-from . import deepspeed_config
+from . import accelerate_config, deepspeed_config
+from .accelerate_config import precision
+from .axis_keys import with_axes
+from .axis_rules import joined
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
 
 if TYPE_CHECKING:
@@ -19,15 +22,11 @@ def choose(named: Mapping[str, Any], env: Mapping[str, str], settings: Settings,
     ds_config or accelerate_config -> a path, or a document. Raises UserError for a file that is missing, malformed or at odds
     with the recipe."""
     if LAUNCHED in env:
-        from . import accelerate_config
-
         return _from_accelerate(accelerate_config.from_environment(env), "accelerate launch", settings, world)
     ((key, source),) = named.items()
     place = settings.place(key)
     if key == "ds_config":
         return _from_ds_config(source, place, settings)
-    from . import accelerate_config
-
     return _from_accelerate(accelerate_config.read(source, place), place, settings, world)
 
 
@@ -41,16 +40,11 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
 
 
 def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:
-    from .accelerate_config import precision
-
     training = settings.recipe.training
     raise_first(precision(config, place, training.bf16, training.fp16))
     if config.ds_config is not None:
         strategy = _from_ds_config(config.ds_config, place, settings)
         if config.axes:
-            from .axis_keys import with_axes
-            from .axis_rules import joined
-
             axes = joined(strategy.axes, config.axes, place)
             strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
         return strategy

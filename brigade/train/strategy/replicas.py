@@ -8,6 +8,7 @@ from ...errors.console import counted
 from ..cluster import World
 from ..recipe.flags import Settings
 from .axes import Axes
+from .deepspeed_config import swaps_to_nvme
 
 OF_NESTEROV = ("outer_learning_rate", "outer_momentum")
 
@@ -18,8 +19,6 @@ def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) 
     changed: keys of replicas that do not have their defaults. Raises UserError where they do not go together, with each other or
     with the strategy.
     """
-    from .deepspeed_config import swaps_to_nvme
-
     _check_keys(settings, strategy.axes, strategy.source, changed)
     if strategy.ds_config and swaps_to_nvme(strategy.ds_config):
         problem = "sync_every averages weights in memory, and here they lie on NVMe"
