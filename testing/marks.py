@@ -1,15 +1,28 @@
-"""Which of the three sizes of tests a case belongs to."""
+"""The three tiers of cases: without a mark in `make test`, slow in `make test-all`, matrix in `make test-matrix`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 
-def size(once: bool, often: bool = True) -> Any:
-    """Marks of a case: none in `make test`, slow in `make test-all`, and both where `make test-matrix` alone has it."""
-    return () if once else pytest.mark.slow if often else (pytest.mark.slow, pytest.mark.matrix)
+def cases(*quick: Any, slow: Iterable[Any] = (), matrix: Iterable[Any] = ()) -> list[Any]:
+    """Return the parameters of a test, each with the mark of its tier; a tuple holds the values of several arguments.
+
+    matrix: all other cases; those that stand in another tier too, as in a whole table, are left out
+    """
+    quick, slow = list(quick), list(slow)
+    tiers = [
+        (quick, ()),
+        (slow, pytest.mark.slow),
+        ([case for case in matrix if case not in quick + slow], pytest.mark.matrix),
+    ]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark, id=_id(case))
+        for tier, mark in tiers
+        for case in tier
+    ]
 
 
-def each(names: Any, seldom: set[str]) -> list[Any]:
-    """Parameters of a test of clusters: all names, of which `make test-matrix` alone has those of `seldom`."""
-    return [pytest.param(name, marks=[pytest.mark.matrix] * (name in seldom)) for name in names]
+def _id(case: Any) -> str | None:
+    return None if isinstance(case, tuple) else str(case)

@@ -3,9 +3,19 @@
 import os
 import signal
 
+import pytest
+
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What only `make test-matrix` runs is slow too, so that `-m "not slow"` is `make test`."""
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            item.add_marker(pytest.mark.slow)

@@ -89,11 +89,14 @@ def forwarded(cluster):
     file.unlink()
 
 
-# Another way to name the same ranks, and one of three launchers with several axes: in `make test-matrix`.
-SELDOM = {"deepspeed-exclude", "deepspeed-numbers", "accelerate-3d"}
-
-
-@pytest.mark.parametrize("name", marks.each(LAUNCHES, SELDOM))
+# In the matrix: other ways to name the same ranks, sixteen of them, and axes or engines that another launcher has here.
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("deepspeed-include", "deepspeed-3d", "accelerate-zero3", "accelerate-ddp", "accelerate-fsdp2", "torchrun"),
+        matrix=LAUNCHES,
+    ),
+)
 def test_command_on_two_hosts(name, cluster, forwarded, single):
     launch, output = LAUNCHES[name], cluster.shared / f"command-{name}"  # test_launch.py has directories, too
     line = " ".join([launch.line, *SHORT, "--output_dir", str(output)])

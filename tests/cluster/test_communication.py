@@ -1,5 +1,7 @@
 """What leaves a host's network card per step is what benchmarks/published/traffic.py says."""
 
+import pytest
+
 from benchmarks import axes_network, communication
 
 
@@ -10,6 +12,7 @@ def test_hosts_send_what_the_formulas_say(cluster):
         assert abs(row["difference_percent"]) < 5, row
 
 
+@pytest.mark.matrix  # a minute and a half; test_traffic.py has the formulas
 def test_hosts_of_stages_and_of_tensor_groups_send_what_the_formulas_say(cluster):
     rows = axes_network.measure(cluster, axes_network.QUICK, rates=(None,), measured=8)
     assert [row["strategy"] for row in rows] == [of.name for of in axes_network.QUICK]

@@ -9,18 +9,22 @@ from testing import marks
 LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy machine; benchmarks/faults.py measures them
 TO_THE_END = 180.0  # where the run starts again and trains to its last step
 
-# What tests/ranks has on one host (test_saving.py, test_hanging.py), or another fault has but for its place: `make test-matrix`.
-SELDOM = {
-    "checkpoint-truncated",
-    "checkpoint-missing",
-    "raises-among-others",
-    "killed-in-optimizer",
-    "port-blocked-on-one",
-    "sigterm-launcher",
-}
+# In the matrix is what tests/ranks has on one host, and another fault that differs in its place or its moment only.
+MATRIX = [
+    *(
+        "checkpoint-truncated",
+        "checkpoint-missing",
+        "checkpoint-of-other-code",
+        "slow-rank",
+        "rank-stopped",
+        "data-sleeps",
+    ),
+    *("raises-among-others", "killed-in-forward", "killed-in-optimizer", "leaves-with-0", "port-blocked-on-one"),
+    *("host-killed", "link-cut", "sigterm-launcher", "sigterm-rank", "sigterm-storm"),
+]
 
 
-@pytest.mark.parametrize("name", marks.each(FAULTS, SELDOM))
+@pytest.mark.parametrize("name", marks.cases(*(name for name in FAULTS if name not in MATRIX), matrix=MATRIX))
 def test_fault(request, name):
     fault = FAULTS[name]
     cluster = request.getfixturevalue("cluster" if fault.hosts == 2 else "cluster_of_three")

@@ -41,7 +41,13 @@ def decoys(cluster):
         host.run("ip link del docker0")
 
 
-@pytest.mark.parametrize("name", marks.each(LAUNCHES, {"torchrun from elsewhere"}))
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("torchrun", "deepspeed", "accelerate", "torchrun in 3D", "torchrun among decoys"),
+        matrix=["torchrun from elsewhere"],
+    ),
+)
 def test_each_launcher_trains_as_one_process_does(cluster, request, single, name):
     slots, flags, strategy = LAUNCHES[name]
     launcher = name.split()[0]

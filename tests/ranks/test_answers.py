@@ -12,9 +12,11 @@ import train
 from testing import marks, parity, runs
 
 LONGEST = 12  # tokens of an answer, else these are most of the time
-SLOW = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_hpz", "fsdp2")
-OFTEN = ("zero2", "zero3", "zero3_offload_param", "fsdp2")  # the others in `make test-matrix`
-STRATEGIES = ["ddp", *(pytest.param(name, marks=marks.size(False, name in OFTEN)) for name in SLOW)]
+STRATEGIES = marks.cases(
+    "ddp",
+    slow=["zero2", "zero3_offload_param", "fsdp2"],
+    matrix=["zero1", "zero3", "zero2_offload", "zero3_offload", "zero3_hpz"],
+)
 SHORT = ["--optim", "adamw_torch", "--report_to", "tensorboard"]
 # One warm-up step leaves the weights as they are. Then each step moves every weight by about 1, fifty times its size: the
 # held-out loss rises from 7 to hundreds, on whatever machine, and cannot come back.
@@ -146,7 +148,7 @@ def test_the_best_checkpoint_is_kept_and_saved_and_the_run_stops_early(name, fol
     assert f"at step 1: {name}/checkpoint-1" in text
 
 
-@pytest.mark.parametrize("checkpoint", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("checkpoint", marks.cases(3, slow=[2]))
 def test_a_resumed_run_stops_at_the_same_step(checkpoint, folder, tmp_path, monkeypatch):
     """From before it stopped, and from the checkpoint with which it stopped."""
     monkeypatch.chdir(folder)

@@ -30,11 +30,7 @@ SHORT = as_flags(max_steps=6, save_steps=2, eval_steps=6, async_save=False, per_
 LIMIT = 600  # seconds on a busy machine: against hangs
 
 
-# The others: `make test-matrix`.
-OFTEN = {"pipeline", "tensor, AutoTP", "sequence", "expert"}
-
-
-@pytest.mark.parametrize("axis", [pytest.param(a, marks=marks.size(False, a in OFTEN)) for a in CASES])
+@pytest.mark.parametrize("axis", marks.cases(slow=["pipeline", "tensor, AutoTP", "sequence", "expert"], matrix=CASES))
 def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(axis, tmp_path):
     over, kind, ranks, model = CASES[axis]
     case = {"name": "whole", "flags": [*resume.SHARED, *axes.flags(over, kind), *SHORT], "model": model}

@@ -9,13 +9,11 @@ from testing.train_command import GOOD, HOST, assert_one_message, train
 
 TRACEBACK_LINES = 45
 
-
 TYPO = (["--lerning_rate", "3"], ["--lerning_rate", "did you mean 'learning_rate'?"])
 CONTRADICTION = (
     ["--ds_config", "clip.json"], ["clip.json: gradient_clipping", "0.5", "max_grad_norm is ", '"auto"'],
 )  # fmt: skip
 BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "fix"])
-
 
 NO_GPU = (["--attn_implementation", "flash_attention_2"], ["flag --attn_implementation", "needs a GPU", "sdpa"])
 CASES = {  # one mistake of each stage under each launcher; "late": rank 0, which tells it, comes four seconds late
@@ -27,29 +25,13 @@ CASES = {  # one mistake of each stage under each launcher; "late": rank 0, whic
 }
 
 
-ONCE = {
-    ("flag", "accelerate"),
-    ("ds_config", "python"),
-    ("device", "python"),
-}  # in `make test`
-# In `make test-all` each launcher has a mistake before and one after the ranks know each other; the rest in `make test-matrix`.
-OFTEN = {
-    ("flag", "torchrun"),
-    ("flag", "deepspeed"),
-    ("ds_config, late", "torchrun"),
-    ("device", "deepspeed"),
-    ("data", "torchrun"),
-    ("data", "deepspeed"),
-}
-
-
 @pytest.mark.parametrize(
     "case, launcher",
-    [
-        pytest.param(case, launcher, marks=marks.size((case, launcher) in ONCE, (case, launcher) in OFTEN))
-        for case in CASES
-        for launcher in CASES[case][1]
-    ],
+    marks.cases(
+        *(("flag", "accelerate"), ("ds_config", "python"), ("device", "python")),
+        slow=[("ds_config, late", "torchrun"), ("data", "deepspeed")],
+        matrix=[(case, launcher) for case in CASES for launcher in CASES[case][1]],
+    ),
 )
 def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     (flags, words), _, fault = CASES[case]
@@ -59,13 +41,7 @@ def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     assert not fault or ended.seconds > 4
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(name, marks=marks.size(False, name != "accelerate"))
-        for name in ("torchrun", "deepspeed", "accelerate")
-    ],
-)
+@pytest.mark.parametrize("launcher", marks.cases(slow=["torchrun"], matrix=["deepspeed", "accelerate"]))
 def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
     assert_one_message(ended, launcher, 1, "--train_file", "no data file 'good.jsonl'", "spelling")
@@ -73,8 +49,7 @@ def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
 
 
 @pytest.mark.parametrize(
-    "launcher, strategy",
-    [("torchrun", "none"), pytest.param("deepspeed", "ds_configs/zero2.json", marks=pytest.mark.slow)],
+    "launcher, strategy", marks.cases(("torchrun", "none"), slow=[("deepspeed", "ds_configs/zero2.json")])
 )
 def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
     flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None)]
@@ -92,8 +67,10 @@ def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strateg
     assert ended.at - float((folder / "failed_at").read_text()) < 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher, strategy", [("deepspeed", "ds_configs/zero2.json"), ("accelerate", "none")])
+@pytest.mark.parametrize(
+    "launcher, strategy",
+    marks.cases(slow=[("deepspeed", "ds_configs/zero2.json")], matrix=[("accelerate", "none")]),
+)
 def test_a_rank_that_hangs_is_named_under_launchers_that_know_nothing_of_it(launcher, strategy, folder):
     flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None, hang_timeout=10)]
     ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="sleeping-data")

@@ -5,7 +5,6 @@ import pytest
 from testing import marks, parity, runs
 
 STRATEGIES = ("ddp", "zero2", "zero3", "zero3_hpz", "fsdp2")
-SELDOM = {"ddp", "zero3_hpz", "hsdp"}  # in `make test-matrix`: engines of a kind that others are
 AGAIN = "fsdp2 computes again"
 COMPILED = ["--torch_compile", "--max_steps", "4"]
 
@@ -36,10 +35,8 @@ def results(tmp_path_factory, asked_for):
     return found
 
 
-NAMES = ["compiled", *STRATEGIES, AGAIN, "hsdp"]
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=marks.size(False, n not in SELDOM)) for n in NAMES])
+# Each takes half a minute: one of DeepSpeed's engines, and FSDP2 where layers are computed twice, too.
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3", AGAIN], matrix=["compiled", *STRATEGIES, "hsdp"]))
 def test_compiled_layers_equal_plain_ones(name, results):
     differences = parity.worst(results[name], results["single"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences

@@ -2,10 +2,10 @@
 
 import pytest
 
-from testing import parity, runs
+from testing import marks, parity, runs
 
 HOOKS = ("fp16", "bf16", "power_sgd")
-ACCUMULATIONS = (pytest.param(1, marks=pytest.mark.slow), 4)
+ACCUMULATIONS = marks.cases(4, slow=[1])
 
 
 @pytest.fixture(scope="module")

@@ -11,68 +11,55 @@ from safetensors.torch import load_file
 
 from brigade.__main__ import main
 from brigade.train.data.chat_template import TEMPLATES
-from testing import marks, parity, runs
+from testing import parity, runs
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
 
 LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
 WHOLE = ["--use_peft", "--learning_rate", "0.3", "--lora_modules_to_save", "norm"]
 QLORA = [*LORA, "--load_in_4bit"]
-RUNS = {  # name: strategy, flags
-    "full-ddp": ("ddp", []),
-    "full-zero1": ("zero1", []),
-    "full-zero2": ("zero2", []),
-    "full-zero3": ("zero3", []),
-    "full-zero3_offload": ("zero3_offload", []),
-    "full-sharded": ("sharded", []),  # ZeRO-3 that never gathers: no *.safetensors anywhere
-    "full-fsdp2": ("fsdp2", []),
-    "lora-ddp": ("ddp", LORA),
-    "lora-zero2": ("zero2", LORA),
-    "lora-zero3": ("zero3", LORA),
-    "lora-sharded": ("sharded", LORA),
-    "lora-fsdp2": ("fsdp2", LORA),
-    "whole-zero3": ("zero3", WHOLE),
-    "whole-fsdp2": ("fsdp2", WHOLE),
-    "dora-fsdp2": ("fsdp2", [*LORA, "--use_dora"]),
-    "qlora-ddp": ("ddp", QLORA),
-    "qlora-zero3": ("zero3", QLORA),
-    "qlora-fsdp2": ("fsdp2", QLORA),
-    "full-fsdp2+deepseek_v3": ("fsdp2", []),  # buffers in the state dict
-    "full-fsdp2+gemma3": ("fsdp2", []),  # a vision tower that no text reaches
-    "full-zero3+gemma3": ("zero3", []),
-    "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"]),
+quick, slow, matrix = (), pytest.mark.slow, pytest.mark.matrix
+RUNS = {  # name: strategy, flags, tier
+    "full-ddp": ("ddp", [], quick),
+    "full-zero1": ("zero1", [], slow),
+    "full-zero2": ("zero2", [], slow),
+    "full-zero3": ("zero3", [], quick),
+    "full-zero3_offload": ("zero3_offload", [], matrix),
+    "full-sharded": ("sharded", [], slow),  # ZeRO-3 that never gathers: no *.safetensors anywhere
+    "full-fsdp2": ("fsdp2", [], slow),
+    "lora-ddp": ("ddp", LORA, slow),
+    "lora-zero2": ("zero2", LORA, matrix),
+    "lora-zero3": ("zero3", LORA, quick),
+    "lora-sharded": ("sharded", LORA, slow),
+    "lora-fsdp2": ("fsdp2", LORA, slow),
+    "whole-zero3": ("zero3", WHOLE, matrix),
+    "whole-fsdp2": ("fsdp2", WHOLE, slow),
+    "dora-fsdp2": ("fsdp2", [*LORA, "--use_dora"], slow),
+    "qlora-ddp": ("ddp", QLORA, matrix),
+    "qlora-zero3": ("zero3", QLORA, matrix),
+    "qlora-fsdp2": ("fsdp2", QLORA, quick),
+    "full-fsdp2+deepseek_v3": ("fsdp2", [], slow),  # buffers in the state dict
+    "full-fsdp2+gemma3": ("fsdp2", [], matrix),  # a vision tower that no text reaches
+    "full-zero3+gemma3": ("zero3", [], slow),
+    "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"], matrix),
 }
 ON_EXPERTS = ["--use_peft", *as_flags(learning_rate=1, lora_target_modules="q_proj", lora_target_parameters="experts")]
 RUNS |= {  # adapters on fused experts
-    "experts-ddp+qwen3_moe": ("ddp", ON_EXPERTS),
-    "experts-zero2+mixtral": ("zero2", ON_EXPERTS),
-    "experts-zero3+gpt_oss": ("zero3", ON_EXPERTS),
-    "experts-fsdp2+mixtral": ("fsdp2", ON_EXPERTS),
-    "experts-divided+qwen3_moe": ("divided", ON_EXPERTS),
-    "experts-divided+gpt_oss": ("divided", ON_EXPERTS),
-    "qlora-experts-ddp+qwen3_moe": ("ddp", [*ON_EXPERTS, "--load_in_4bit"]),
-    "full-divided+mixtral": ("divided", ["--learning_rate", "0.1"]),
+    "experts-ddp+qwen3_moe": ("ddp", ON_EXPERTS, matrix),
+    "experts-zero2+mixtral": ("zero2", ON_EXPERTS, matrix),
+    "experts-zero3+gpt_oss": ("zero3", ON_EXPERTS, slow),
+    "experts-fsdp2+mixtral": ("fsdp2", ON_EXPERTS, slow),
+    "experts-divided+qwen3_moe": ("divided", ON_EXPERTS, matrix),
+    "experts-divided+gpt_oss": ("divided", ON_EXPERTS, matrix),
+    "qlora-experts-ddp+qwen3_moe": ("ddp", [*ON_EXPERTS, "--load_in_4bit"], slow),
+    "full-divided+mixtral": ("divided", ["--learning_rate", "0.1"], slow),
 }
-FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
+FOUR = {"full-hsdp": ("hsdp", [], slow), "lora-hsdp": ("hsdp", LORA, matrix), "qlora-hsdp": ("hsdp", QLORA, matrix)}
 ALL = RUNS | FOUR
-ONCE = {"full-ddp", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
-
-# Files that another run writes in the same way: in `make test-matrix`.
-SELDOM = {
-    "full-zero3_offload",
-    "lora-zero2",
-    "whole-zero3",
-    "qlora-zero3",
-    "lora-hsdp",
-    "qlora-hsdp",
-    "experts-zero2+mixtral",
-    "experts-divided+gpt_oss",
-    "lora-fsdp2+gemma3",
-}
 
 
 def each(names):
-    return [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM)) for name in names]
+    return [pytest.param(name, marks=ALL[name][2]) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +81,7 @@ def outputs(tmp_path_factory, asked_for):
                 "model": name.partition("+")[2],
                 "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared],
             }
-            for name, (strategy, flags) in known.items()
+            for name, (strategy, flags, _) in known.items()
             if name in names
         ]
         if not cases:

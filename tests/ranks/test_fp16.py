@@ -12,20 +12,16 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from testing import parity, runs
+from testing import marks, parity, runs
 from testing.ranks import run_ranks
 
 # DeepSpeed trains in fp16 on CPUs that have instructions for it (accelerator/cpu_accelerator.py: is_fp16_supported); on others a
 # run is refused, and tests/unit/test_attention.py holds that.
 ZERO = ("zero1", "zero2", "zero3") if torch.ops.mkldnn._is_mkldnn_fp16_supported() else ()
 STRATEGIES = ("ddp", *ZERO, "fsdp2")
+QUICK = [name for name in ("zero2", "fsdp2") if name in STRATEGIES]
 OTHERS = ("ddp+adamw_torch_fused", "fsdp2+adamw_torch_fused")  # which is told of an overflow, and skips by itself
 SOUND, STEPS = 4, 6  # in the last two the loss of rank 1 alone is far beyond fp16
-
-
-def each(names):
-    """`make test` has two of them."""
-    return [pytest.param(name, marks=() if name in ("zero2", "fsdp2") else pytest.mark.slow) for name in names]
 
 
 class Watch(TrainerCallback):
@@ -105,7 +101,7 @@ def results(tmp_path_factory, asked_for):
     return found, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("strategy", each(STRATEGIES))
+@pytest.mark.parametrize("strategy", marks.cases(*QUICK, slow=["ddp"], matrix=STRATEGIES))
 def test_scaled_gradients_are_those_of_fp32(strategy, results):
     found, said = results
     assert f"fp16-{strategy}" in found, said
@@ -115,7 +111,7 @@ def test_scaled_gradients_are_those_of_fp32(strategy, results):
     assert "fp16 (slow on a CPU: for trials)" in found[f"fp16-{strategy}"]["said"]
 
 
-@pytest.mark.parametrize("strategy", each([*STRATEGIES, *OTHERS]))
+@pytest.mark.parametrize("strategy", marks.cases(*QUICK, slow=["ddp", *OTHERS], matrix=STRATEGIES))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(strategy, results):
     found, said = results
     assert f"fp16-{strategy}" in found, said

@@ -58,13 +58,14 @@ COMMANDS = {
 }  # fmt: skip
 
 
-ONCE = ("torchrun", "deepspeed", "accelerate-ddp")  # in `make test`, where one_process/ has a run without a launcher
-# Other axes of a file that each launcher hands on as it does these; the axes themselves: test_parity_*.py
-SELDOM = ("deepspeed-sp2", "accelerate-fsdp2-sp2", "deepspeed-tp2", "accelerate-fsdp2-tp2", "accelerate-hsdp")
-
-
+# One process is the reference of the others; other axes of a file that each launcher hands on: test_parity_*.py
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM)) for name in COMMANDS]
+    "name",
+    marks.cases(
+        *("torchrun", "deepspeed", "accelerate-ddp"),
+        slow=["python", "accelerate-fsdp2"],
+        matrix=COMMANDS,
+    ),
 )
 def test_command_line_trains_with_all_its_ranks(name, tmp_path, reference):
     alone = "python-experts" if name.endswith("experts") else "python"

@@ -15,7 +15,7 @@ def each_step(tmp_path_factory, asked_for):
     for size in (2, 4):
         cases = [
             case
-            for world, name in sorted(asked_for("replica"))
+            for world, name in sorted(REPLICAS[replica] for replica in asked_for("replica"))
             if world == size
             for case in local_steps.every_step(size, name, 2)
         ]
@@ -24,18 +24,20 @@ def each_step(tmp_path_factory, asked_for):
     return found
 
 
-# In `make test-matrix`: other engines have the same.
-SELDOM = {"ddp inside", "zero2 inside", "ddp inside, streaming", "zero2 inside, streaming"}
+REPLICAS = {f"{name} on {size}": (size, name) for size, names in ((2, TWO), (4, local_steps.INSIDE)) for name in names}
 
 
-def marked(size, names, quick):
-    return [pytest.param((size, name), marks=() if name in quick else pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("replica", marked(2, TWO, {"ddp"}) + marked(4, local_steps.INSIDE, {"zero3"}))
+@pytest.mark.parametrize(
+    "replica",
+    marks.cases(
+        *("ddp on 2", "zero3 on 4"),
+        slow=["zero2 on 2", "zero2_offload on 4", "fsdp2 on 4", "hsdp on 4"],
+        matrix=REPLICAS,
+    ),
+)
 def test_averaging_after_every_step_is_ddp(replica, each_step):
     """On unevenly masked answers, with accumulation, at the end of an epoch in the middle of a batch."""
-    size, name = replica
+    size, name = REPLICAS[replica]
     ours, ddp = (each_step[f"{name}-w{size}-k2, {which}"] for which in ("replicas", "reference"))
     norms = {"grad_norm": [1.0]}  # a replica's is of its own gradient
     differences = parity.worst(ours | norms, ddp | norms)
@@ -50,11 +52,11 @@ CASES = {
     **{f"{name} inside": (4, name, local_steps.DILOCO) for name in ("ddp", "zero2", "zero3", "fsdp2", "hsdp")},
     **{f"{name} inside, streaming": (4, name, local_steps.STREAM) for name in ("ddp", "zero2", "fsdp2")},
 }
-QUICK = {"streaming"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=marks.size(name in QUICK, name not in SELDOM)) for name in CASES]
+    "name",
+    marks.cases("streaming", slow=["DiLoCo", "int8", "hsdp inside", "fsdp2 inside, streaming"], matrix=CASES),
 )
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     size, strategy, how = CASES[name]

@@ -69,27 +69,6 @@ def run(tmp_path_factory):
 
 
 BY_NAME = {case["name"]: case for case in CASES}
-ONCE = {
-    "lora-zero3",
-    "parts-fsdp2",
-    "dora-zero2",
-    "qlora-fsdp2",
-    "qdora-zero2",
-    "lora+lamb-fsdp2",
-    "lora+lars-ddp",
-}  # each method
-
-
-# Where weights lie elsewhere, or states are sharded in another way, than under a strategy of the same kind: `make test-matrix`.
-SELDOM = {
-    f"{method}-{strategy}"
-    for method in ("lora", "qlora")
-    for strategy in ("zero1", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_hpz")
-}
-
-
-def each(names):
-    return [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +81,14 @@ def results(run, asked_for):
     return run(2, [case for name, case in BY_NAME.items() if name in asked_for("name")])
 
 
-@pytest.mark.parametrize("name", each(BY_NAME))
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2", "qdora-zero2", "lora+lamb-fsdp2", "lora+lars-ddp"),
+        slow=["lora-fsdp2", "parts-zero3", "dora-zero3", "qlora-zero2", "qlora-zero3", "qdora-fsdp2", "lora+lamb-ddp"],
+        matrix=BY_NAME,
+    ),
+)
 def test_method_under_a_strategy_equals_one_process(name, reference, results):
     differences = parity.worst(results[name], reference[f"{BY_NAME[name]['method']}-single"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
@@ -123,13 +109,12 @@ REHEARSALS = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    cases = [{"name": name, "flags": [*flags, "--rehearse"]} for name, flags in REHEARSALS.items()]
+def said(tmp_path_factory, asked_for):
+    cases = [{"name": name, "flags": [*REHEARSALS[name], "--rehearse"]} for name in sorted(asked_for("rehearsal"))]
     return runs.run_all(2, cases, tmp_path_factory.mktemp("rehearsals"), timeout=900)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rehearsal", REHEARSALS)
+@pytest.mark.parametrize("rehearsal", marks.cases(slow=["lora-fsdp2", "qlora-zero3"], matrix=REHEARSALS))
 def test_rehearsal_resumes_and_shards(rehearsal, said):
     """In bf16 with activation checkpointing: the same losses after an interruption, and frozen weights in shards."""
     found, done = said

@@ -48,7 +48,6 @@ STRATEGIES = parity.STRATEGIES | {
     "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
     "single": [],
 }
-# The first few are in `make test`, the others in make test-all.
 SKIPPED = [
     f"{name} skip loss" for name in sorted(STRATEGIES, key=lambda name: name not in ("ddp", "zero2", "zero3", "fsdp2"))
 ]
@@ -222,21 +221,21 @@ def results(tmp_path_factory, asked_for):
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
-# Where another case has the same engine, method and precision: in `make test-matrix`.
-SELDOM = {
-    *("ddp+lora skip loss", "fsdp2+lora skip loss", "ddp+bf16 skip loss", "zero1+bf16 skip loss", "ddp+sgd skip loss"),
-    *("zero3_hpz skip loss", "zero3_offload skip loss", "fsdp2+lamb skip loss", "zero3 skip gradient"),
-    *("ddp+lora rollback loss", "fsdp2+lora rollback loss", "fsdp2+bf16 rollback loss", "zero2 stop spike"),
-}
+NVME = ["zero3_nvme skip loss"] if "zero3_nvme" in STRATEGIES else []
 
 
-def quick(cases, count):
-    return [
-        pytest.param(case, marks=marks.size(number < count, case not in SELDOM)) for number, case in enumerate(cases)
-    ]
-
-
-@pytest.mark.parametrize("case", quick(SKIPPED, 3))
+@pytest.mark.parametrize(
+    "case",
+    marks.cases(
+        *(f"{strategy} skip loss" for strategy in ("ddp", "zero2", "zero3")),
+        slow=[
+            *(f"{strategy} skip loss" for strategy in ("fsdp2", "zero3_nvme", "hsdp", "zero3+bf16", "ddp+power_sgd")),
+            *(f"{strategy} skip loss" for strategy in ("pipeline", "fsdp2+experts", "single")),
+            *(f"{strategy} skip gradient" for strategy in ("zero2", "pipeline")),
+        ],
+        matrix=SKIPPED,
+    ),
+)
 def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     found, output = results(case)
     steps = poisoned_steps()
@@ -273,7 +272,17 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     assert [(fault["step"], fault["action"]) for fault in faults] == [(step, "skip") for step in steps]
 
 
-@pytest.mark.parametrize("case", [*quick(GONE_BACK, 2), *quick(SPIKES, 0)])
+@pytest.mark.parametrize(
+    "case",
+    marks.cases(
+        *("zero3 rollback loss", "fsdp2 rollback loss"),
+        slow=[
+            *(f"{of} rollback loss" for of in ("zero2_offload", "hsdp", "zero3+lora", "fsdp2+experts", "pipeline")),
+            *("zero1+bf16 rollback loss", "zero3 stop spike", "pipeline stop spike"),
+        ],
+        matrix=[*GONE_BACK, *SPIKES],
+    ),
+)
 def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
     found, output = results(case)
     for held in found["held"]:

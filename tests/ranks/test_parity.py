@@ -6,27 +6,22 @@ import pytest
 
 from testing import marks, parity, runs
 
-# Every strategy meets every world size and every accumulation; in `make test-matrix` the cheap ones meet more of their
-# combinations. The whole product is `python -m benchmarks.parity` (docs/evidence/parity.md). `make test` has each strategy once.
-CHEAP = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
-ALL = {1: (4,), 2: (2,), 4: (1,)}
-CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}
+# Each strategy with one accumulation on each number of ranks, and the light ones with others; the whole product is
+# `python -m benchmarks.parity` (docs/evidence/parity.md).
+ONE_EACH = {1: (4,), 2: (2,), 4: (1,)}
+FURTHER = {1: (), 2: (1, 4), 4: (4,)}
+LIGHT = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
 
 
-def wanted(world_size):
-    chosen = list(parity.cases(world_size, ALL[world_size]))
-    chosen += [case for case in parity.cases(world_size, CHEAP_TOO[world_size]) if case["strategy"] in CHEAP]
+def cases_on(world_size):
+    cases = parity.cases(world_size, ONE_EACH[world_size])
+    cases += [case for case in parity.cases(world_size, FURTHER[world_size]) if case["strategy"] in LIGHT]
     if ctypes.util.find_library("aio") is None:  # CI installs it
-        chosen = [case for case in chosen if "nvme" not in case["strategy"]]
-    return {case["name"]: case for case in chosen}
+        cases = [case for case in cases if "nvme" not in case["strategy"]]
+    return {case["name"]: case for case in cases}
 
 
-CASES = {size: wanted(size) for size in parity.WORLD_SIZES}
-# Each strategy, architecture and optimizer once.
-OF = {"zero3+deepseek_v3", "fsdp2+gemma3", "ddp+lamb", "fsdp2+lars"}
-ONCE = {f"{strategy}-w2-k2" for strategy in parity.STRATEGIES.keys() | OF} | {"hsdp-w4-k1"}
-
-
+CASES = {size: cases_on(size) for size in parity.WORLD_SIZES}
 DAMAGED = {
     "name": "damaged",
     "strategy": "ddp",
@@ -63,11 +58,22 @@ def test_the_reference_learns(reference):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=marks.size(name in ONCE, case["accumulation"] in ALL[size]))
-        for size, cases in CASES.items()
-        for name, case in cases.items()
-    ],
+    marks.cases(
+        # Each strategy, architecture and optimizer.
+        *(
+            f"{strategy}-w2-k2"
+            for strategy in parity.STRATEGIES
+            if strategy != "hsdp" and f"{strategy}-w2-k2" in CASES[2]
+        ),
+        *("zero3+deepseek_v3-w2-k2", "fsdp2+gemma3-w2-k2", "ddp+lamb-w2-k2", "fsdp2+lars-w2-k2", "hsdp-w4-k1"),
+        # On one rank and on four each kind of engine; offloaded states on one, groups in a host on four.
+        slow=[
+            *(f"{strategy}-w1-k4" for strategy in ("zero2_offload", "zero3", "fsdp2")),
+            *(f"{strategy}-w4-k1" for strategy in ("ddp", "zero2", "zero3_hpz", "fsdp2")),
+            *("zero3+gemma3-w2-k2", "fsdp2+deepseek_v3-w2-k2", "fsdp2+lamb-w2-k2"),
+        ],
+        matrix=[name for cases in CASES.values() for name in cases],
+    ),
 )
 def test_strategy_equals_one_process(name, reference, results):
     strategy = name.rpartition("-w")[0]

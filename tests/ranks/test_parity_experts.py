@@ -5,16 +5,6 @@ import pytest
 from testing import axes_experts, marks, parity, runs
 
 ALL = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
-# In `make test`: the first, adapters on experts, and the first of stages.
-ONCE = set(list(ALL)[:1]) | {
-    "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
-    "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
-}
-# Every model and method once, on four ranks where it has such a case; and every strategy.
-OFTEN = {case[:2]: case for case in sorted(axes_experts.PARITY, key=lambda case: case[2])}.values()
-OFTEN = [*OFTEN, *{axes_experts.said(case[3]): case for case in axes_experts.PARITY}.values()]
-# A pipeline's other schedules: test_parity_pipeline.py has them, and experts know nothing of them.
-OFTEN = [case for case in OFTEN if not axes_experts.said(case[3]).endswith(("gpipe", "interleavedzerobubble", "zbv"))]
 CHEAPEST, DAMAGED = axes_experts.PARITY[0], "damaged"
 
 
@@ -50,7 +40,27 @@ def results(folder, wanted, asked_for):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=marks.size(name in ONCE, ALL[name] in OFTEN)) for name in ALL]
+    "name",
+    marks.cases(
+        axes_experts.name_of(*CHEAPEST),
+        "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
+        "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
+        # Each model, each method and each axis beside experts.
+        slow=[
+            "qwen3_moe, LoRA on experts, 2 ranks, zero3, accumulation 2",
+            "gpt_oss, LoRA on experts, 2 ranks, fsdp2 x expert 2, accumulation 1",
+            "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
+            "qwen3_moe, QLoRA on experts, 4 ranks, ddp x expert 2, accumulation 2",
+            "mixtral, full, 4 ranks, fsdp2 x tensor 2 x expert 4, accumulation 1",
+            "qwen3_moe-wide, QLoRA on experts, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+            "qwen3_moe, packing, 4 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+            "gpt_oss, full, 4 ranks, ddp x pipeline 2 x expert 2, accumulation 1",
+            "qwen3_moe, checkpointing, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 2",
+            "qwen3_moe, LoRA on experts, 4 ranks, ddp x pipeline 2 x expert 2, accumulation 4",
+            "qwen3_moe, full, 4 ranks, zero1 x tensor 2 x pipeline 2 x expert 2, accumulation 2",
+        ],
+        matrix=ALL,
+    ),
 )
 def test_experts_over_ranks_equal_one_process(name, reference, results):
     model, method, *_ = ALL[name]

@@ -7,27 +7,8 @@ from safetensors.torch import load_file
 from testing import axes_pairs, marks, parity, runs
 
 CASES = {case["name"]: case for case in (axes_pairs.case(*which) for which in axes_pairs.CASES)}
-# In `make test`: a row in parts, each of them through two stages, whose optimizer states all four ranks share.
-ONCE = {"sequence 2 x pipeline 2-zero1-k2-packed"}
-# In `make test-matrix`: another strategy or accumulation of what others have.
-SELDOM = {
-    "tensor 2 x sequence 2-zero1-k2-plain",
-    "tensor 2 x sequence 2-zero2-k2-plain",
-    "tensor 2 x sequence 2-fsdp2-k1-packed",
-    "tensor 2 x sequence 2-fsdp2-k2-plain",
-    "tensor 2 x sequence 2-zero3-k2-plain",
-    "tensor 2 x sequence 2-zero3-k4-lora",
-    "sequence 2 x pipeline 2-ddp-k2-plain",
-    "sequence 2 x pipeline 2-zero1-k4-plain",
-    "sequence 2 x pipeline 2-zero1-k2-plain",
-    "sequence 2 x pipeline 2-ddp-k4-plain",
-}
 STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
 DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damage=True)
-
-
-def marked(name):
-    return pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +34,19 @@ def references(folder, asked_for):
     return runs.run_cases(1, [axes_pairs.reference(variant) for variant in sorted(variants)], folder / "one")
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in CASES])
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        # A row in parts, each of them through two stages, whose optimizer states all four ranks share.
+        "sequence 2 x pipeline 2-zero1-k2-packed",
+        slow=[
+            "tensor 2 x sequence 2-zero3-k1-packed",
+            "tensor 2 x sequence 2-fsdp2-k4-lora",
+            "sequence 2 x pipeline 2-zero1-k2-clipped",
+        ],
+        matrix=CASES,
+    ),
+)
 def test_two_axes_equal_one_process(name, results, references, folder):
     variant = CASES[name]["variant"]
     reference = references[f"single-{variant}"]
@@ -78,8 +71,7 @@ def test_a_one_percent_error_in_one_ranks_gradient_is_caught(references, results
     assert differences["loss"] > 3 * parity.TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", STOPPED)
+@pytest.mark.parametrize("which", marks.cases(slow=["pipeline-zero1"], matrix=STOPPED))
 def test_a_run_that_died_goes_on_bit_for_bit(which, folder):
     cases = [axes_pairs.case(*STOPPED[which], 2, name=f"{which}{stop}") for stop in ("", "-stopped")]
     for case in cases:

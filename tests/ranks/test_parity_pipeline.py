@@ -6,7 +6,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from testing import axes, axes_pipeline, marks, parity, resume, runs
+from testing import axes_pipeline, marks, parity, resume, runs
 from testing.axes_pipeline import SCHEDULES, ddp, zero1
 
 # name -> (kind, strategy, stages, ranks, accumulation, what its config says of the schedule)
@@ -24,25 +24,6 @@ CASES = {
     "zbv-p2-t2-w4-k4": ("deep", ddp, 2, 4, 4, {"tensor": 2, **SCHEDULES["zbv"]}),
     **{f"{kind}-p2-t2-w8-k2": (kind, zero1, 2, 8, 2, {"tensor": 2}) for kind in ("tied", "untied")},
 }
-ONCE = {"ddp-p2-w2-k4", "lora-p2-w4-k2", "zbv-p2-w4-k2"}
-
-
-# On four ranks, too, but with stages, tensor groups or accumulation that other cases have; adapters are tried with tensor groups.
-SELDOM = {
-    "ddp-p2-w4-k2",
-    "ddp-p4-w4-k2",
-    "untied-p2-t2-w4-k2",
-    "packed-p2-t2-w4-k2",
-    "1f1b-p2-w4-k2",
-    "untied-p2-w4-k2",
-    "tied-p2-t2-w4-k2",
-    *(f"{kind}-p2-w4-k2" for kind in axes.ADAPTERS),
-}
-
-
-def often(name):
-    """On four ranks, without a second accumulation; and one case of three axes on eight."""
-    return name == "tied-p2-t2-w8-k2" or ("-w4-" in name and not name.endswith("-k1") and name not in SELDOM)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +58,17 @@ def results(folder, asked_for):
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=marks.size(n in ONCE, often(n))) for n in CASES])
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("ddp-p2-w2-k4", "lora-p2-w4-k2", "zbv-p2-w4-k2"),
+        slow=[
+            *(f"{kind}-p2-w4-k2" for kind in ("gemma3", "packed", "padded", "clipped", "gpipe", "interleaved1f1b")),
+            *("ddp-p4-w4-k4", "qdora-p2-t2-w4-k2", "zbv-p2-t2-w4-k4"),
+        ],
+        matrix=CASES,
+    ),
+)
 def test_a_pipeline_equals_one_process(name, results, folder):
     kind = CASES[name][0]
     learns = 0.99 if "--use_peft" in axes_pipeline.KINDS[kind][0] else 0.9

@@ -8,8 +8,6 @@ from testing import axes_sequence as cases
 from testing import marks, parity, runs
 
 EVERY = {2: list(cases.on(2)), 4: list(cases.on(4))}
-# In `make test`: two engines, packed rows and adapters.
-ONCE = {"ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed"}
 DAMAGED = cases.case("ddp", 2, 2, 1, name="damaged", damage=True)
 
 
@@ -33,19 +31,21 @@ def references(tmp_path_factory, asked_for):
     return runs.run_cases(1, list(wanted.values()), tmp_path_factory.mktemp("reference"))
 
 
-def often(name):
-    """ZeRO-3 on two ranks, FSDP2 and HSDP on four have each variant and model, and three accumulations."""
-    if name in ("zero3-sp2-w2-k2-plain", "zero3-sp2-w2-k2-lora"):  # with one, with four, and FSDP2's
-        return False
-    return name.startswith("zero3") if "-w2-" in name else name.startswith(("fsdp2", "hsdp"))
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(case["name"], marks=marks.size(case["name"] in ONCE, often(case["name"])))
-        for case in (*EVERY[2], *EVERY[4])
-    ],
+    marks.cases(
+        *("ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed"),
+        # What a rank computes on its part under ZeRO-3 on two ranks; groups of two and of four under FSDP2 and HSDP.
+        slow=[
+            *(
+                f"zero3-sp2-w2-k1-{of}"
+                for of in ("clipped", "tiled-checkpointing", "qlora", "plain-gemma3", "plain-mistral")
+            ),
+            *("zero3-sp1-w2-k2-tiled", "zero3-sp2-w2-k4-plain"),
+            *("fsdp2-sp4-w4-k1-plain", "fsdp2-sp2-w4-k2-packed", "hsdp-sp2-w4-k2-plain"),
+        ],
+        matrix=[case["name"] for case in (*EVERY[2], *EVERY[4])],
+    ),
 )
 def test_rows_in_parts_equal_one_process(name, references, results):
     world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)

@@ -68,30 +68,6 @@ if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
 
-def new_in(recipes):
-    """Those that bring something which none before them has: a model, a method with its strategy, an axis, a schedule. The others
-    differ in what these have too, and are rehearsed in `make test-matrix`."""
-    known, found = set(), set()
-    for path in sorted(recipes, key=lambda path: -len(rehearsed(path))):
-        model, _, method, *rest, strategy, _, _ = rehearsed(path)
-        facts = {model, (method, strategy), *(one for one in rest if isinstance(one, str))}
-        found |= set() if facts <= known else {path}
-        known |= facts
-    return found
-
-
-ONCE = {"fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
-
-
-# What test_methods.py, test_compression.py or another case has too: in `make test-matrix`.
-SELDOM = {"fsdp2-lamb", "fsdp2-lars", "ddp-bf16-checkpointing", "zero2-bf16-checkpointing", "ddp-fp16", "ddp-bf16"}
-SELDOM |= set(RECIPES) - new_in(RECIPES)
-
-
-def each(names):
-    return [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM), id=str(name)) for name in names]
-
-
 def run(cases, folder, ranks=2):
     """What each rehearsal printed, all in one process group of `ranks`, and where they lie: in outputs/ of this folder."""
     cases = [{"name": name, "flags": [*flags, "--rehearse"]} for name, flags in cases.items()]
@@ -131,7 +107,24 @@ def said_of_recipes(tmp_path_factory, asked_for):
     return texts, done, folder
 
 
-@pytest.mark.parametrize("path", each(RECIPES))
+@pytest.mark.parametrize(
+    "path",
+    marks.cases(
+        Path("recipes/tiny/full.yaml"),
+        # Each axis, a mixture of experts, 4-bit weights, adapters on tied ends.
+        slow=map(
+            Path,
+            [
+                "recipes/gemma-3-1b-it/lora.yaml",
+                "recipes/gpt-oss-120b/full-ep-2x8.yaml",
+                "recipes/llama-3.1-405b/full-3d-16x8.yaml",
+                "recipes/llama-3.1-8b/full-128k.yaml",
+                "recipes/qwen3-14b/qlora.yaml",
+            ],
+        ),
+        matrix=RECIPES,
+    ),
+)
 def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
     went_well(REHEARSED[path], *said_of_recipes)
 
@@ -148,7 +141,13 @@ def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recip
     assert ("frozen         model.vision_tower" in said_of_recipes[0][model]) == (model == "gemma3")
 
 
-@pytest.mark.parametrize("name", each(CASES))
+# test_resume.py has that each strategy goes on; here one of each kind also shows that its states are sharded.
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        "fsdp2", slow=["zero1", "zero3_offload", "zero3-bf16-checkpointing", "experts-qwen3-30b-a3b-lora"], matrix=CASES
+    ),
+)
 def test_rehearsal_goes_well(name, said):
     went_well(name, *said)
 

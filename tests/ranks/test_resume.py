@@ -7,7 +7,6 @@ import pytest
 from testing import marks, resume, runs
 from testing.resume import Resume, Side
 
-EXACT_ONCE = {"zero2_offload", "fsdp2+best"}
 CARRIED = [
     *(
         Resume("full", Side(before, a), Side(after, b))
@@ -26,44 +25,6 @@ CARRIED = [
     ),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in [*CARRIED, *resume.DIVIDED]}
-ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
-# Each pair of strategies goes on once, on four, one or three ranks in turn, and each method. Others: `make test-matrix`.
-FULL = [case.name for case in CARRIED if case.method == "full"]
-OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | {c.name for c in CARRIED} - set(FULL)
-OFTEN -= {"LoRA, fsdp2 on 2 to ddp on 3", "QLoRA, zero2 on 2 to fsdp2 on 3"}
-OFTEN -= {"full, zero1 on 2 to zero2 on 1", "full, ddp on 2 to ddp on 4", "full, zero3 on 2 to zero3 on 1"}
-OFTEN |= {
-    "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
-    "full, zero1_sp2_pp2 on 8 to zero1_sp2_pp2 on 4",
-    "full, ddp_tp2 on 4 to ddp_tp2 on 2",
-    "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
-}
-# Further methods under a strategy of the same kind as another that has them.
-SELDOM = {
-    "ddp+lora",
-    "zero2+lora",
-    "ddp+qlora",
-    "zero2+packing",
-    "ddp+best",
-    "zero2+best",
-    "ddp+bf16",
-    "zero3_offload_param",
-    "zero1_tp2+lora",
-    "zero3+lora",
-    "fsdp2+qlora",
-    "zero3+best",
-    "zero3_offload",
-    "zero2_tp2",
-    "zero3_tp2+lora",
-    "fsdp2_tp2+best",
-    "fsdp2_tp2",
-    "fsdp2+lora",
-    "zero1",
-}
-
-
-def marked(names, once, often):
-    return [pytest.param(name, marks=marks.size(name in once, name in often)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +41,17 @@ def exact(tmp_path_factory, asked_for):
     return found
 
 
-@pytest.mark.parametrize("name", marked(resume.EXACT, EXACT_ONCE, resume.EXACT.keys() - SELDOM))
+NVME = ["zero3_nvme"] if resume.HAS_LIBAIO else []
+
+
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("zero2_offload", "fsdp2+best"),
+        slow=["zero3", *NVME, "hsdp", "zero3+qlora", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
+        matrix=resume.EXACT,
+    ),
+)
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
     whole, stopped = exact[name], exact[f"{name}, stopped"]
     for figure in ("loss", "grad_norm", "eval_loss"):
@@ -100,7 +71,25 @@ def carried(tmp_path_factory, asked_for):
     return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
-@pytest.mark.parametrize("carry", marked(BY_NAME, ONCE, OFTEN))
+@pytest.mark.parametrize(
+    "carry",
+    marks.cases(
+        "full, zero2 on 2 to zero3 on 3",
+        "full, fsdp2 on 2 to fsdp2 on 3",
+        slow=[
+            "full, zero3 on 2 to fsdp2 on 4",
+            "full, fsdp2 on 2 to zero2 on 1",
+            "full, zero3_offload on 2 to ddp on 3",
+            "full, ddp on 2 to zero3_offload on 4",
+            "LoRA, zero3 on 2 to fsdp2 on 1",
+            "QLoRA, zero3 on 2 to zero2 on 4",
+            "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
+            "full, ddp_tp2 on 4 to ddp_tp2 on 2",
+            "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
+        ],
+        matrix=BY_NAME,
+    ),
+)
 def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(carry, carried):
     whole, further = carried
     case = BY_NAME[carry]
@@ -109,7 +98,7 @@ def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_r
     assert resume.worst(further[carry], reference) <= resume.TOLERANCE
 
 
-@pytest.mark.parametrize("strategy", marked(["zero2", "zero3", "fsdp2"], (), {"zero3", "fsdp2"}))
+@pytest.mark.parametrize("strategy", marks.cases(slow=["zero3"], matrix=["zero2", "fsdp2"]))
 def test_the_same_command_on_other_ranks_goes_on_and_takes_the_best_checkpoint_of_the_first_ones(strategy, tmp_path):
     """Its directory and early stopping are the same; the best checkpoint was written by two ranks, and four load it."""
     flags = resume.exact(f"{strategy}+best")[0]["flags"]

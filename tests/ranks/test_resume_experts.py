@@ -8,26 +8,6 @@ from safetensors.torch import load_file
 from brigade.__main__ import main
 from testing import axes_experts, marks, resume, runs
 
-ONCE = {"experts over 2 to FSDP2"}  # in `make test`
-# In `make test-matrix`: both sides are in other cases too, or the method is.
-SELDOM = {
-    "adapters, DDP to experts over 2",
-    "DDP to experts over 2 of 4 ranks",
-    "experts over 2 to ZeRO-2",
-    "HSDP to DDP on 2 ranks",
-    "tensor groups to FSDP2",
-    "tensor groups with adapters to themselves",
-    "ZeRO-1 on stages with adapters to itself",
-    "experts over 2 to DDP on stages",
-    "stages with tensor groups to experts over 4",
-    "DDP with experts over 2 to ZeRO-3",
-    "FSDP2 to experts over 2",
-    "HSDP to itself",
-    "adapters, experts over 4 to FSDP2",
-    "experts over 2 to DDP",
-    "experts over 4 to 2 ranks",
-}
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -51,7 +31,19 @@ def results(folder, asked_for):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM)) for name in axes_experts.RESUMED],
+    marks.cases(
+        "experts over 2 to FSDP2",
+        slow=[
+            "experts over 2 to themselves",
+            "experts over 2 of 4 ranks to 4",
+            "ZeRO-3 to experts over 2",
+            "ZeRO-2 to HSDP",
+            "adapters, experts over 2 to themselves",
+            "tensor groups to themselves",
+            "ZeRO-1 on stages to itself",
+        ],
+        matrix=axes_experts.RESUMED,
+    ),
 )
 def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, results):
     before, after, method = axes_experts.RESUMED[name]

@@ -8,7 +8,7 @@ import pytest
 
 from brigade.train.checkpoint import manifest
 from brigade.train.run import events
-from testing import runs
+from testing import marks, runs
 from testing.ranks import run_ranks
 
 STRATEGIES = {
@@ -17,15 +17,6 @@ STRATEGIES = {
     "zero3": ["--ds_config", "ds_configs/zero3.json"],
     "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
 }
-CASES = [
-    ("ddp", "disk full"),
-    pytest.param("zero2", "elsewhere", marks=pytest.mark.slow),
-    pytest.param("ddp", "copying, loading", marks=pytest.mark.slow),
-    pytest.param("zero2", "closing", marks=pytest.mark.slow),
-    pytest.param("zero3", "copying, loading", marks=pytest.mark.slow),
-    pytest.param("zero3", "disk full", marks=pytest.mark.slow),
-    pytest.param("fsdp2", "closing, copying", marks=pytest.mark.slow),
-]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +72,14 @@ def test_the_umask_says_who_may_read_models_and_checkpoints(undisturbed, tmp_pat
     assert {path.stat().st_mode for path in saved if path.is_file()} == {(tmp_path / "new").stat().st_mode}
 
 
-@pytest.mark.parametrize(("strategy", "when"), CASES)
+@pytest.mark.parametrize(
+    ("strategy", "when"),
+    marks.cases(
+        ("ddp", "disk full"),
+        slow=[("zero2", "elsewhere"), ("zero3", "copying, loading"), ("fsdp2", "closing, copying")],
+        matrix=[("ddp", "copying, loading"), ("zero2", "closing"), ("zero3", "disk full")],
+    ),
+)
 def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, flags, undisturbed, tmp_path):
     flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(tmp_path)]
     for interruption in when.split(", "):
@@ -116,12 +114,11 @@ def flip(path):
 
 @pytest.mark.parametrize(
     ("strategy", "damage", "said"),
-    [
+    marks.cases(
         ("ddp", flip, "is not what was written"),
-        pytest.param("zero2", flip, "is not what was written", marks=pytest.mark.slow),
-        pytest.param("fsdp2", cut, "has ", marks=pytest.mark.slow),
-        pytest.param("zero3", Path.unlink, "is missing", marks=pytest.mark.slow),
-    ],
+        slow=[("fsdp2", cut, "has "), ("zero3", Path.unlink, "is missing")],
+        matrix=[("zero2", flip, "is not what was written")],
+    ),
 )
 def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
     strategy, damage, said, flags, undisturbed, tmp_path

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from brigade.__main__ import main
 from testing import axes_sequence as cases
-from testing import parity, resume, runs
+from testing import marks, parity, resume, runs
 
 KINDS = ("zero3", "fsdp2", "ddp")
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
@@ -62,7 +62,7 @@ def done(tmp_path_factory, asked_for):
     return found, folder
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in EXACT])
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3-sp2", "fsdp2-sp2+packing"], matrix=EXACT))
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
     found, folder = done
     for figure in ("loss", "grad_norm", "eval_loss"):
@@ -71,7 +71,10 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
     assert file.read_bytes() == (folder / "outputs" / f"{name}, stopped" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("other", [pytest.param(other, marks=pytest.mark.slow) for other in OTHERS])
+@pytest.mark.parametrize(
+    "other",
+    marks.cases(slow=["zero3-sp2 to zero3-sp2 on 4", "zero3-sp2 to ddp on 1", "ddp to fsdp2-sp2 on 2"], matrix=OTHERS),
+)
 def test_it_goes_on_with_other_parts_or_none(other, done):
     found, _ = done
     assert resume.worst(found[other], found[other.split(" to ")[0]]) <= resume.TOLERANCE
@@ -102,8 +105,7 @@ def test_the_export_of_a_checkpoint_is_a_whole_model(done, tmp_path):
     assert {name: tensor.shape for name, tensor in exported.items()} == {name: t.shape for name, t in saved.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zero3", "fsdp2"])
+@pytest.mark.parametrize("kind", marks.cases(slow=["zero3"], matrix=["fsdp2"]))
 def test_a_rehearsal_takes_two_ranks_for_eight(kind, tmp_path):
     flags = [*cases.strategy(kind, 8, 8), "--rehearse", "--activation_checkpointing", "--bf16"]
     found, ended = runs.run_all(2, [{"name": kind, "flags": flags}], tmp_path, timeout=300)

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from brigade.train.run import events
+from testing import marks
 from testing.command_line import as_flags
 from testing.parity import STRATEGIES
 from testing.runs import STEPS, run_cases
 
-KINDS = ["ddp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("zero1", "zero3", "fsdp2"))]
+KINDS = marks.cases("ddp", slow=["zero1", "zero3", "fsdp2"])
 AT = 5  # the step in which rank 1 is asked
 
 

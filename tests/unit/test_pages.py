@@ -51,9 +51,6 @@ def table():
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-SLOW = {"choosing.md", "planner-questions.md"}  # the planner answers hundreds of questions for each
-
-
 def test_the_table_of_methods_is_what_the_tests_of_methods_run():
     assert set(COLUMNS.values()) == set(test_methods.METHODS)
     assert table() in (REPOSITORY / "docs/methods.md").read_text(), f"docs/methods.md should hold\n{table()}"
@@ -61,7 +58,12 @@ def test_the_table_of_methods_is_what_the_tests_of_methods_run():
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else (), id=path.name) for path in PAGES],
+    # The planner answers hundreds of questions for each of the slow ones.
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.name in ("choosing.md", "planner-questions.md")))
+        for path in PAGES
+    ],
+    ids=[path.name for path in PAGES],
 )
 def test_every_table_of_a_page_is_what_its_command_writes(path):
     """test_planner_page.py compares the planner's, which takes longest."""

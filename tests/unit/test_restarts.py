@@ -22,6 +22,7 @@ from brigade.launch.job import make
 from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, next_hosts, pause, would_repeat
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options
+from testing import marks
 from tests.unit.hosts.asking import talk
 from tests.unit.hosts.conftest import hostfile, launch_there  # noqa: F401  fixtures
 
@@ -202,7 +203,6 @@ def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
     assert "a mistake that somebody has to correct" in done.stderr
 
 
-SLOW = pytest.mark.slow
 UNHEARD = {
     "a full disk": (">/dev/full 2>&1", RESTART, "attempt-2/rank-0-*.log"),
     "a reader who leaves": ("2> >(head -n 1 >/dev/null)", RESTART, "attempt-2/rank-0-*.log"),
@@ -210,9 +210,7 @@ UNHEARD = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "a full disk" else pytest.param(name, marks=SLOW) for name in UNHEARD]
-)
+@pytest.mark.parametrize("name", marks.cases("a full disk", slow=["a reader who leaves", "elastic"]))
 def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path, name):  # noqa: F811
     redirect, words, logs = UNHEARD[name]
     killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})

@@ -18,6 +18,7 @@ from brigade.train.data import builtin, encode, workers
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.rows import Where
 from brigade.train.recipe.files import REPOSITORY
+from testing import marks
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +124,9 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 
 @pytest.mark.parametrize(
     "sent, whole_group",
-    [
-        (signal.SIGINT, True),
-        (signal.SIGKILL, False),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
-    ],
+    marks.cases(
+        *((signal.SIGINT, True), (signal.SIGKILL, False)), slow=[(signal.SIGINT, False), (signal.SIGTERM, False)]
+    ),
 )
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""

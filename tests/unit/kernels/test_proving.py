@@ -38,22 +38,12 @@ def tried(rows, family="llama", dtype="fp32", **values):
 # ---- what agrees, and what does not --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "family, dtype",
-    [
-        ("llama", "fp32"),
-        ("llama", "bf16"),
-        ("gpt2", "bf16"),
-        *(
-            pytest.param(family, dtype, marks=marks.size(False, dtype == often))
-            for family, often in (
-                ("mistral", "bf16"),
-                ("qwen3_moe", "fp32"),
-                ("gemma3_text", "bf16"),
-                ("deepseek_v3", "fp32"),
-            )
-            for dtype in ("fp32", "bf16")
-        ),
-    ],
-)  # each model once in `make test-all`
+    marks.cases(
+        *(("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16")),
+        slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("gemma3_text", "bf16"), ("deepseek_v3", "bf16")],
+        matrix=[("mistral", "fp32"), ("qwen3_moe", "bf16"), ("gemma3_text", "fp32"), ("deepseek_v3", "fp32")],
+    ),
+)
 def test_what_cpus_have_agrees_with_eager(family, dtype):
     found = tried(own("varlen", "sdpa", "eager"), family, dtype)
     assert {name: event["why"] for name, event in found.items()} == {"varlen": "", "sdpa": "", "eager": ""}
