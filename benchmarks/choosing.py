@@ -1,4 +1,4 @@
-"""docs/choosing.md: what `plan` chooses for models, lengths and clusters, and how much it is ahead of data parallelism alone.
+"""docs/evidence/choosing.md: what `plan` chooses for models, lengths and clusters, and how far it is ahead of data parallelism.
 
 python -m benchmarks.choosing            # write the page's tables
 python -m benchmarks.choosing --check    # 1 where the page is out of date
@@ -17,9 +17,9 @@ from brigade.plan.choice.search import MUCH, candidates, chosen
 from brigade.plan.choice.workload import Candidate
 from brigade.plan.hardware import calibration
 
-from .pages import DOCS, command, markdown
+from .pages import EVIDENCE, command, markdown
 
-PAGE = DOCS / "choosing.md"
+PAGE = EVIDENCE / "choosing.md"
 LONG = "--max_length 131072 --global_batch_size 16"
 ROWS = {
     "Llama 3.1 8B": "llama-3.1-8b",
