@@ -96,8 +96,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
             from brigade.train.loop import arguments, choose_engine
             from brigade.train.loop.summary import summary
 
-            trainer_class = choose_engine.trainer_of(run)
-        engine = choose_engine.of(run)
+            trainer_class = choose_engine.trainer_class_of(run)
+        engine = choose_engine.engine_of(run)
         args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
         model = engine.load_model(weights)
         if settings.recipe.model.use_peft:

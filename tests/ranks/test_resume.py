@@ -7,7 +7,7 @@ import pytest
 from testing import marks, resume, runs
 from testing.resume import Resume, Side
 
-CARRIED = [
+RESHARDED = [
     *(
         Resume("full", Side(before, a), Side(after, b))
         for before, after in (
@@ -24,7 +24,7 @@ CARRIED = [
         )
     ),
 ]  # fmt: skip
-BY_NAME = {case.name: case for case in [*CARRIED, *resume.DIVIDED]}
+BY_NAME = {case.name: case for case in [*RESHARDED, *resume.DIVIDED]}
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +63,16 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
 
 
 @pytest.fixture(scope="module")
-def carried(tmp_path_factory, asked_for):
+def resharded(tmp_path_factory, asked_for):
     """(what undisturbed runs logged, what runs logged that went on from their checkpoints)."""
-    folder = tmp_path_factory.mktemp("carried")
-    cases = [BY_NAME[name] for name in sorted(asked_for("carry"))]
+    folder = tmp_path_factory.mktemp("resharded")
+    cases = [BY_NAME[name] for name in sorted(asked_for("case_name"))]
     whole = resume.in_groups([(case.before, resume.run_of(case.method, case.before)) for case in cases], folder)
     return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
 @pytest.mark.parametrize(
-    "carry",
+    "case_name",
     marks.cases(
         "full, zero2 on 2 to zero3 on 3",
         "full, fsdp2 on 2 to fsdp2 on 3",
@@ -90,12 +90,12 @@ def carried(tmp_path_factory, asked_for):
         matrix=BY_NAME,
     ),
 )
-def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(carry, carried):
-    whole, further = carried
-    case = BY_NAME[carry]
+def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(case_name, resharded):
+    whole, further = resharded
+    case = BY_NAME[case_name]
     reference = whole[resume.run_of(case.method, case.before)["name"]]
     assert reference["loss"][-1] < 0.99 * reference["loss"][0]
-    assert resume.worst(further[carry], reference) <= resume.TOLERANCE
+    assert resume.worst(further[case_name], reference) <= resume.TOLERANCE
 
 
 @pytest.mark.parametrize("strategy", marks.cases(slow=["zero3"], matrix=["zero2", "fsdp2"]))

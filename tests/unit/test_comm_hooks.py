@@ -5,7 +5,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from brigade.train.cluster import World
-from brigade.train.loop import gradient_compression
+from brigade.train.loop import ddp_engine
 from brigade.train.strategy import choose
 
 
@@ -24,14 +24,14 @@ def state(*errors):
 def folder(tmp_path):
     """A checkpoint of two ranks."""
     for rank, made in enumerate((state([1.0, 2.0], [4.0]), state([3.0, 0.0], [8.0]))):
-        gradient_compression.save(made, tmp_path / "checkpoint-3", world(rank, 2))
+        ddp_engine.save(made, tmp_path / "checkpoint-3", world(rank, 2))
     return tmp_path / "checkpoint-3"
 
 
 def test_each_rank_gets_its_own_memory_back(folder):
     for rank, error in enumerate(([1.0, 2.0], [3.0, 0.0])):
         again = PowerSGDState(None, start_powerSGD_iter=2)
-        gradient_compression.restore(again, folder, world(rank, 2))
+        ddp_engine.restore(again, folder, world(rank, 2))
         assert again.error_dict[0].tolist() == error
         assert again.iter == 7 and again.q_memory_dict[0].tolist() == [0, 0, 0] and again.p_memory_dict[0].numel() == 2
 
@@ -39,24 +39,24 @@ def test_each_rank_gets_its_own_memory_back(folder):
 def test_another_number_of_ranks_gets_the_mean_error(folder):
     for rank in range(3):
         again = PowerSGDState(None, start_powerSGD_iter=2)
-        gradient_compression.restore(again, folder, world(rank, 3))
+        ddp_engine.restore(again, folder, world(rank, 3))
         assert {bucket: error.tolist() for bucket, error in again.error_dict.items()} == {0: [2.0, 1.0], 1: [6.0]}
 
 
 def test_a_missing_ranks_error_is_told(folder, mistake):
     (folder / "power_sgd_1_of_2.pt").unlink()
-    message = mistake(gradient_compression.restore, PowerSGDState(None, start_powerSGD_iter=2), folder, world(1, 2))
+    message = mistake(ddp_engine.restore, PowerSGDState(None, start_powerSGD_iter=2), folder, world(1, 2))
     assert "1 ranks" in message and "saved by 2" in message
 
 
 def test_a_checkpoint_of_one_process_has_no_memory_to_give(tmp_path):
     again = PowerSGDState(None, start_powerSGD_iter=2)
-    gradient_compression.restore(again, tmp_path, world(0, 2))
+    ddp_engine.restore(again, tmp_path, world(0, 2))
     assert again.iter == 0 and not again.error_dict
 
 
 def test_a_checkpoint_keeps_one_world_sizes_memory(folder):
-    gradient_compression.save(state([5.0, 5.0]), folder, world(0, 1))
+    ddp_engine.save(state([5.0, 5.0]), folder, world(0, 1))
     assert [file.name for file in folder.glob("power_sgd_*")] == ["power_sgd_0_of_1.pt"]
 
 

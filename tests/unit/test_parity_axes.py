@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import pages, parity_axes, parity_cases
 from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS
-from brigade.train.loop import engines, tensor_engines
+from brigade.train.loop import choose_engine
 from testing import parity
 
 ROWS = pages.read(parity_axes.RESULTS)
@@ -37,7 +37,7 @@ def test_losses_and_norms_are_those_of_one_process():
 
 
 @pytest.mark.parametrize(
-    "axis, kinds", [("tensor", {*tensor_engines.ENGINES, "ddp"}), ("sequence", engines.ENGINES.keys() - {"single"})]
+    "axis, kinds", [("tensor", {*choose_engine.TENSOR, "ddp"}), ("sequence", choose_engine.DATA.keys() - {"single"})]
 )
 def test_every_strategy_that_an_axis_runs_under_was_measured_on_2_4_and_8_ranks(axis, kinds):
     """But HSDP where ranks make no two groups, of two tensor groups each: brigade/train/strategy/axis_rules.py."""

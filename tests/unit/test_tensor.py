@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brigade.train.loop.tensor_engines import TensorDDP
+from brigade.train.loop.fsdp2_engine import TensorDDP
 from brigade.train.model.tiny import shrink
 from brigade.train.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.strategy import Strategy, axis_rules, refusal

@@ -30,7 +30,7 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
-# Nothing is sharded, by what shards (training/expert_engines.py).
+# Nothing is sharded, by what shards (loop/fsdp2_engine.py).
 EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
 FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
@@ -201,7 +201,7 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     """What a Job says of how states are spread, and of what is sent."""
     if strategy.is_fsdp:
-        # The parts of a row are shards' ranks too (training/sequence_engines.py).
+        # The parts of a row are shards' ranks too (loop/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
         return {"engine": "fsdp2", "stage": 3, "shard": shard}
     if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:

@@ -104,7 +104,7 @@ def vocabulary_divisors(job: Job) -> tuple[int, int]:
     """Over how many ranks of a tensor group (embedding, head) are divided.
 
     Transformers' plans divide both. Of two that are one, train.py's own division leaves both whole (engines/tensor.py); AutoTP
-    divides that one, unless there are adapters (training/tensor_engines.py), and leaves an embedding of its own whole (deepspeed
+    divides that one, unless there are adapters (loop/deepspeed_engine.py), and leaves an embedding of its own whole (deepspeed
     0.19.8, module_inject/tp_plan_converter.py).
     """
     t, auto, tied = job.tensor, job.deepspeed, job.shape.tied

@@ -1,4 +1,4 @@
-"""Whether a run's engine reads a checkpoint by itself, whether it has to be carried over (training/carrying.py), or neither."""
+"""Whether a run's engine reads a checkpoint by itself, whether it has to be resharded (loop/resharding.py), or neither."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def is_native(folder: Path, run: runs.Run) -> bool:
 
 
 def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
-    """Why a checkpoint can neither be read by the run's engine nor be carried over: (problem, cure)."""
+    """Why a checkpoint can neither be read by the run's engine nor be resharded: (problem, cure)."""
     if is_native(folder, run):
         return None
     optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.replica.size, 'rank')}"
@@ -53,7 +53,7 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
         return f"{problem}states on NVMe lie in each rank's own swap files", as_before
     if any(folder.glob("pytorch_model_fsdp*.bin")):
-        return f"{problem}only a SHARDED_STATE_DICT of FSDP2 is carried over", as_before
+        return f"{problem}only a SHARDED_STATE_DICT of FSDP2 can be resharded", as_before
     return None
 
 

@@ -1,4 +1,4 @@
-"""From a run's settings to Transformers' TrainingArguments. What differs between the engines: engines.py."""
+"""From a run's settings to Transformers' TrainingArguments. What differs between the engines: engine.py."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import swanlab_run
 from . import preflight
-from .engines import OneProcess
+from .engine import Engine
 from .schedule import run_length, schedule_arguments, warmup
 
 SAME = ("num_train_epochs", "max_steps", "lr_scheduler_type", "weight_decay", "max_grad_norm",
@@ -18,7 +18,7 @@ NEVER = 2**40  # steps
 LOCAL = {"mlflow": ("MLFLOW_TRACKING_URI", "sqlite:///{}/mlflow.db"), "swanlab": ("SWANLAB_LOG_DIR", "{}/swanlab")}
 
 
-def training_arguments(run: Run, engine: OneProcess, train_samples: int, resuming: bool) -> Any:
+def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: bool) -> Any:
     """TrainingArguments for a run. After this call ZeRO-3 models load shard by shard."""
     from transformers import TrainingArguments
     from transformers.utils import logging as transformers_logging

@@ -25,7 +25,7 @@ from ..model.finite import first_not_finite
 from ..run import directory as runs
 from ..run import events
 from ..upstream import rollback
-from . import carrying
+from . import resharding
 
 FILE = "bad_steps.jsonl"
 WINDOW, FEWEST = 64, 16  # steps whose median loss a spike is compared with; no fewer
@@ -162,8 +162,8 @@ def _go_back(trainer: Any, checkpoint: Path) -> None:
     """Weights and optimizer states of a checkpoint; the learning rate stays the one of this step."""
     schedule = trainer.lr_scheduler.state_dict()
     with heartbeat.within(heartbeat.LOADING):
-        if trainer.is_carried(str(checkpoint)):  # other ranks wrote it, before this run went on
-            carrying.carry(trainer, checkpoint)
+        if trainer.is_resharded(str(checkpoint)):  # other ranks wrote it, before this run went on
+            resharding.reshard(trainer, checkpoint)
         else:
             rollback.load_states(trainer, str(checkpoint))
         trainer.lr_scheduler.load_state_dict(schedule)

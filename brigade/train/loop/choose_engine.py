@@ -1,21 +1,57 @@
 """Which engine and which Trainer run a strategy."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .. import upstream
+from ..parallel import sequence
 from ..run.directory import Run
-from . import axis_engines
-from .engines import ENGINES, OneProcess
+from ..strategy.axis_keys import DS_KEYS
+from .ddp_engine import DDP
+from .deepspeed_engine import DeepSpeed, TensorDeepSpeed
+from .engine import Engine
+from .fsdp2_engine import FSDP2, HSDP, ExpertDDP, ExpertFSDP2, ExpertHSDP, TensorDDP, TensorFSDP2, TensorHSDP
+from .pipeline_engine import PipelineEngine
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+# Kind of strategy -> its engine: where only the data is divided, ...
+DATA: dict[str, type[Engine]] = {
+    "single": Engine,
+    "ddp": DDP,
+    "zero1": DeepSpeed,
+    "zero2": DeepSpeed,
+    "zero3": DeepSpeed,
+    "fsdp2": FSDP2,
+    "hsdp": HSDP,
+}
+# ... where tensor groups divide the layers, ...
+TENSOR: dict[str, type[Engine]] = {
+    "ddp": TensorDDP,
+    "zero1": TensorDeepSpeed,
+    "zero2": TensorDeepSpeed,
+    "zero3": TensorDeepSpeed,
+    "fsdp2": TensorFSDP2,
+    "hsdp": TensorHSDP,
+}
+# ... and where groups of ranks divide the experts.
+EXPERTS: dict[str, type[Engine]] = {"ddp": ExpertDDP, "fsdp2": ExpertFSDP2, "hsdp": ExpertHSDP}
 
 
-def of(run: Run) -> OneProcess:
-    """The engine of a run's strategy; strategy/refused.yaml has left those alone that there is one for."""
-    if run.strategy.axes:
-        return axis_engines.of(run)
-    return ENGINES[run.strategy.kind](run)
+def engine_of(run: Run) -> Engine:
+    """Return the engine of a run's strategy; strategy/refused.yaml has refused each strategy that has none."""
+    axes, kind = run.strategy.axes, run.strategy.kind
+    if axes.stages > 1:
+        engine: type[Engine] = PipelineEngine
+    else:
+        engine = (EXPERTS if axes.experts > 1 else TENSOR if axes.tensor > 1 else DATA)[kind]
+    if axes.sequence > 1:
+        engine = type(f"{engine.__name__}WithDividedSequences", (DividedSequences, engine), {})
+    return engine(run)
 
 
-def trainer_of(run: Run) -> Any:
-    """The class of its Trainer."""
+def trainer_class_of(run: Run) -> "type[Trainer]":
+    """Return the class of the Trainer that runs a run's strategy."""
     if run.strategy.axes.stages > 1:
         from .pipeline_trainer import PipelineTrainer
 
@@ -23,3 +59,27 @@ def trainer_of(run: Run) -> Any:
     from .trainer import Trainer
 
     return Trainer
+
+
+class DividedSequences(Engine):
+    """Mixed into an engine where ranks divide the tokens of each sequence (parallel/sequence.py).
+
+    To the engine these are plain data-parallel ranks: states are sharded and gradients are averaged over all of them.
+    """
+
+    def load_model(self, weights: str) -> Any:
+        model = super().load_model(weights)
+        group = sequence.group_of(self.run.strategy.axes, self.run.world)
+        sequence.install(upstream.attention_of(model.config), group)
+        return model
+
+    def arguments(self) -> dict[str, Any]:
+        options = super().arguments()
+        if "deepspeed" in options:  # DeepSpeed's own Ulysses wants it; this is ours
+            options["deepspeed"].pop(DS_KEYS["sequence"], None)
+        return options
+
+    def collate(self, *how: Any) -> sequence.DividedRows:
+        axes, world = self.run.strategy.axes, self.run.world
+        number = axes.place(world.rank, world.size).sequence
+        return sequence.DividedRows(*how, number=number, of=axes.sequence)

@@ -14,7 +14,7 @@ from ..distributed import heartbeat, ranks
 from ..run.directory import Run
 from ..strategy.axes import Place
 from . import sample_answers
-from .engines import OneProcess
+from .engine import Engine
 from .throughput import Meter
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -27,7 +27,7 @@ class EvaluatingTrainer(transformers.Trainer):
     place: Place
     data_rank: int
     local_steps: Any
-    engine: OneProcess
+    engine: Engine
     meter: Meter
     looks_as: tuple[int, int]
     control: Any

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..distributed import exchange
 from ..recipe.schema import OWN_OPTIMIZERS
-from . import carrying
+from . import resharding
 
 # Of a TrainerState, what the run has reached.
 REACHED = (
@@ -53,7 +53,9 @@ def unpack(trainer: Any, outer: Any, data: bytes, sender: str) -> dict[str, Any]
     for key, value in kept["state"].items():
         setattr(trainer.state, key, value)
     owners = _owners(trainer)
-    carrying.load_moments(trainer, {id(owner): moments for owner, moments in zip(owners, kept["moments"], strict=True)})
+    resharding.load_moments(
+        trainer, {id(owner): moments for owner, moments in zip(owners, kept["moments"], strict=True)}
+    )
     trainer.lr_scheduler.load_state_dict(kept["schedule"])
     if kept["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(kept["scaler"])
@@ -71,11 +73,11 @@ def _is_fp16_by_deepspeed(trainer: Any) -> bool:
 
 def _owners(trainer: Any) -> list[Tensor]:
     """The tensors that this rank's optimizer steps, each once, in an order that is the same in all replicas."""
-    return list({id(owner): owner for _, _, _, owner, _, _ in carrying.shares(trainer)}.values())
+    return list({id(owner): owner for _, _, _, owner, _, _ in resharding.shares(trainer)}.values())
 
 
 def _moments(trainer: Any) -> list[dict[str, Any]]:
-    """Of each owner what the optimizer keeps of it, flat, and its step: as carrying.load_moments takes it."""
+    """Of each owner what the optimizer keeps of it, flat, and its step: as resharding.load_moments takes it."""
     optimizer = trainer.deepspeed.optimizer.optimizer if trainer.is_deepspeed_enabled else trainer.optimizer
     steps = {}  # of optimizers that count in their groups
     if trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS:
@@ -84,6 +86,6 @@ def _moments(trainer: Any) -> list[dict[str, Any]]:
     for owner in _owners(trainer):
         kept = dict(optimizer.state.get(owner, {}))
         step = kept.pop("step", steps.get(id(owner)))
-        moments: dict[str, Any] = {key: carrying.flat(value).cpu().clone() for key, value in kept.items()}
+        moments: dict[str, Any] = {key: resharding.flat(value).cpu().clone() for key, value in kept.items()}
         found.append(moments | ({} if step is None else {"step": float(step)}))
     return found

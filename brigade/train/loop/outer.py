@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..upstream import unpickling
-from . import carrying
+from . import resharding
 
 Range = tuple[str, int, int]  # a parameter's name, and elements start..stop of it, flattened
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -46,12 +46,12 @@ class Outer:
     def _kept(self, number: int) -> Iterator[tuple[Range, Tensor]]:
         """Of a fragment, what this rank's engine keeps: each range, and the memory in which it lies. Asked anew each time, for an
         engine may have loaded a checkpoint since."""
-        shares = [*carrying.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
-        names = {id(parameter): carrying.name_of(name) for name, parameter in self.trainer.model.named_parameters()}
+        shares = [*resharding.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
+        names = {id(parameter): resharding.name_of(name) for name, parameter in self.trainer.model.named_parameters()}
         for parameter, start, stop, owner, offset, _ in shares:
             name = names[id(parameter)]
             if stop > start and fragment_of(name, self.count) == number:
-                yield (name, start, stop), carrying.flat(owner)[offset : offset + stop - start]
+                yield (name, start, stop), resharding.flat(owner)[offset : offset + stop - start]
 
     def _owned(self, number: int) -> list[tuple[Range, Tensor]]:
         """What of it this rank speaks for: all, and under DDP its part."""
@@ -85,7 +85,7 @@ class Outer:
 
     def spread(self) -> None:
         """Let the model compute with what was written. A collective of the replica."""
-        carrying.spread_weights(self.trainer)
+        resharding.spread_weights(self.trainer)
 
     # ---- the outer step ------------------------------------------------------------------------------------------
     def change(self, number: int) -> Tensor:

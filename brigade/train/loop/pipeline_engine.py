@@ -17,14 +17,14 @@ from ..parallel import pipeline_split as splitting
 from ..parallel.pipeline import Groups, Pipeline, local
 from ..parallel.pipeline_state import OwnPart, gathered, save_model, save_optimizer
 from ..run.directory import Run
-from .carrying import saved_names
-from .engines import OneProcess
+from .engine import Engine
 from .norms import global_norm, scale_
+from .resharding import saved_names
 
 MUCH = 0.3  # a bubble that is worth a word
 
 
-class PipelineEngine(OneProcess):
+class PipelineEngine(Engine):
     """Stages over ranks, and DDP between the ranks that have the same ones.
 
     layers: of each stage

@@ -32,7 +32,7 @@ def check(trainer: Any, folder: Path) -> None:
 def _compare_adapters(trainer: Any, folder: Path) -> None:
     from safetensors import safe_open
 
-    from .carrying import saved_names
+    from .resharding import saved_names
 
     whole = trainer.engine.whole_model(trainer)
     names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]

@@ -50,7 +50,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         lines["made for"] = run.made_for
     if checkpoint:
         others = other_versions(checkpoint)
-        before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_carried(str(checkpoint)) else ""
+        before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_resharded(str(checkpoint)) else ""
         lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
     if run.lengthened:
         lines["lengthened"] = run.lengthened

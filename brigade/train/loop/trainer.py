@@ -20,10 +20,10 @@ from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import file_modes
-from . import carrying, nonfinite, saved_model, write_checkpoint
+from . import nonfinite, resharding, saved_model, write_checkpoint
 from .early_stopping import EarlyStopping
 from .elastic_steps import local_steps
-from .engines import OneProcess
+from .engine import Engine
 from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
 from .optimizers import whole_parameter_optimizer
@@ -51,7 +51,7 @@ class Trainer(EvaluatingTrainer):
     def __init__(
         self,
         run: Run,
-        engine: OneProcess,
+        engine: Engine,
         model: Any,
         args: Any,
         data: "Prepared",
@@ -222,12 +222,12 @@ class Trainer(EvaluatingTrainer):
         self._purge_tensorboard()
         if resume_from_checkpoint:
             self.tokens_before = manifest.recorded(Path(resume_from_checkpoint)).get("tokens", 0)
-        carried = self.is_carried(resume_from_checkpoint)
+        resharded = self.is_resharded(resume_from_checkpoint)
         prepared = super()._prepare_for_training(
-            max_steps, train_dataloader, None if carried else resume_from_checkpoint
+            max_steps, train_dataloader, None if resharded else resume_from_checkpoint
         )
-        if carried:
-            carrying.carry(self, Path(resume_from_checkpoint))
+        if resharded:
+            resharding.reshard(self, Path(resume_from_checkpoint))
             upstream.take_rates_of(self.lr_scheduler)
         self.engine.begin(self, resume_from_checkpoint, max_steps)
         if self.local_steps:
@@ -282,27 +282,27 @@ class Trainer(EvaluatingTrainer):
                 self.saving.let_finish()
             raise
 
-    def is_carried(self, checkpoint: str | None) -> bool:
+    def is_resharded(self, checkpoint: str | None) -> bool:
         """Whether it is another engine's or number of ranks', so that this one cannot load it by itself."""
         if not checkpoint:
             return False
         return not layout.is_native(Path(checkpoint), self.run)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self.is_carried(resume_from_checkpoint):
+        if not self.is_resharded(resume_from_checkpoint):
             with upstream.any_layer_kinds():
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        if self.is_carried(best := self.state.best_model_checkpoint):
-            carrying.carry(self, Path(best), moments=False)
+        if self.is_resharded(best := self.state.best_model_checkpoint):
+            resharding.reshard(self, Path(best), moments=False)
         else:
             super()._load_best_model()
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint:
-            carrying.seed_other_ranks(self, Path(checkpoint))
+            resharding.seed_other_ranks(self, Path(checkpoint))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""

@@ -14,7 +14,7 @@ import train
 from brigade.errors import UserError
 from brigade.train.checkpoint import saving
 from brigade.train.distributed import ranks
-from brigade.train.loop.engines import OneProcess
+from brigade.train.loop.engine import Engine
 from tests.ranks.one_process.runs_of_one import Ruin, losses
 
 FIGURES = {
@@ -142,7 +142,7 @@ def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_pat
     def fail(error, *_):
         raise error
 
-    monkeypatch.setattr(OneProcess, "whole_state", lacking_one)
+    monkeypatch.setattr(Engine, "whole_state", lacking_one)
     monkeypatch.setattr(ranks, "fail", fail)
     short = ["--max_steps", "1", "--save_steps", "1000", "--eval_steps", "1000", "--output_dir", str(tmp_path)]
     with pytest.raises(UserError) as caught:

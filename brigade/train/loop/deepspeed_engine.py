@@ -1,16 +1,58 @@
-"""The engines of tensor parallelism: DeepSpeed's AutoTP under ZeRO, and Transformers' plans as DTensors under FSDP2."""
+"""DeepSpeed's ZeRO, and its AutoTP, which divides layers over tensor groups."""
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
 
-from ..parallel import tensor, tensor_plan, tensor_trial
-from ..run.directory import Run
-from ..upstream import autotp, fsdp2, tensor_styles
-from ..upstream.mesh import WithoutShards
-from .engines import FSDP2, HSDP, DeepSpeed
+from ..model.location import load_config
+from ..model.sizes import half_or_full, largest_parameter
+from ..parallel import tensor_plan, tensor_trial
+from ..run.directory import Run, add_to_record
+from ..strategy.deepspeed_config import fill, swaps_to_nvme
+from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling
+from .engine import Engine
+
+
+class DeepSpeed(Engine):
+    """ZeRO-1, 2 and 3, with offload to the host's memory or to NVMe; all else is in the ds_config."""
+
+    clips_by_itself = True  # and measures the norm, in float64 on a CPU
+
+    def load_dtype(self) -> torch.dtype:
+        return half_or_full(self.run.settings)  # it keeps a master copy in fp32 of its own
+
+    def arguments(self) -> dict[str, Any]:
+        import deepspeed
+
+        # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
+        deepspeed.init_distributed(dist_backend="gloo" if self.cpu else "nccl", auto_mpi_discovery=False)
+        settings, world, config = self.run.settings, self.run.world, self.run.strategy.ds_config or {}
+        named = settings.recipe.cluster.nvme_path
+        nvme = Path(named).expanduser() if named else self.run.directory.resolve() / "nvme_offload"
+        swaps = swaps_to_nvme(config)
+        shard = -(-largest_parameter(settings, load_config(settings)) // world.size) if swaps else 0
+        unpickling.allow(unpickling.DEEPSPEED)
+        filled = fill(config, world.local_size, nvme, self.training.optim, shard)
+        return super().arguments() | {"deepspeed": filled}
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        add_to_record(self.run, "ds_config", trainer.deepspeed.config)
+
+    def drop_step(self, trainer: Any) -> None:
+        # It has dropped the step by itself, inside of backward(). The schedule would wait for it, as for an overflow in fp16.
+        trainer.deepspeed.optimizer.overflow = self.training.fp16
+
+    def load_states(self, trainer: Any, checkpoint: str) -> None:
+        if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):
+            nvme_resume.restore(trainer.deepspeed, checkpoint)
+        cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
+
+    def gathers_weights(self, trainer: Any) -> bool:
+        zero3 = trainer.deepspeed.zero_optimization_partition_weights()
+        adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
+        return adapters or not zero3 or trainer.deepspeed.zero_gather_16bit_weights_on_model_save()
 
 
 class TensorDeepSpeed(DeepSpeed):
@@ -65,55 +107,3 @@ class TensorDeepSpeed(DeepSpeed):
 
     def answering(self, trainer: Any) -> AbstractContextManager[None]:
         return autotp.whole_logits(trainer.model)
-
-
-class TensorFSDP2(FSDP2):
-    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's.
-
-    copies: of the whole model, each over tensor groups
-    """
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.averaged_over = run.world.size // run.strategy.axes.tensor
-        self.copies = run.strategy.replicate
-
-    def arguments(self) -> dict[str, Any]:
-        shard = self.averaged_over // self.copies
-        mesh = (ParallelismConfig if shard > 1 else WithoutShards)(
-            dp_replicate_size=self.copies, dp_shard_size=shard, tp_size=self.run.strategy.axes.tensor
-        )
-        return super().arguments() | {"parallelism_config": mesh}
-
-    def attach(self, trainer: Any) -> None:
-        super().attach(trainer)
-        if self.run.strategy.axes.tensor == 1:  # experts alone are divided
-            return
-        summed = tensor_trial.summed_of(self.run.settings)
-
-        def divide(model: Any, _: Any) -> None:
-            tensor.divide(model, tensor_plan.plan_of(model, summed), trainer.accelerator.torch_device_mesh["tp"])
-
-        fsdp2.shard_before_layers(divide)
-
-
-class TensorHSDP(TensorFSDP2, HSDP):
-    """The same with the data's ranks in groups, each of which holds a whole model."""
-
-
-class TensorDDP(TensorHSDP):
-    """The same with groups of one rank: nothing is sharded."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.copies = self.averaged_over
-
-
-ENGINES = {
-    "ddp": TensorDDP,
-    "zero1": TensorDeepSpeed,
-    "zero2": TensorDeepSpeed,
-    "zero3": TensorDeepSpeed,
-    "fsdp2": TensorFSDP2,
-    "hsdp": TensorHSDP,
-}

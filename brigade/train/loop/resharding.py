@@ -1,7 +1,7 @@
 """Continue from a checkpoint of another engine or another number of ranks: weights, moments, schedule, loss scale.
 
 Each rank reads its own share of every parameter, one after another, and writes it into its running engine. The checkpoint stays
-as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be carried.
+as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be resharded.
 """
 
 import itertools
@@ -28,7 +28,7 @@ Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
 
 
 @torch.no_grad()
-def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
+def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     """Set all that training keeps from `checkpoint` into the engine that runs. A collective.
 
     moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants a model alone.
@@ -64,7 +64,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
         trainer.lr_scheduler.load_state_dict(schedule)
-        _carry_loss_scale(trainer, checkpoint, source)
+        _load_loss_scale(trainer, checkpoint, source)
     spread_weights(trainer)
 
 
@@ -200,7 +200,7 @@ def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     optimizer.load_state_dict({"state": {n: state for n, state in loaded.items() if state}, "param_groups": groups})
 
 
-def _carry_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
+def _load_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
     """fp16's. Only the scale: engines count differently for how long it has held."""
     kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
     scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()

@@ -1,4 +1,4 @@
-"""Compressed gradients under DDP: torch's communication hooks, and PowerSGD's memory in checkpoints.
+"""DDP, and torch's communication hooks that compress its gradients, with PowerSGD's memory in checkpoints.
 
 A hook works where DDP reduces, that is in the last micro-batch of a step: what is compressed are accumulated gradients.
 """
@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from ...errors import UserError
 from ..cluster import World
 from ..upstream import unpickling
+from .engine import Engine
 
 # PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of n x m as n x r and r x m, and adds what that left out
 # to the next step's gradient (error feedback). torch's documentation calls r = 1 to 4 typical, and advises plain
@@ -21,6 +22,32 @@ from ..upstream import unpickling
 RANK, PLAIN_STEPS, FEWEST_PLAIN_STEPS = 4, 0.1, 2
 # What differs between steps; P and Q are kept because the next step begins with this one's Q (warm start).
 _MEMORY = ("iter", "error_dict", "p_memory_dict", "q_memory_dict")
+
+
+class DDP(Engine):
+    """DDP, with or without compressed gradients."""
+
+    def arguments(self) -> dict[str, Any]:
+        # PowerSGD's memory belongs to buckets, and only with True are they the same in every process.
+        return super().arguments() | {
+            "ddp_backend": "gloo" if self.cpu else None,
+            "ddp_find_unused_parameters": self.training.ddp_comm_hook == "power_sgd",
+        }
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        if self.training.ddp_comm_hook != "none":
+            self.power_sgd = register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
+            if self.power_sgd and checkpoint:
+                restore(self.power_sgd, Path(checkpoint), self.run.world)
+
+    def drop_step(self, trainer: Any) -> None:
+        super().drop_step(trainer)
+        if self.power_sgd:
+            forget(self.power_sgd)
+
+    def save_states(self, folder: Path) -> None:
+        if self.power_sgd:
+            save(self.power_sgd, folder, self.run.world)
 
 
 def register(model: Any, name: str, steps: int) -> PowerSGDState | None:

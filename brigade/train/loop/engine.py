@@ -1,0 +1,136 @@
+"""The base of the engines: what a run asks of DDP, DeepSpeed, FSDP2 and a pipeline, and where each has to be helped.
+
+Methods stand in the order in which a run meets them: options of TrainingArguments, the Trainer, the first step, a micro-step, a
+checkpoint. The Trainer calls these methods and knows no engine by name. What touches a private name of another package stands in
+brigade/train/upstream/, with its line there.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import upstream
+from ..data.collate import Collate
+from ..model import load
+from ..model.sizes import half_or_full, parameter_count
+from ..parallel import tiled
+from ..run.directory import Run
+from ..upstream import unpickling
+from ..upstream.fp16_on_cpus import scale_losses_on_cpus
+from .norms import clip_
+
+
+class Engine:
+    """No engine; also what is common to all of them."""
+
+    clips_by_itself = False
+    power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
+
+    def __init__(self, run: Run) -> None:
+        unpickling.data_only()
+        self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
+        # A loss is multiplied by it: gradients are means over so many ranks. A replica has a part of the step's tokens alone, and
+        # the mean over replicas is the whole step's.
+        self.averaged_over = run.world.size * run.strategy.replicas
+
+    # ---- before the model is loaded --------------------------------------------------------------------------------
+    def load_dtype(self) -> torch.dtype:
+        """Weights in fp32, cast for the computation (autocast, MixedPrecisionPolicy). Those that stay frozen under adapters
+        need no fp32 anywhere."""
+        return half_or_full(self.run.settings) if self.run.settings.recipe.model.use_peft else torch.float32
+
+    def load_model(self, weights: str) -> Any:
+        """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
+        model = load.load_model(self.run.settings, weights, self.load_dtype())
+        if self.training.tiled_loss or self.training.tiled_mlp:
+            tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
+        return model
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        """load_model's, for a recipe that trains adapters. weights: where they came from"""
+        from ..model import adapters
+
+        return adapters.wrap(model, self.run.settings, weights)
+
+    def arguments(self) -> dict[str, Any]:
+        """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
+        if not self.training.activation_checkpointing:
+            return {}
+        # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
+        return {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+
+    def after_arguments(self, arguments: Any) -> None:
+        upstream.take_one_device(arguments)
+
+    # ---- the Trainer and its model ---------------------------------------------------------------------------------
+    def attach(self, trainer: Any) -> None:
+        """Once the Trainer exists, before it wraps its model."""
+        if self.training.fp16 and self.cpu:
+            scale_losses_on_cpus(trainer.accelerator)
+        if not self.run.shared:
+            upstream.save_on_the_first_rank_alone(trainer.model)
+
+    def collate(self, *how: Any) -> Collate:
+        """What makes micro-batches of rows; its arguments are Collate's."""
+        return Collate(*how)
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        """Once the model is wrapped, before the first of so many steps."""
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        """Of the whole model, whatever part of it this rank has."""
+        return parameter_count(model, trained)
+
+    def whole_model(self, trainer: Any) -> Any:
+        """One with all names of the model's parameters, in its order; it may be on the meta device."""
+        return trainer.model
+
+    def summary(self) -> dict[str, str]:
+        """Further lines of the run's summary."""
+        return {}
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+    def before_micro_step(self, trainer: Any, model: Any) -> None:
+        """Before each forward and backward pass."""
+
+    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
+        """The gradients' norm before clipping; on the device, for only logging waits for it."""
+        trainer.accelerator.unscale_gradients()
+        return clip_(model.parameters(), max_norm)
+
+    def drop_step(self, trainer: Any) -> None:
+        """Before the optimizer's step: without gradients it has nothing to do, and changes no state."""
+        trainer.model.zero_grad(set_to_none=True)
+
+    # ---- an evaluation ---------------------------------------------------------------------------------------------
+    def answering(self, trainer: Any) -> AbstractContextManager[None]:
+        """While the model generates answers."""
+        return nullcontext()
+
+    # ---- a checkpoint ----------------------------------------------------------------------------------------------
+    def save_states(self, folder: Path) -> None:
+        """What belongs to a checkpoint besides what the Trainer writes there."""
+
+    def load_states(self, trainer: Any, checkpoint: str) -> None:
+        """What the Trainer leaves out when it loads optimizer states."""
+
+    def shares(self, trainer: Any) -> Any:
+        """resharding.Share of each tensor that the optimizer steps in a parameter's place, or None where it steps parameters."""
+        return None
+
+    def reading(self, source: Any, trainer: Any) -> Any:
+        """A checkpoint's states, read by these shares' own numbers."""
+        return source
+
+    def spread_weights(self, trainer: Any) -> None:
+        """Once the weights in these shares have been set."""
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor] | None:
+        """The state dict to save, or None where the Trainer gathers it by itself."""
+        return None
+
+    def gathers_weights(self, trainer: Any) -> bool:
+        """Whether a model that the Trainer saves has its weights in Hugging Face format."""
+        return True

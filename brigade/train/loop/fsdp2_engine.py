@@ -1,0 +1,147 @@
+"""FSDP2 and HSDP; and the same where tensor groups divide layers, as DTensors, or groups of ranks divide each layer's experts."""
+
+import os
+from typing import Any
+
+import torch
+from accelerate import ParallelismConfig
+
+from ..model import experts as of_config
+from ..parallel import experts, tensor, tensor_plan, tensor_trial
+from ..run.directory import Run
+from ..upstream import fsdp2
+from ..upstream.mesh import WithoutShards
+from .engine import Engine
+
+
+class FSDP2(Engine):
+    def arguments(self) -> dict[str, Any]:
+        # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank's weights are sent
+        # to the others (model/load.py: load_base): eight copies of an 8B model in fp32 would take 260 GB of host memory.
+        defaults = {
+            "version": 2,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "SHARDED_STATE_DICT",
+            "cpu_ram_efficient_loading": True,
+            "activation_checkpointing": self.training.activation_checkpointing,
+        }
+        os.environ["ACCELERATE_USE_FSDP"] = "true"  # Transformers looks for it beside the option
+        return {
+            "ddp_backend": "gloo" if self.cpu else None,
+            "fsdp": True,
+            "fsdp_config": defaults | self.run.strategy.fsdp,
+            # Gradients are reduced in every micro-step: else each rank keeps them whole until the last, 4 bytes per parameter
+            # of the unsharded model (docs/evidence/states.md).
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        }
+
+    def after_arguments(self, arguments: Any) -> None:
+        super().after_arguments(arguments)
+        if self.cpu:
+            fsdp2.shard_on_cpus()
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        fsdp2.send_buffers_with_weights()
+        if self.training.bf16 or self.training.fp16:
+            # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
+            trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = torch.distributed.fsdp.MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16 if self.training.bf16 else torch.float16,
+                reduce_dtype=torch.float32,
+                output_dtype=torch.float32,
+            )
+
+    def shares(self, trainer: Any) -> Any:
+        for module in trainer.model.modules():
+            if isinstance(module, torch.distributed.fsdp.FSDPModule):
+                module.reshard()  # an evaluation leaves some parameters whole
+        return super().shares(trainer)
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+            alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+            return get_model_state_dict(trainer.model, options=alone)
+        state = trainer.accelerator.get_state_dict(trainer.model)
+        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
+            state.pop(second_name, None)
+        return state
+
+
+class HSDP(FSDP2):
+    """FSDP2 within groups of ranks, DDP across them."""
+
+    def arguments(self) -> dict[str, Any]:
+        replicate = self.run.strategy.replicate
+        mesh = ParallelismConfig(dp_replicate_size=replicate, dp_shard_size=self.run.world.size // replicate)
+        return super().arguments() | {"parallelism_config": mesh}
+
+    def before_micro_step(self, trainer: Any, model: Any) -> None:
+        # Gradients are reduced inside the group in each micro-step, across groups in the last alone.
+        model.set_requires_all_reduce(trainer.accelerator.sync_gradients)
+
+
+class TensorFSDP2(FSDP2):
+    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's.
+
+    copies: of the whole model, each over tensor groups
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.averaged_over = run.world.size // run.strategy.axes.tensor
+        self.copies = run.strategy.replicate
+
+    def arguments(self) -> dict[str, Any]:
+        shard = self.averaged_over // self.copies
+        mesh = (ParallelismConfig if shard > 1 else WithoutShards)(
+            dp_replicate_size=self.copies, dp_shard_size=shard, tp_size=self.run.strategy.axes.tensor
+        )
+        return super().arguments() | {"parallelism_config": mesh}
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        if self.run.strategy.axes.tensor == 1:  # experts alone are divided
+            return
+        summed = tensor_trial.summed_of(self.run.settings)
+
+        def divide(model: Any, _: Any) -> None:
+            tensor.divide(model, tensor_plan.plan_of(model, summed), trainer.accelerator.torch_device_mesh["tp"])
+
+        fsdp2.shard_before_layers(divide)
+
+
+class TensorHSDP(TensorFSDP2, HSDP):
+    """The same with the data's ranks in groups, each of which holds a whole model."""
+
+
+class TensorDDP(TensorHSDP):
+    """The same with groups of one rank: nothing is sharded."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.copies = self.averaged_over
+
+
+class DividedExperts(TensorFSDP2):
+    """The same engine for all but the experts, whose tokens travel. Its batches and means stay what they are."""
+
+    def attach(self, trainer: Any) -> None:
+        axes, plan = self.run.strategy.axes, of_config.plan(trainer.model.config)
+        device, world_size = trainer.args.device.type, self.run.world.size
+        ranks = experts.groups(device, world_size, axes.experts, self.averaged_over, self.copies, axes.tensor)
+        fsdp2.shard_before_layers(lambda model, options: experts.shard(model, plan, ranks, options))
+        super().attach(trainer)
+
+
+class ExpertFSDP2(DividedExperts):
+    """What is no expert is sharded over all ranks."""
+
+
+class ExpertHSDP(DividedExperts, TensorHSDP):
+    """Or within groups of them."""
+
+
+class ExpertDDP(DividedExperts, TensorDDP):
+    """Or not at all."""
