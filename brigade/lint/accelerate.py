@@ -1,4 +1,4 @@
-"""The launcher's part of an accelerate config: keys, hosts, ranks. The strategy's part: strategy/accelerate_config.py."""
+"""The launcher's part of an accelerate config: keys, hosts, ranks. train/strategy/accelerate_config.py has the strategy's."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,24 +9,25 @@ from ..errors.findings import Finding
 from ..train.strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
 from ..train.strategy.axis_keys import MESH_KEYS
 
-# How a host calls itself: for every host another machine.
+# Names that a host has for itself: on each host they mean another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 def number(document: Mapping[str, Any], key: str) -> int | None:
-    """num_processes and its like: a whole number from 1, or None where the file leaves it to the command line."""
+    """The value of num_processes or a key like it: a whole number from 1, or None where the command line has to give it."""
     value = document.get(key)
     return value if type(value) is int and value > 0 else None
 
 
 def mesh(document: Mapping[str, Any]) -> tuple[int, int] | None:
-    """HSDP's replicas and shards, or None where the file has no mesh."""
+    """(replicas, shards) of HSDP, or None where the file has no mesh."""
     sizes = mesh_sizes(sections(document)[2]) if document.get("distributed_type") == "FSDP" else {}
     replicate, shard = (number(sizes, f"dp_{which}_size") or 1 for which in ("replicate", "shard"))
     return (replicate, shard) if replicate * shard > 1 else None
 
 
 def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """What is wrong with the launcher's part of the file `name`: unknown keys, hosts and ranks that contradict each other."""
     yield from _unknown_keys(document, "top_level", name)
     for section, options in zip(SECTIONS, sections(document), strict=True):
         yield from _unknown_keys(options, section, name)
@@ -75,8 +76,8 @@ def _unknown_keys(options: Mapping[str, Any], section: str, name: str) -> Iterat
 
 
 def against_hosts(document: Mapping[str, Any], name: str, hosts: dict[str, int], hostfile: str) -> Iterator[Finding]:
-    """Where an accelerate config counts other hosts or ranks than the hostfile that goes with it."""
-    for key, count, what in (("num_machines", len(hosts), "hosts"), ("num_processes", sum(hosts.values()), "slots")):
+    """Keys of an accelerate config that count other hosts or ranks than the hostfile that goes with it."""
+    for key, count, things in (("num_machines", len(hosts), "hosts"), ("num_processes", sum(hosts.values()), "slots")):
         if number(document, key) not in (None, count):
-            values = {"value": document[key], "hostfile": hostfile, "count": count, "what": what}
+            values = {"value": document[key], "hostfile": hostfile, "count": count, "what": things}
             yield Finding.of("accelerate-hosts", name, key, **values)

@@ -6,14 +6,15 @@ import time
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, counted
 from ..errors.findings import SEVERITIES, rules
-from .report import Report, lint, markdown
+from .linter import Report, lint, markdown
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="files to check, alone and together (default: the project's)")
+    add("files", nargs="*", metavar="FILE", help="files to check, one by one and together (default: the project's)")
     add("--notes", action="store_true", help="show notes on every file, not only on those named")
     add("--rules", action="store_true", help="list all rules")
     add("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when nothing is wrong, or nothing but warnings and notes; 1 with errors."""
+    """Lint, or print the rules. Returns the exit code: 1 with errors, else 0, warnings and notes included."""
     if options.markdown and not options.rules:
         raise UserError("flag --markdown", "it says how --rules prints", "add --rules")
     if options.rules:

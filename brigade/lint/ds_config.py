@@ -1,6 +1,6 @@
-"""What only lint says of a ds_config: values that fit one recipe alone, lines without effect, and what others mean.
+"""What only lint says of a ds_config: values that fit only one recipe, lines without effect, and what others mean.
 
-What a run refuses too is in strategy/deepspeed_config.py, what keys and values mean in strategy/ds_keys.yaml.
+train/strategy/deepspeed_config.py has what a run refuses too, and train/strategy/ds_keys.yaml what keys and values mean.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ..train.strategy.ds_keys import as_json, key_table, value_at
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    """Warnings and notes on a ds_config under DeepSpeed's first names (strategy/deepspeed_config.py: judge)."""
+    """Warnings and notes on a ds_config whose keys have DeepSpeed's own names (deepspeed_config.judge() returns it so)."""
     for path, owner in owned_values().items():
         if (value := value_at(config, path, "auto")) != "auto":
             yield Finding.of("ds-owned-by-recipe", name, path, value=shown(value, _as_written), owner=owner)
@@ -27,12 +27,12 @@ def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
 
 
 def _as_written(value: Any) -> str:
-    """As JSON has it; 1e9 stays short."""
+    """A value as JSON writes it, but 1e9 stays short."""
     return f"{value:g}" if isinstance(value, float) else as_json(value)
 
 
 def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    """One finding for all lines that this stage does not read, one for all that change nothing, and what others mean."""
+    """One finding for all lines that this stage does not read, one for all that change nothing, and what the others mean."""
     known, stage = key_table(), value_at(config, "zero_optimization.stage")
     unread, idle, explained = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
     for path, value in _leaves(config):
@@ -46,15 +46,15 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
         elif entry.get("no_effect") or (not isinstance(default, dict) and holds(value, default)):
             idle.append(key)
         elif meaning := known["meanings"].get(path):
-            means = f"{key} {shown(value, _as_written)}: {_means(config, value, meaning['cases'])}"
-            explained.setdefault(meaning["rule"], []).append((path, means))
+            meant = f"{key} {shown(value, _as_written)}: {_means(config, value, meaning['cases'])}"
+            explained.setdefault(meaning["rule"], []).append((path, meant))
     if unread:
         yield Finding.of("ds-other-stage", name, "zero_optimization", stage=stage, keys=", ".join(unread))
     if idle:
         yield Finding.of("ds-default-written-out", name, "", keys=", ".join(idle))
     for rule, meanings in explained.items():
         at = meanings[0][0] if len(meanings) == 1 else "zero_optimization"
-        yield Finding.of(rule, name, at, means="; ".join(means for _, means in meanings))
+        yield Finding.of(rule, name, at, means="; ".join(meant for _, meant in meanings))
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -67,7 +67,7 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _means(config: dict[str, Any], value: Any, cases: list[dict[str, Any]]) -> str:
-    """What this value does against the default: the first case that fits."""
+    """What this value does, compared with the default: the first case that fits."""
     offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
     for case in cases:
         if holds(value, case.get("is", {"not": None})) and case.get("offload", offload) is offload:

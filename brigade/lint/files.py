@@ -1,8 +1,9 @@
-"""The files that lint looks at: what kind each is, by its content, and what is wrong with it alone."""
+"""The files that lint looks at: which kind each is, by its content, and what is wrong with it by itself."""
 
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..train.recipe.schema import SECTIONS
 from ..train.strategy import accelerate_config, deepspeed_config
 from ..train.strategy.ds_keys import key_table
 from . import accelerate as launcher
-from . import ds_config, hosts
+from . import ds_config
 
 Kind = Literal["hostfile", "ds_config", "accelerate", "recipe", "env", "model", "broken"]
 _SLOTS = re.compile(r"^\s*[^#\s]\S*\s.*\bslots?\s*=", re.MULTILINE)
@@ -31,8 +32,8 @@ _VARIABLE = re.compile(r"^\w+=")
 class File:
     """A file that was read.
 
-    name: as the user, or the file that refers to it, calls it
-    content: hosts and slots (hostfile), a table (ds_config, accelerate), settings (recipe), or nothing
+    name: what the user, or the file that refers to it, calls it
+    content: {host: slots} of a hostfile, the keys of a ds_config or accelerate config, a recipe's Settings; else None
     lines: dotted key -> line number
     """
 
@@ -48,31 +49,31 @@ class File:
 
 
 class Files:
-    """Every file once, however often it is named."""
+    """All files that were opened, each once, however often it is named. read: path -> file"""
 
     def __init__(self) -> None:
         self.read: dict[Path, File] = {}
 
     def open(self, name: str, named_by: File | None = None, at: str = "", wanted: Kind | None = None) -> File:
-        """The file, with what is wrong with it. named_by, at: the file and key that refer to it, where one does, and the
-        kind that is wanted there."""
+        """The file, with what is wrong with it. named_by, at: the file and key that refer to it, where one does; wanted: the
+        kind that belongs there."""
         try:
             path = find(name, "", "file")
         except UserError as error:
             where, file = named_by or self.read.setdefault(Path(name), File(name, "broken")), File(name, "broken")
-            found = Finding("file-missing", where.name, at, error.problem, error.cure)
+            finding = Finding("file-missing", where.name, at, error.problem, error.cure)
         else:
             file = self.read.get(path.resolve()) or self.read.setdefault(path.resolve(), _read(name, path))
             if not named_by or file.kind in (wanted, "broken"):
                 return file
             where, problem = named_by, f"{file.name} is a {file.kind}, not a {wanted}"
-            found = Finding("file-kind", where.name, at, problem, f"name a {wanted} here")
-        if found not in where.findings:
-            where.findings.append(found)
+            finding = Finding("file-kind", where.name, at, problem, f"name a {wanted} here")
+        if finding not in where.findings:
+            where.findings.append(finding)
         return file
 
     def line(self, finding: Finding) -> int | None:
-        """The line of a finding's key, or of the table that the key is missing in."""
+        """The line of a finding's key, or of the table in which the key is missing."""
         if isinstance(finding.at, int):
             return finding.at
         lines = next((file.lines for file in self.read.values() if file.name == finding.file), {})
@@ -109,29 +110,29 @@ def _read(name: str, path: Path) -> File:
         return broken("file-kind", "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env", cure)
     file = File(name, kind)
     try:
-        _check(file, path, text)
-    except UserError as error:  # of its syntax
+        _read_content(file, path, text)
+    except UserError as error:  # its syntax is broken
         return File(name, "broken", findings=[of_error("file-syntax", error, name, path)])
     return file
 
 
 def recognise(file_name: str, text: str) -> Kind | None:
-    """What a text is, by what stands in it; None when it looks like nothing of ours. Its name only breaks ties."""
+    """The kind of a file by its text; None when it looks like none of ours. The name only breaks ties."""
     if file_name.endswith("deepspeed_env"):
         return "env"
     if text.lstrip("\ufeff \t\r\n").startswith("{") or file_name.endswith(".json"):
-        return _of_json(text)
+        return _kind_of_json(text)
     is_yaml = file_name.endswith((".yaml", ".yml"))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     prose = [line for line in lines if len(line.split()) > 3 and not _SLOTS.match(line)]
-    if not is_yaml and _SLOTS.search(text) and 2 * len(prose) < len(lines):  # else a page that speaks of hostfiles
+    if not is_yaml and _SLOTS.search(text) and 2 * len(prose) < len(lines):  # else it is a page about hostfiles
         return "hostfile"
     if lines and all(_VARIABLE.match(line) for line in lines):
         return "env"
     try:
         tree = _parsed(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return "recipe" if is_yaml else None  # whose reader says where it is broken
+        return "recipe" if is_yaml else None  # a recipe's reader says where it is broken
     if not isinstance(tree, yaml.MappingNode):
         bare_names = bool(lines) and all(re.fullmatch(r"[\w.\-]+(\s+\d+)?", line) for line in lines)
         return "hostfile" if not is_yaml and "." not in file_name and (bare_names or not lines) else None
@@ -142,11 +143,11 @@ def recognise(file_name: str, text: str) -> Kind | None:
     return "recipe" if any(nearest(key, SECTIONS) for key in keys) else None
 
 
-def _of_json(text: str) -> Kind | None:
+def _kind_of_json(text: str) -> Kind | None:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        return "ds_config"  # whose reader says where it is broken
+        return "ds_config"  # a ds_config's reader says where it is broken
     if not isinstance(document, dict) or not document:
         return "ds_config"
     if "distributed_type" in document:
@@ -157,8 +158,8 @@ def _of_json(text: str) -> Kind | None:
     return "ds_config" if any(nearest(key, known) for key in document) else None
 
 
-def _check(file: File, path: Path, text: str) -> None:
-    """Read the file by its kind and note what is wrong with it. Raises UserError for broken syntax."""
+def _read_content(file: File, path: Path, text: str) -> None:
+    """Read the file by its kind, and note what is wrong with it. Raises UserError for broken syntax."""
     if file.kind in ("ds_config", "accelerate", "recipe"):
         file.lines, twice = key_lines(text)
         if twice:
@@ -166,11 +167,11 @@ def _check(file: File, path: Path, text: str) -> None:
             file.findings = [Finding("file-duplicate-key", file.name, n, f"{at} {TWICE}", cure) for at, n in twice]
             return
     if file.kind == "hostfile":
-        file.content, found = parse_hostfile(text, file.name)
-        file.findings = [*found, *hosts.hostfile(file.content, file.name)]
+        file.content, findings = parse_hostfile(text, file.name)
+        file.findings = [*findings, *_hosts(file.content, file.name)]
         file.lines = {line.split()[0]: n for n, line in reversed([*enumerate(text.splitlines(), 1)]) if line.strip()}
     elif file.kind == "env":
-        file.findings = list(hosts.deepspeed_env(text, file.name))
+        file.findings = list(_deepspeed_env(text, file.name))
     elif file.kind == "ds_config":
         _, file.content = deepspeed_config.read(str(path), file.name)
     elif file.kind == "accelerate":
@@ -179,39 +180,64 @@ def _check(file: File, path: Path, text: str) -> None:
     elif file.kind == "recipe":
         try:
             file.content = flags.load([f"--recipe={path}"], loads_model=False)
-            file.findings = list(_own_code(file, path))
+            file.findings = list(_model_code(file, path))
         except UserError as error:
             rule = "recipe-invalid" if file.lines else "file-syntax"
             file.findings = [of_error(rule, error, file.name, path)]
     file.findings += strategy_findings(file)
 
 
-def _own_code(file: File, path: Path) -> Iterator[Finding]:
-    """A recipe that asks for the model's own code, with the files that would run."""
+def _model_code(file: File, path: Path) -> Iterator[Finding]:
+    """A finding where a recipe asks for the model's own code, with the files that would run."""
     if file.content.needs_code:
         model = file.content.recipe.model
         files = remote_code.files_of(remote_code.names_of(model, path), model.revision)
         yield Finding.of("recipe-code", file.name, "model.trust_remote_code", files=files, flag=remote_code.FLAG)
 
 
-def strategy_findings(file: File) -> list[Finding]:
-    """What a run and lint say of a ds_config or of an accelerate config's strategy, be it a file or part of a recipe.
+def _hosts(hosts: dict[str, int], name: str) -> Iterator[Finding]:
+    """What only lint says of a hostfile."""
+    for host in hosts:
+        if host.lower() in launcher.LOOPBACK and len(hosts) > 1:
+            yield Finding.of("hostfile-localhost", name, host, host=host, count=len(hosts))
+    ((usual, most),) = Counter(hosts.values()).most_common(1) or [(0, 0)]
+    for host, slots in hosts.items():
+        if slots != usual:
+            values = {"slots": slots, "host": host, "most": most, "count": len(hosts), "usual": usual}
+            yield Finding.of("hostfile-unequal", name, host, **values)
+            return
 
-    A ds_config's content is brought under DeepSpeed's first names.
+
+def _deepspeed_env(text: str, name: str) -> Iterator[Finding]:
+    """A finding for each line of the file of variables that DeepSpeed's launcher sends along which is no NAME=value. None shows
+    the line, whose text may be a secret."""
+    for number, line in enumerate(text.splitlines(), 1):
+        is_comment = line.lstrip().startswith("#")
+        if "=" not in line or is_comment:
+            kind = "a comment" if is_comment else "no NAME=value" if line.strip() else "a blank line"
+            yield Finding.of("env-line", name, number, what=kind)
+
+
+def strategy_findings(file: File) -> list[Finding]:
+    """What a run and lint say of a ds_config or of an accelerate config's strategy, in a file of its own or in a recipe.
+
+    The keys of a ds_config's content get DeepSpeed's own names.
     """
     if file.kind == "ds_config":
         file.content, judged = deepspeed_config.judge(file.content, file.name)
         return [*judged, *ds_config.findings(file.content, file.name)]
     if file.kind != "accelerate":
         return []
-    found = list(accelerate_config.findings(file.content, file.name))
-    if not found and isinstance(config := accelerate_config.read(file.content, file.name).ds_config, dict):
-        found += deepspeed_config.judge(config, f"{file.name}: deepspeed_config")[1]
-    return found
+    findings = list(accelerate_config.findings(file.content, file.name))
+    if not findings:
+        config = accelerate_config.read(file.content, file.name).ds_config
+        if isinstance(config, dict):
+            findings += deepspeed_config.judge(config, f"{file.name}: deepspeed_config")[1]
+    return findings
 
 
 def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
-    """A UserError about a file as a finding: its place taken apart into file and key or line."""
+    """A UserError about a file as a finding, with its place taken apart into the file and a key or a line."""
     for prefix in (name, str(path)):
         rest = error.place.removeprefix(prefix)
         if rest != error.place:
@@ -222,12 +248,12 @@ def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
 
 @functools.lru_cache(maxsize=1)
 def _parsed(text: str) -> Any:
-    """The nodes of a YAML text, or of a JSON one, which is YAML but for rare cases."""
+    """The nodes of a YAML text, or of a JSON text, which is YAML too except in rare cases."""
     return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """Dotted key -> line of a YAML or JSON text; and the keys that stand twice, with their lines."""
+    """({dotted key: line} of a YAML or JSON text, [(key that stands twice, line)])."""
     lines: dict[str, int] = {}
     twice: list[tuple[str, int]] = []
     seen: set[int] = set()

@@ -31,10 +31,10 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def findings(files: Files, named: list[File]) -> Iterator[Finding]:
-    """What is wrong with pairs: what each file refers to, and the named files with each other.
+    """What is wrong with pairs of files: each with what it refers to, and the named files with each other.
 
-    A named strategy or hostfile takes the place of the recipe's own. Of several recipes and several hostfiles nobody
-    knows which go together: there each recipe keeps its own.
+    A named strategy or hostfile takes the place of the recipe's own. With several recipes and several hostfiles, nobody
+    knows which go together: then each recipe keeps its own.
     """
     kinds = ("recipe", "accelerate", "ds_config", "hostfile")
     sound = [file for file in named if file.content]
@@ -51,7 +51,7 @@ def findings(files: Files, named: list[File]) -> Iterator[Finding]:
 
 
 def _launched(files: Files, config: File, hostfiles: list[File]) -> Iterator[Finding]:
-    """An accelerate config, the files that it names, and the hosts that it is started on."""
+    """Check an accelerate config with the files that it names and the hosts that it is started on."""
     zero = accelerate_config.sections(config.content)[0]
     kinds: dict[str, Kind] = {"deepspeed_config_file": "ds_config", "deepspeed_hostfile": "hostfile"}
     for key, kind in kinds.items():
@@ -64,7 +64,7 @@ def _launched(files: Files, config: File, hostfiles: list[File]) -> Iterator[Fin
 
 
 def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | None) -> Iterator[Finding]:
-    """A recipe with this strategy and these hosts, or with its own: all that train.py and `launch` check at the start."""
+    """Check a recipe with this strategy and these hosts, or with its own: all that train.py and `launch` check at the start."""
     settings: Settings = recipe.content
     cluster = settings.recipe.cluster
     strategies = [strategy] if strategy else [file for key in STRATEGIES if (file := _own(files, recipe, key))]
@@ -75,19 +75,21 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
     belong_together = hosts is not None or strategy is None
     if hosts is None and cluster.hostfile:
         hosts = files.open(cluster.hostfile, recipe, "cluster.hostfile", "hostfile")
-    found: list[Finding] = []
+    contradictions: list[Finding] = []
     for file in strategies:
         if file.kind == "accelerate":
-            found += _launched(files, file, [hosts] if hosts and belong_together else [])
-        found += _contradictions(files, file, settings)
-    yield from found
+            contradictions += _launched(files, file, [hosts] if hosts and belong_together else [])
+        contradictions += _contradictions(files, file, settings)
+    yield from contradictions
     is_sound = all(file.is_sound for file in (recipe, *strategies))
-    if is_sound and all(finding.severity != "error" for finding in found):  # else the run would only repeat the first
+    if is_sound and all(
+        finding.severity != "error" for finding in contradictions
+    ):  # else the run would only repeat the first
         yield from _as_run(recipe, settings, strategies, hosts if hosts and hosts.kind == "hostfile" else None)
 
 
 def _own(files: Files, recipe: File, key: str) -> File | None:
-    """The strategy that a recipe names or holds."""
+    """The strategy that a recipe names or holds under a key of STRATEGIES, or None."""
     value, kind = getattr(recipe.content.recipe.cluster, key), STRATEGIES[key]
     if value in (None, "none"):
         return None
@@ -100,7 +102,7 @@ def _own(files: Files, recipe: File, key: str) -> File | None:
 
 
 def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Finding]:
-    """Where a strategy's file and the recipe contradict each other."""
+    """The places where a strategy's file and the recipe contradict each other."""
     if file.kind == "accelerate":
         if not file.is_sound:
             return
@@ -115,12 +117,12 @@ def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Fi
 
 
 def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: File | None) -> Iterator[Finding]:
-    """What the run itself would refuse, on as many ranks as the files speak of."""
+    """What the run itself would refuse, on as many ranks as the files name."""
     documents = [file.content for file in strategies if file.kind == "accelerate"]
     processes = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
     mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
-    axes = next((found for file in strategies if (found := _axes(file))), NONE)
+    axes = next(filter(None, map(_axes, strategies)), NONE)
     size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.unit
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
@@ -131,7 +133,8 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     try:
         strategy = choose(settings, world, env={})
         axes = strategy.axes
-        if (config := _model_config(settings)) is not None:
+        config = _model_config(settings)
+        if config is not None:
             yield from _experts(recipe, config, strategy)
             yield from _sizes(recipe, config, strategy, world.part(strategy.replicas).size)
             yield from _layers(recipe, config, strategy)
@@ -146,19 +149,19 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     except UserError as error:
         finding, wrong = of_error("recipe-batch", error, recipe.name, settings.recipe_path), True
     if wrong:
-        who = hosts.name if hosts and not processes else strategies[0].name if processes else "the world size"
-        yield dataclasses.replace(finding, problem=f"{finding.problem} ({who})")
+        source = hosts.name if hosts and not processes else strategies[0].name if processes else "the world size"
+        yield dataclasses.replace(finding, problem=f"{finding.problem} ({source})")
 
 
 def _axes(file: File) -> Axes:
-    """What a strategy's file says of them by itself."""
+    """The axes that a strategy's file asks for by itself."""
     if file.kind == "ds_config":
         return of_ds_config(file.content)
     return of_mesh(accelerate_config.mesh_sizes(accelerate_config.sections(file.content)[2]))
 
 
 def _model_config(settings: Settings) -> dict[str, Any] | None:
-    """The model's config.json with its text part laid over it, where it lies here; else None."""
+    """The model's config.json with its text part laid over it; None where it is not on this machine."""
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
         name, beside = settings.recipe.model.model_name_or_path, settings.recipe_path.with_name("config.json")
@@ -171,28 +174,30 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
 
 
 def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy, ranks: int) -> Iterator[Finding]:
-    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, or one that FSDP2 does not
-    shard, too few layers, and experts that only tensor groups would divide. ranks: of a replica"""
+    """Sizes of a model that do not divide over the axes: heads, key-value heads and feed-forward widths of which a rank would get
+    no whole share, or a share that FSDP2 does not shard; too few layers for the stages; experts that only tensor groups would
+    divide. ranks: in a replica"""
     axes = strategy.axes
     heads, stages = "num_attention_heads", axes.every_stage
     sizes = [("sequence", heads, axes.sequence)]
     sizes += [("tensor", key, axes.tensor) for key in (heads, "num_key_value_heads", "intermediate_size")]
-    found = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
+    misfits = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
     if stages > 1 and 0 < _number(config, "num_hidden_layers") < stages:
-        found.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
+        misfits.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
     if axes.tensor > 1 and axes.experts == 1 and (experts := _experts_key(config)):
-        found.append(("tensor", experts, axes.tensor, "1, or divide the experts too (parallelism_config_ep_size)"))
-    for axis, key, size, cure in found:
+        misfits.append(("tensor", experts, axes.tensor, "1, or divide the experts too (parallelism_config_ep_size)"))
+    for axis, key, size, cure in misfits:
         number = config[key]
         values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
         yield Finding.of("recipe-sizes", recipe.name, "model.model_name_or_path", **values, fits=cure.format(number))
     columns = axis_rules.outputs(config, bool(config.get("tie_word_embeddings")))
-    if not found and (uneven := axis_rules.uneven_parts(columns, axes.tensor, strategy.shards(ranks))):
+    if not misfits and (uneven := axis_rules.uneven_parts(columns, axes.tensor, strategy.shards(ranks))):
         yield Finding("recipe-sizes", recipe.name, "model.model_name_or_path", *uneven)
 
 
 def _layers(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """Classes of layers that the code of the model's kind does not have. Nothing where other code than Transformers' may run."""
+    """Layer classes of the strategy that the code of the model's kind lacks. Says nothing where other code than Transformers' may
+    run."""
     kind = str(config.get("model_type") or "")
     code = _modeling_code(kind) if "auto_map" not in config and "vision_config" not in config else ""
     for name in accelerate_config.layer_classes(strategy.fsdp) if code else []:
@@ -201,8 +206,8 @@ def _layers(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterato
 
 
 def _modeling_code(kind: str) -> str:
-    """The text of Transformers' modules that define models of a kind ("qwen3", "gemma3_text"), "" where they are not found. To
-    import them would take 3 s."""
+    """The text of Transformers' modules that define models of a kind ("qwen3", "gemma3_text"), "" where there are none. Importing
+    them would take 3 s."""
     spec = importlib.util.find_spec("transformers")
     for name in (kind, kind.removesuffix("_text")):
         for root in (spec.submodule_search_locations or []) if spec and name.isidentifier() else []:
@@ -221,7 +226,7 @@ def _experts_key(config: dict[str, Any]) -> str | None:
 
 
 def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """Experts that do not divide over the strategy's ranks."""
+    """A finding where the experts do not divide over the strategy's ranks."""
     key = _experts_key(config)
     values = {"key": key or "experts", "experts": config[key] if key else 0, "model": config.get("model_type")}
     if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
@@ -229,7 +234,7 @@ def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterat
 
 
 def without_filler(batch: Batch) -> str:
-    """What to change so that nothing of a step is wasted, in words."""
+    """What to change so that no part of a step is wasted, in words."""
     unit = batch.micro * batch.data_parallel_size
     near = sorted({max(unit, batch.global_size // unit * unit), math.ceil(batch.global_size / unit) * unit})
     share, rest = divmod(batch.global_size, batch.data_parallel_size)

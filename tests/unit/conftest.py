@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.lint.report import lint
+from brigade.lint.linter import lint
 from brigade.train.recipe import flags
 from brigade.train.strategy import Strategy, choose
 from testing.ranks import REPOSITORY

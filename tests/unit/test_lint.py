@@ -14,7 +14,7 @@ import yaml
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
-from brigade.lint.report import lint, markdown, project_files
+from brigade.lint.linter import lint, markdown, project_files
 from brigade.lint.together import EXPERTS
 from brigade.train.hostfile import read_hostfile
 from brigade.train.recipe import flags
@@ -91,7 +91,7 @@ def test_every_rule_is_described():
 def test_the_repository_is_clean(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert set(project_files()) >= set(OURS)
-    monkeypatch.setattr("brigade.lint.report.project_files", lambda: OURS)  # a user's own are no part of it
+    monkeypatch.setattr("brigade.lint.linter.project_files", lambda: OURS)  # a user's own are no part of it
     report = lint([])
     assert report.shown(notes=False) == [] and not report.counts()["warning"]
     assert {str(path) for path in report.files.read} >= {str(ROOT / name) for name in OURS}

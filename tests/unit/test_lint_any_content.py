@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brigade.errors.findings import rules
 from brigade.lint.files import key_lines, recognise
-from brigade.lint.report import lint
+from brigade.lint.linter import lint
 from brigade.train.strategy import accelerate_config
 from brigade.train.strategy.ds_keys import key_table
 from testing.lint_files import names, recipe

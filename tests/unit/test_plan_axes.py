@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks import choosing
 from brigade.__main__ import main
-from brigade.lint.report import lint
+from brigade.lint.linter import lint
 from brigade.plan.choice import strategies
 from brigade.plan.choice.explain import reason
 from brigade.plan.choice.job_of_recipe import load_plan

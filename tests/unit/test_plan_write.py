@@ -12,7 +12,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.lint.report import lint
+from brigade.lint.linter import lint
 from brigade.plan.choice.explain import reason, smallest_change
 from brigade.plan.choice.job_of_recipe import job_of, load_plan, published_model
 from brigade.plan.choice.search import candidates, chosen

@@ -1,4 +1,4 @@
-"""One run of lint: which files, all findings in order, and what is worth showing."""
+"""One run of lint: which files it reads, all findings in order, and which of them are worth showing."""
 
 import itertools
 from collections import Counter
@@ -10,13 +10,13 @@ from ..train.recipe.files import REPOSITORY
 from . import together
 from .files import Files
 
-# Where a project's files lie: what `lint` without a file looks at.
+# Where a project's files lie: `lint` without a file looks at these.
 FOLDERS = {"recipes": "**/*.yaml", "ds_configs": "*.json", "accelerate_configs": "*.yaml", "hostfiles": "*"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """findings: the gravest of each place, file by file; named: the files that the user named."""
+    """What lint found. findings: only the most severe of each place, file by file; named: the files that the user named"""
 
     files: Files
     findings: list[Finding]
@@ -26,7 +26,7 @@ class Report:
         return Counter(finding.severity for finding in self.findings)
 
     def shown(self, notes: bool) -> list[Finding]:
-        """Notes are for those who ask, or who ask about this file; errors and warnings are for everybody."""
+        """The findings to show: errors and warnings always, notes where `notes` asks for them or the user named the file."""
         return [f for f in self.findings if f.severity != "note" or notes or f.file in self.named]
 
     def where(self, finding: Finding) -> str:
@@ -36,19 +36,19 @@ class Report:
 
 
 def lint(names: list[str]) -> Report:
-    """Check these files alone and together; without any, all of the project's and what they refer to."""
+    """Check these files, each by itself and all together; without names, all of the project's and those they refer to."""
     files = Files()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for group in [dict.fromkeys(names)] if names else [[name] for name in project_files()]:
-        found += together.findings(files, [files.open(name) for name in group])
-    found += [finding for file in files.read.values() for finding in file.findings]
+        findings += together.findings(files, [files.open(name) for name in group])
+    findings += [finding for file in files.read.values() for finding in file.findings]
     order = {file.name: position for position, file in enumerate(files.read.values())}
-    found = sorted(_gravest(found), key=lambda f: (order.get(f.file, len(order)), files.line(f) or 0))
-    return Report(files, found, frozenset(names))
+    findings = sorted(_most_severe(findings), key=lambda f: (order.get(f.file, len(order)), files.line(f) or 0))
+    return Report(files, findings, frozenset(names))
 
 
 def project_files() -> list[str]:
-    """The recipes, ds_configs, accelerate configs and hostfiles here, or else in Brigade's own clone."""
+    """The recipes, ds_configs, accelerate configs and hostfiles in this directory, or else in Brigade's own clone."""
     names = []
     for folder, pattern in FOLDERS.items():
         root = next((root for root in (Path(), REPOSITORY) if (root / folder).is_dir()), None)
@@ -58,8 +58,8 @@ def project_files() -> list[str]:
     return [name for name in names if not name.endswith(".md")]
 
 
-def _gravest(findings: list[Finding]) -> list[Finding]:
-    """Each finding once, and of one place only the gravest: who fixes an error sees what else is there afterwards."""
+def _most_severe(findings: list[Finding]) -> list[Finding]:
+    """Each finding once, and only the most severe of each place: whoever fixes an error sees afterwards what else is there."""
     worst: dict[tuple[str, str | int], Severity] = {}
     for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
         worst.setdefault((finding.file, finding.at), finding.severity)
@@ -67,7 +67,7 @@ def _gravest(findings: list[Finding]) -> list[Finding]:
 
 
 def markdown() -> str:
-    """The tables of docs/lint.md."""
+    """The tables of docs/lint.md, in Markdown."""
     lines = []
     for about, group in itertools.groupby(rules().values(), key=lambda rule: rule.about):
         lines += [f"## {about[0].upper()}{about[1:]}", "", "| rule | severity | why | source |", "|---|---|---|---|"]
