@@ -129,13 +129,11 @@ def write_model(name: str, folder: Path, tiny: bool) -> Row:
 # ---- data, and where we are ----------------------------------------------------------------------------------------
 def write_data(folder: Path, tiny: bool) -> Row:
     """The dialogues of benchmarks/peers_data.py and the built-in tokenizer; {"train", "heldout", "tokenizer", "sha256"}."""
-    from brigade.train import cache
     from brigade.train.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
-    built = builtin.ensure(cache.cache_directory())
     pairs, heldout = (
-        [json.loads(line) for line in path.read_text().splitlines()] for path in (built.train, built.heldout)
+        [json.loads(line) for line in path.read_text().splitlines()] for path in (builtin.TRAIN, builtin.HELDOUT)
     )
     short = [pair for pair in pairs if len(json.dumps(pair)) < TINY_LETTERS]  # several to a pack of 128 tokens
     chats = short[:TINY_DIALOGUES] if tiny else peers_data.dialogues(pairs, DIALOGUES, peers_data.SEED)
@@ -143,7 +141,7 @@ def write_data(folder: Path, tiny: bool) -> Row:
     peers_data.write_jsonl(folder / "heldout.jsonl", heldout[:HELD_OUT])
     places = {"train": "train.jsonl", "heldout": "heldout.jsonl"}
     return {key: str(folder / name) for key, name in places.items()} | {
-        "tokenizer": str(built.tokenizer),
+        "tokenizer": str(builtin.TOKENIZER),
         "sha256": digest,
         "dialogues": len(chats),
     }

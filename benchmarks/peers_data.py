@@ -74,16 +74,14 @@ def build(folder: Path) -> dict[str, Any]:
     they are: {"train", "heldout", "model", "tokenizer", "sha256", "dialogues", "parameters"}."""
     import shutil
 
-    from brigade.train import cache
     from brigade.train.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
-    built = builtin.ensure(cache.cache_directory())
-    train = [json.loads(line) for line in built.train.read_text().splitlines()]
-    heldout = [json.loads(line) for line in built.heldout.read_text().splitlines()]
+    train = [json.loads(line) for line in builtin.TRAIN.read_text().splitlines()]
+    heldout = [json.loads(line) for line in builtin.HELDOUT.read_text().splitlines()]
     digest = write_jsonl(folder / "train.jsonl", dialogues(train, DIALOGUES, SEED))
     write_jsonl(folder / "heldout.jsonl", dialogues(heldout, HELD_OUT, SEED))
-    shutil.copytree(built.tokenizer, folder / "tokenizer", dirs_exist_ok=True)
+    shutil.copytree(builtin.TOKENIZER, folder / "tokenizer", dirs_exist_ok=True)
     parameters = write_model(folder / "model")
     places = {"train": "train.jsonl", "heldout": "heldout.jsonl", "model": "model", "tokenizer": "tokenizer"}
     return {key: str(folder / name) for key, name in places.items()} | {

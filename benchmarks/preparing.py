@@ -45,10 +45,9 @@ def write_corpus(path: Path, megabytes: float) -> None:
     """Chats of one to eight of the built-in pairs of question and answer, the same at every call."""
     import numpy as np
 
-    from brigade.train import cache
     from brigade.train.data import builtin
 
-    lines = builtin.ensure(cache.cache_directory()).train.read_text().splitlines()
+    lines = builtin.TRAIN.read_text().splitlines()
     pairs = [json.loads(line)["messages"] for line in lines]
     chance = np.random.default_rng(0)
     size = 0
@@ -90,12 +89,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    from brigade.train import cache
     from brigade.train.data import builtin
     from brigade.train.data.chat_template import TEMPLATES
     from brigade.train.run.directory import versions
 
-    tokenizer = str(builtin.ensure(cache.cache_directory()).tokenizer)
+    tokenizer = str(builtin.TOKENIZER)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         write_corpus(corpus, options.megabytes)

@@ -22,10 +22,8 @@ STEPS = 14  # five make an epoch of 67 chats
 
 def write_inputs(folder: Path) -> list[str]:
     """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
-    from brigade.train import cache
     from brigade.train.data import builtin
 
-    built = builtin.ensure(cache.cache_directory())
     model = folder / "model"
     model.mkdir(parents=True, exist_ok=True)
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
@@ -38,7 +36,7 @@ def write_inputs(folder: Path) -> list[str]:
         "head_dim": 16,
     }
     (model / "config.json").write_text(json.dumps(config))
-    for name, source, count in (("train", built.train, 67), ("heldout", built.heldout, 13)):
+    for name, source, count in (("train", builtin.TRAIN, 67), ("heldout", builtin.HELDOUT, 13)):
         short = (line for line in source.read_text().splitlines() if len(line) < 220)
         (folder / f"{name}.jsonl").write_text("\n".join(itertools.islice(short, count)) + "\n")
     recipe = {
@@ -84,7 +82,6 @@ def write_model(folder: Path, name: str) -> Path:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from brigade.train import cache
     from brigade.train.data import builtin
     from brigade.train.model.tiny import shrink
 
@@ -98,7 +95,7 @@ def write_model(folder: Path, name: str) -> Path:
             for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
                 with contextlib.suppress(AttributeError):  # a tied parameter's second name
                     model.get_buffer(tensor_name).uniform_()
-        shutil.copytree(builtin.ensure(cache.cache_directory()).tokenizer, folder, dirs_exist_ok=True)
+        shutil.copytree(builtin.TOKENIZER, folder, dirs_exist_ok=True)
         model.save_pretrained(folder)
     return folder
 

@@ -9,7 +9,6 @@ import json
 import pytest
 
 import train
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin, collate
 from testing import parity, runs
 
@@ -73,9 +72,7 @@ def reference(run):
 def texts(tmp_path_factory):
     """Flags that name texts instead of chats, for continued pre-training: longer than max_length, short, and empty ones."""
     folder = tmp_path_factory.mktemp("texts")
-    chats = [
-        json.loads(line)["messages"] for line in builtin.ensure(cache_directory()).train.read_text().splitlines()[:60]
-    ]
+    chats = [json.loads(line)["messages"] for line in builtin.TRAIN.read_text().splitlines()[:60]]
     for name, part in (("train_file", chats[:50]), ("validation_file", chats[50:])):
         rows = [{"text": "\n".join(turn["content"] for turn in chat) if i % 7 else " "} for i, chat in enumerate(part)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,98 +1,56 @@
 """Tests of the built-in data set and its tokenizer."""
 
+import hashlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from brigade.train.data import builtin, python_docs
+from brigade.train.data import builtin, layout
 
-ROOT = Path(__file__).parents[2]
-ENSURE = """import sys; from pathlib import Path; from brigade.train.data.builtin import ensure
-print(ensure(Path(sys.argv[1])).train)"""
-
-
-def start(cache: Path, **environment: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.Popen(
-        [sys.executable, "-c", ENSURE, str(cache)], env=environment, stdout=subprocess.PIPE, text=True
-    )
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+# The same command trains on the same data wherever it runs: whoever changes a file changes losses that documents quote.
+FILES = {
+    "train.jsonl": "3c16ea5830a36d84306bb06d231876680cf626ec376cd208b30b8c885efb72fa",
+    "heldout.jsonl": "658a2cb67cd7e26f930c32a3c092eff87868553f0b1752aac7c783370d53ee0f",
+    "tokenizer/tokenizer.json": "52006f7fc20eeeea397bd0d6c4ac6a35c685b9c13fab50610b4e4df478533610",
+    "tokenizer/tokenizer_config.json": "0f731cdd22f52a04dec7bf9ab2a3b9b952be1c6d0a49a4e10864d7ce019b55dc",
+}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return builtin.ensure(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def chats(built):
+def chats():
     def read(path):
         return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
 
-    return read(built.train), read(built.heldout)
+    return read(builtin.TRAIN), read(builtin.HELDOUT)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(built):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(built.tokenizer)
+def tokenizer():
+    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 def names(chats):
     return {user["content"].split("`")[1] for user, _ in chats}
 
 
-def test_later_calls_only_look(built, monkeypatch):
-    monkeypatch.setattr(python_docs, "_sources", lambda: pytest.fail("built again"))
-    assert builtin.ensure(built.train.parents[1]) == built
+@pytest.mark.parametrize("name", FILES)
+def test_the_files_are_those_that_were_published(name):
+    content = (builtin.TRAIN.parent / name).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == FILES[name]
 
 
-def test_concurrent_builds_agree_with_each_other_and_with_an_earlier_one(built, tmp_path):
-    # Other hash seeds, too: nothing may depend on the order of a set.
-    processes = [start(tmp_path / "cache", PYTHONHASHSEED=seed) for seed in ("1", "2")]
-    outputs = [process.communicate(timeout=120)[0].strip() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert [path.name for path in (tmp_path / "cache").glob("*/")] == [built.train.parent.name]
-    assert contents(Path(outputs[0]).parent) == contents(built.train.parent)
-
-
-def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    def fail(paths, *_):
-        paths.train.write_text("half")
-        raise RuntimeError("disk on fire")
-
-    monkeypatch.setattr(python_docs, "_build", fail)
-    with pytest.raises(RuntimeError, match="disk on fire"):
-        builtin.ensure(tmp_path)
-    assert not list(tmp_path.glob("*/"))
-
-
-def test_importing_stays_light():
-    code = "import sys, brigade.train.data.builtin; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_no_sources_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(python_docs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(FileNotFoundError, match="sources of the standard library"):
-        builtin.ensure(tmp_path / "cache")
+def test_source_and_licence_lie_beside_the_files():
+    readme, licence = ((builtin.TRAIN.parent / name).read_text() for name in ("README.md", "LICENSE"))
+    assert "CPython 3.11.7" in readme
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in licence
+    assert "ZERO-CLAUSE BSD LICENSE" in licence
 
 
 def test_sizes(chats):
-    train, heldout = chats
-    assert 6_000 <= len(train) <= 12_000
-    assert 200 <= len(heldout) <= 800
+    assert [len(side) for side in chats] == [9_475, 372]
 
 
 def test_each_chat_is_one_question_and_one_answer(chats):
@@ -100,7 +58,7 @@ def test_each_chat_is_one_question_and_one_answer(chats):
         assert (user["role"], assistant["role"]) == ("user", "assistant")
         assert user.keys() == assistant.keys() == {"role", "content"}
         assert "`" in user["content"]
-        assert python_docs.SHORTEST <= len(assistant["content"]) <= python_docs.LONGEST
+        assert 20 <= len(assistant["content"]) <= 700
         assert assistant["content"] == assistant["content"].strip()
 
 
@@ -123,38 +81,13 @@ def test_a_signature_is_written_as_called(chats):
     assert any(answer.startswith("`threading.Thread(group=None, target=None,") for answer in answers)
 
 
-@pytest.mark.parametrize(
-    ("text", "longest", "short"),
-    [
-        ("Short.", 40, "Short."),
-        ("One.\n\nTwo is rather longer.", 12, "One."),
-        ("One. Two is here. Three is not.", 20, "One. Two is here."),
-        ("No end of a sentence in reach here", 10, ""),
-        ("One.\n\nFor example:\n\n    and so on and on", 24, "One."),
-        ("Ends here.\n\nNext.", 10, "Ends here."),
-        ("It ends here. Next.", 13, "It ends here."),
-        ("It ends here. Next.", 12, ""),
-        ("Usage:", 40, ""),
-    ],
-)
-def test_shorten(text, longest, short):
-    assert python_docs._shorten(text, longest) == short
-
-
-@given(st.text(alphabet="ab.:\n ", max_size=60), st.integers(1, 40))
-def test_shorten_returns_a_prefix_within_the_limit(text, longest):
-    short = python_docs._shorten(text, longest)
-    assert len(short) <= longest
-    assert text.strip().startswith(short)
-
-
 def test_vocabulary_and_special_tokens(tokenizer):
     assert len(tokenizer) == tokenizer.vocab_size == 4096
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert tokenizer.unk_token is None
     assert {"<|endoftext|>", "<|im_start|>", "<|im_end|>"} == set(tokenizer.all_special_tokens)
     assert tokenizer.model_max_length >= 1 << 20
-    assert tokenizer.chat_template.strip() == builtin.TEMPLATE.read_text().strip()
+    assert tokenizer.chat_template.strip() == (layout.TEMPLATES / "chatml.jinja").read_text().strip()
 
 
 @given(st.text())

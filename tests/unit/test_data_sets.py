@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.train.cache import cache_directory
-from brigade.train.data import sources
+from brigade.train.data import builtin, sources
 from brigade.train.data.build import plan
-from brigade.train.data.builtin import ensure
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
 
@@ -152,7 +150,7 @@ def test_contradictions(saved, opened, mistake, tmp_path):
 def fingerprint(load):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(ensure(cache_directory()).tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
     return lambda **data: plan(load(data=data), tokenizer)[2]
 
 

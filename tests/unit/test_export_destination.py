@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.train.cache import cache_directory
 from brigade.train.checkpoint import export as exporting
 from brigade.train.data import builtin
 from brigade.train.recipe import flags
@@ -34,7 +33,7 @@ def output(tmp_path_factory):
     }
     (folder / "config.json").write_text(json.dumps(config))
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(builtin.ensure(cache_directory()).tokenizer).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(builtin.TOKENIZER).save_pretrained(folder)
     for name in (RECORD, SUCCESS):
         (folder / name).write_text("{}")
     return folder

@@ -9,7 +9,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin, places, rows
 from brigade.train.data import prepare as preparing
 
@@ -18,7 +17,7 @@ from brigade.train.data import prepare as preparing
 def tokenizer():
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(builtin.ensure(cache_directory()).tokenizer)
+    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import termios
 import pytest
 
 from brigade import __main__ as brigade
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin, rows
+from brigade.train.data.layout import TEMPLATES
 from brigade.train.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return builtin.ensure(cache_directory()).tokenizer
+    return builtin.TOKENIZER
 
 
 @pytest.fixture
@@ -135,26 +135,6 @@ def test_it_prints_figures_and_a_sample_but_no_bar_and_reads_its_cache_again(hom
     assert caches(home) == before
 
 
-def test_what_is_there_is_read_without_the_code_that_prepares_it(home):
-    for _ in range(2):
-        call = [sys.executable, "-X", "importtime", "-m", "brigade", "prepare", str(home / "full.yaml")]
-        done = subprocess.run(call, cwd=REPOSITORY, text=True, timeout=120, capture_output=True)
-    assert "was there" in done.stdout
-    loaded = set(re.findall(r"brigade\.data\.(\w+)", done.stderr))
-    assert {"prepare", "store"} <= loaded
-    assert not loaded & {
-        "build",
-        "chat_template",
-        "encode",
-        "python_docs",
-        "rows",
-        "samples",
-        "sources",
-        "stream",
-        "workers",
-    }
-
-
 def on_a_terminal(home, *flags):
     """The same command whose output is a terminal; returns (exit code, all that it showed)."""
     leader, follower = pty.openpty()
@@ -236,7 +216,7 @@ def test_a_broken_row_is_named_and_nothing_is_left(home, capsys):
 def test_a_template_that_stands_in_is_named(home, prepare, tokenizer):
     other = home / "other"
     shutil.copytree(tokenizer, other)
-    unmarked = re.sub(r"\{%-? *(end)?generation *-?%\}", "", builtin.TEMPLATE.read_text())
+    unmarked = re.sub(r"\{%-? *(end)?generation *-?%\}", "", (TEMPLATES / "chatml.jinja").read_text())
     (other / "chat_template.jinja").write_text(unmarked)
     recipe = json.loads((home / "full.yaml").read_text())
     recipe["model"]["tokenizer_name_or_path"] = str(other)
@@ -258,7 +238,7 @@ def test_what_changes_the_samples_makes_a_cache_beside_the_old(home, prepare, to
     content = json.loads((other / "tokenizer.json").read_text())
     content["model"]["merges"] = content["model"]["merges"][:-500]
     (other / "tokenizer.json").write_text(json.dumps(content))
-    (home / "own.jinja").write_text((builtin.TEMPLATE).read_text().replace("'\\n'", "'\\n\\n'"))
+    (home / "own.jinja").write_text((TEMPLATES / "chatml.jinja").read_text().replace("'\\n'", "'\\n\\n'"))
     (home / "more.jsonl").write_text((home / "train.jsonl").read_text() * 2)
     (home / "other.jsonl").write_text("\n" + (home / "train.jsonl").read_text())
     changes = {

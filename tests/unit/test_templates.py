@@ -16,10 +16,9 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin, chat_template
+from brigade.train.data.layout import TEMPLATES
 
-TEMPLATES = builtin.TEMPLATE.parent
 DIALOGUES = sorted(Path(__file__).parents[1].glob("data/dialogues/*.json"))
 FAMILIES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DIALOGUES}
 CASES = [
@@ -106,10 +105,8 @@ def tokenizers():
     """The built-in tokenizer with the special tokens of each family."""
     from transformers import AutoTokenizer
 
-    built = builtin.ensure(cache_directory())
-
     def load(name):
-        tokenizer = AutoTokenizer.from_pretrained(built.tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
         tokenizer.add_special_tokens(FAMILIES[name]["special_tokens"])
         tokenizer.add_special_tokens({"additional_special_tokens": FAMILIES[name]["added_tokens"]})
         return tokenizer

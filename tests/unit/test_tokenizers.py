@@ -6,7 +6,6 @@ import json
 import pytest
 import transformers
 
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin
 from brigade.train.model.tokenizer import load_tokenizer
 from brigade.train.model.vocabulary import vocabulary
@@ -15,7 +14,7 @@ from brigade.train.recipe.files import REPOSITORY
 
 @pytest.fixture(scope="module")
 def own():
-    return transformers.AutoTokenizer.from_pretrained(builtin.ensure(cache_directory()).tokenizer)
+    return transformers.AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin, encode, workers
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.rows import Where
@@ -23,7 +22,7 @@ from testing import marks
 
 @pytest.fixture(scope="module")
 def encoder():
-    tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
+    tokenizer = builtin.TOKENIZER / "tokenizer.json"
     return encode.Encoder(tokenizer.read_text(), ChatTemplates(""), {}, 2, 64, True)
 
 
@@ -130,7 +129,7 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 )
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""
-    tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
+    tokenizer = builtin.TOKENIZER / "tokenizer.json"
     run = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(RUN), str(tokenizer)],
         cwd=REPOSITORY,

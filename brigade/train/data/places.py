@@ -11,15 +11,17 @@ import numpy as np
 from ...errors import UserError
 from ..recipe.flags import Settings
 from ..recipe.schema import DataSection, Source
+from .builtin import BUILT_IN, TRAIN
 from .layout import paths_of
 from .rows import Where
 
 
 def files_of(data: DataSection) -> list[str]:
-    """The training files of all sources, in order. Raises UserError where there are none of a name."""
+    """The training files of all sources, in order, and last the built-in one. Raises UserError where a name has none."""
     sources: Sequence[Source] = data.datasets or [data]
-    files = (source.train_file for source in sources if source.train_file)
-    return [str(path) for name in files for path in paths_of(name)]
+    files = [path for source in sources if source.train_file for path in paths_of(source.train_file)]
+    built_in = [TRAIN] if any(source.dataset_name == BUILT_IN for source in sources) else []
+    return [str(path) for path in (*files, *built_in)]
 
 
 def of(data: Any, rows: Iterable[int], settings: Settings) -> list[dict[str, Any]]:

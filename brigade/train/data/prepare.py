@@ -14,7 +14,7 @@ from .. import cache
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schema import Source
-from . import builtin
+from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
 from .store import Samples
 from .stream import Stream
@@ -75,20 +75,20 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
 
     data = settings.recipe.data
     sources: Sequence[Source] = data.datasets or [data]
-    if data.streaming or any(source.dataset_name not in (None, builtin.BUILT_IN) for source in sources):
+    if data.streaming or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
     ours = data.chat_template == NONE or (TEMPLATES / f"{data.chat_template}.jinja").is_file()
     try:
         files = [cache.stamp(path) for name in names for path in paths_of(name)]
+        files += [cache.stamp(path) for path in (TRAIN, HELDOUT) if any(source.dataset_name for source in sources)]
         files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]
         files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and not ours else []
         backend = tokenizer.backend_tokenizer.to_str()
     except (UserError, OSError, AttributeError):  # whoever builds says what is missing
         return None
-    built_in = [builtin.ensure(cache.cache_directory()) for source in sources if source.dataset_name]
     return (
         (ENCODING, FORMAT, tokenizers.__version__, transformers.__version__),
-        (data.model_dump(), settings.recipe.training.seed, files, built_in),
+        (data.model_dump(), settings.recipe.training.seed, files),
         (backend, tokenizer.special_tokens_map, tokenizer.eos_token_id, tokenizer.chat_template),
     )

@@ -1,4 +1,4 @@
-"""Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
+"""Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, and the built-in set."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, first_line
-from ..cache import cache_directory
 from ..hub import hub_is_away, refusal
 from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
-from . import builtin
-from .builtin import BUILT_IN
+from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
 from .layout import paths_of
@@ -74,8 +72,7 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
         if heldout:
             problem = f"{BUILT_IN} has held-out samples of its own"
             raise UserError(place("validation_file"), problem, "remove validation_file")
-        built = builtin.ensure(cache_directory())
-        train, heldout = JsonLines([built.train]), JsonLines([built.heldout])
+        train, heldout = JsonLines([TRAIN]), JsonLines([HELDOUT])
     elif source.train_file:
         train = _files(source.train_file, place("train_file"))
     else:

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
-from ..cache import cache_directory
-from ..data import builtin
-from ..data.builtin import BUILT_IN
+from ..data.builtin import BUILT_IN, TOKENIZER
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
@@ -24,7 +22,7 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
     model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
     name = model.tokenizer_name_or_path or location(settings)
     if name == BUILT_IN:
-        name = str(builtin.ensure(cache_directory()).tokenizer)
+        name = str(TOKENIZER)
     if not Path(name).is_dir():
         hub_is_away()
     revision = None if model.tokenizer_name_or_path else model.revision  # the model's is none of another's

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from brigade.train.cache import cache_directory
 from brigade.train.data import builtin
 from brigade.train.data import prepare as preparing
 
@@ -13,7 +12,7 @@ from brigade.train.data import prepare as preparing
 def tokenizer():
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(builtin.ensure(cache_directory()).tokenizer)
+    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture(autouse=True)
