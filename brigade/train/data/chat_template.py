@@ -1,4 +1,4 @@
-"""Which chat template a run uses: one with generation marks, for they say which tokens are the assistant's."""
+"""The chat template of a run: one with generation marks, for they say which tokens are the assistant's."""
 
 import copy
 import itertools
@@ -38,10 +38,14 @@ _VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for vers
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """How chats are rendered. template: with generation marks, or "" and why there is none; stands_in: the name of ours that
-    is used for the tokenizer's own, or ""; with_tools, no_with_tools: the same for chats with tools, where a tokenizer has a
-    template of its own for them; joins: whether there is none, so that prompts and completions are joined; own: whether a
-    chat is rendered as by the tokenizer's own"""
+    """How chats are rendered.
+
+    template: with generation marks; "" where there is none, and no_template says why
+    stands_in: the name of the template of ours that is used for the tokenizer's own, or ""
+    with_tools, no_with_tools: the same for chats with tools, where a tokenizer has a template of its own for them
+    joins: whether prompts and completions are joined as they are, for want of a template
+    own: whether chats are rendered as the tokenizer's own template renders them
+    """
 
     template: str
     no_template: UserError | None = None
@@ -52,17 +56,17 @@ class ChatTemplates:
     own: bool = False
 
     def for_tools(self) -> str:
-        """The template of chats with tools."""
+        """Return the template for chats with tools."""
         return self.with_tools or self.template
 
     def error(self, tools: Any) -> UserError | None:
-        """Why a chat with or without these tools has no template."""
+        """Return the reason why a chat with these tools (None: without any) has no template, or None where it has one."""
         return self.no_template or (self.no_with_tools if tools else None)
 
 
 @contextmanager
 def bounded_template() -> Iterator[None]:
-    """Raises UserError where templates take longer to render than any that is no trap."""
+    """Raise UserError where templates take longer to render than any honest one does."""
     try:
         with time_limit(TEMPLATE_SECONDS):
             yield
@@ -74,7 +78,7 @@ def bounded_template() -> Iterator[None]:
 
 @bounded_template()
 def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
-    """The chat templates to use, and the error of whoever meets a chat without a usable one.
+    """Return the chat templates to use, and the error to raise for a chat that has no usable one.
 
     The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
     #4201): one of ours that renders the same stands in. Texts need no template. Raises UserError for a named one that
@@ -117,22 +121,22 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
 
 
 def _marked(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str]:
-    """The name and the text of what renders as this template and has marks: ("", itself) where it has some."""
+    """Return name and text of a template with marks that renders as this one does: ("", itself) where it has marks."""
     return ("", own) if _MARK.search(own) else stand_in(tokenizer, own, probes)
 
 
 @bounded_template()
 def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) -> ChatFormat:
-    """What a model that is saved says of its chats."""
+    """Return what a saved model says about how its chats are written."""
     ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]
     return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own)
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
-    """The special tokens that end an assistant's turn in the probes."""
+    """Return the ids of the special tokens that end an assistant's turn in the probes."""
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found: set[int] = set()
+    ends: set[int] = set()
     for probe in PROBES:
         with suppress(Exception):  # it refuses a system turn, or tools
             whole = tokenizer.apply_chat_template(
@@ -141,16 +145,16 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
             tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
             for own, turn in itertools.groupby(tokens, lambda pair: pair[0]):
                 written = [token for _, token in turn if own and not tokenizer.decode(token).isspace()]
-                found |= special.intersection(written[-1:])  # some templates put a line's end after it
-    return found
+                ends |= special.intersection(written[-1:])  # some templates put a line's end after it
+    return ends
 
 
 def stand_in(
     tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[dict[str, Any]] = PROBES
 ) -> tuple[str, str]:
-    """Name and text of the template of ours that renders the probes as the tokenizer's own does, or two empty ones.
+    """Return name and text of the template of ours that renders the probes as the tokenizer's own does, or ("", "").
 
-    own: the one of the tokenizer's templates that is meant; default: its only one
+    own: which of the tokenizer's templates is meant; default: its only one
     A probe that either of the two refuses tells nothing. Tool calls may be written as the tokenizer's own template writes
     OpenAI's form, arguments as JSON in a text: Mistral's v7 quotes an object's twice.
     Llama 3.2 and gpt-oss write today's date; ours write a fixed one unless they are given date_string, for data that

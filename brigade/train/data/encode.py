@@ -1,4 +1,4 @@
-"""Text to token ids and a mask of the supervised ones. Runs in the processes that tokenise; imports no torch."""
+"""Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
 import hashlib
@@ -35,14 +35,14 @@ class Encoder:
     skip_bad_rows: bool = False
 
 
-# What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, or
-# because it cannot be used, it is skipped.
+# What became of a row. Longer than max_length, it is cut off there, or split into several samples; empty (nothing but white
+# space) or bad (it cannot be used), it is skipped.
 WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
-# Counted of a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
-# answers, which stay such; in other turns, of which they become plain text; pairs of texts joined without a template.
+# Counted for a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
+# answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
-# A sample: tokens, supervised ones, its fate (of several from one text the first says SPLIT), the number of its row among
-# the chunk's, what of its row nobody read (an index of Encoded.unread), a digest of its tokens.
+# A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), the number of its
+# row in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens.
 SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
@@ -51,12 +51,14 @@ HIDDEN = "\ue000"  # of Unicode's private use
 
 @dataclass
 class Encoded:
-    """Samples laid end to end.
+    """The samples of a chunk, laid end to end.
 
-    tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
-    dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
-    stand before it, and its fate; rows: all of the chunk, blank lines among them; where, size, after: its own; bad: number and
-    error of each row that is BAD; unread: which keys and columns nobody read, in words, each set once, the first empty;
+    tokens: int32 (tokens of all samples,); supervised: bool, likewise; samples: a SAMPLE for each
+    dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples stand
+        before it, and its fate
+    rows: how many the chunk has, blank lines among them; where, size, after: the chunk's own
+    bad: number and error of each row that is BAD
+    unread: keys and columns that nobody read, in words; each set once, the first empty
     absent: names in data.columns that no row of the chunk has
     """
 
@@ -73,7 +75,7 @@ class Encoded:
     absent: frozenset[str] = frozenset()
 
     def behind(self, row: int) -> "Encoded":
-        """The samples of this and later rows of the chunk."""
+        """Return the samples from this row of the chunk on."""
         first = int(np.searchsorted(self.samples["row"], row))
         token = int(self.samples["length"][:first].sum())
         return replace(
@@ -85,12 +87,12 @@ class Encoded:
         )
 
     def error(self, number: int, error: BadRow) -> UserError:
-        """The error of a bad row, with its place."""
+        """Return the error of a bad row, with its place."""
         return UserError(self.where.place(number), *error.args)
 
 
 def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
-    """What ends a run of which `count` rows cannot be used."""
+    """Return the error that ends a run where `count` rows cannot be used, of which `first` is the first one's."""
     if count == 1:
         return UserError(first.place, first.problem, f"{first.cure}; skip_bad_rows: true leaves it out")
     problem = f"{first.problem} (the first; {count:,} rows{' or more' if at_least else ''} cannot be used)"
@@ -117,19 +119,19 @@ class LoadedEncoder:
     def refuse_rendered(self, prompt: str, completion: str) -> None:
         """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
         tokens = self.control_tokens
-        for what, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
+        for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
             if not (begin.startswith(tokens) or end.endswith(tokens)):
                 continue
-            found = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
-            where = "begins" if begin.startswith(found) else "ends"
-            problem = f"the {what} {where} with the control token {found!r}, as if it had been through a chat template already"
+            token = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
+            where = "begins" if begin.startswith(token) else "ends"
+            problem = f"the {side} {where} with the control token {token!r}, as if it had been through a chat template already"
             cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
             raise BadRow(problem, cure)
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
-        """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
+        """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
 
-        Special tokens that a turn of another than the assistant spells out are plain text: a user who writes <|im_end|>
+        Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
         """
         from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
@@ -163,14 +165,14 @@ class LoadedEncoder:
             asked += spelled_out * (message["role"] != "assistant")
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
-        plain = tuple(found.span() for found in re.finditer(f"{HIDDEN}+", other))
+        plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
         return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
 
     def _unread(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
     ) -> tuple[str, ...]:
-        """What the template does not read of the messages' further keys and of the row's variables: what it does not name,
-        and keys without which the text is the same."""
+        """Return the row's variables and the messages' further keys that the template does not read: names that it does not
+        have, and keys without which the text is the same."""
         words = self.words_with_tools if tools else self.words
         unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
         unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
@@ -190,10 +192,10 @@ class LoadedEncoder:
         return set(re.findall(r"\w+", self.encoder.templates.for_tools()))
 
     def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Who is not the assistant, with a character that no template knows in place of each one of a special token."""
+        """Return a message with HIDDEN, which no template knows, for each character of a special token; the assistant's as it is."""
         if message["role"] == "assistant":
             return message
-        return message | {"content": self.control.sub(lambda found: HIDDEN * len(found[0]), message["content"])}
+        return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
@@ -213,19 +215,19 @@ class LoadedEncoder:
 
     @functools.cached_property
     def leaves_out(self) -> set[str]:
-        """Of tools and tool_calls, what the template drops without a word, tried on a chat. One that it refuses it reads."""
+        """Which of tools and tool_calls the template drops without a word, tried on a chat. What it refuses, it reads."""
         call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
         plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         calling = [plain[0], plain[1] | {"tool_calls": [call]}]
-        found = set()
+        dropped = set()
         with suppress(Exception):
-            found |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
+            dropped |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
         with suppress(Exception):
-            found |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
-        return found
+            dropped |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
+        return dropped
 
     def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
-        """All samples of a chunk, and which rows cannot be used."""
+        """Return all samples of a chunk, and which of its rows cannot be used."""
         texts, absent = list[tuple[int, Text | BadRow | None]](), names_of(columns)
         with bounded(lambda: chunk.where.place(texts[-1][0] + 1 if texts else 0)):
             for number, row in chunk.rows():
@@ -295,7 +297,7 @@ class LoadedEncoder:
         return text
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Token ids (int32) of each text and which of them are supervised."""
+        """Yield the token ids (int32) of each text, and which of them are supervised (bool)."""
         rendered = [text.text for text in texts if text.rendered]
         others = [text.text for text in texts if not text.rendered]
         # A template writes its own special tokens; to other texts the tokenizer adds what it adds (a first token).
@@ -317,19 +319,19 @@ class LoadedEncoder:
             yield ids, mask
 
     def _spelled_out(self, text: Text, encoding: Any, ids: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask with the special tokens in `text.plain` as the tokens of their letters."""
+        """Return ids and mask where special tokens within `text.plain` are the tokens of their letters."""
         parts, masks = [], []
         for token, own, (begin, end) in zip(ids, mask, encoding.offsets, strict=True):
-            of = [token]
+            pieces = [token]
             if int(token) in self.special and any(begin < stop and first < end for first, stop in text.plain):
-                of = self.letters.encode(text.text[begin:end], add_special_tokens=False).ids
-            parts += of
-            masks += [own] * len(of)
+                pieces = self.letters.encode(text.text[begin:end], add_special_tokens=False).ids
+            parts += pieces
+            masks += [own] * len(pieces)
         return np.array(parts, dtype=np.int32), np.array(masks, dtype=bool)
 
     @functools.cached_property
     def letters(self) -> Any:
-        """The tokenizer, for which no text is a special token."""
+        """The tokenizer, but to it no text is a special token."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
@@ -338,8 +340,8 @@ class LoadedEncoder:
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
-    """The tokens of characters [begin, stop). One that began before them, at a blank say, is the first of them: to write
-    what follows is to write that token."""
+    """Return the tokens of characters [begin, stop). A token that began before them, at a blank for instance, belongs to them:
+    who writes them writes that token."""
     first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)
     last = next((t for c in range(stop - 1, begin - 1, -1) if (t := encoding.char_to_token(c)) is not None), None)
     if first is None or last is None:

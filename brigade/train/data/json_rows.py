@@ -1,4 +1,4 @@
-"""Rows of JSON: one object a line, or documents of several lines: an array of rows, or objects."""
+"""Rows of JSON: one object a line, or documents that span lines, which are an array of rows or several objects."""
 
 import codecs
 import itertools
@@ -18,7 +18,7 @@ WRAPPERS = ("data", "rows", "train", "examples", "samples", "instances")
 
 
 class JsonLines(Files):
-    """One JSON object a line. Chunks are byte ranges that begin and end with a line, decoded by who tokenises them."""
+    """One JSON object a line. Chunks are byte ranges of whole lines, decoded in the process that tokenises them."""
 
     def __init__(self, paths: list[Path]) -> None:
         super().__init__(paths)
@@ -72,7 +72,7 @@ class _Lines:
 
 
 def _rest_of_line(file: IO[bytes], path: Path) -> bytes:
-    """What is left of a line. Raises UserError with its number where that is longer than any row."""
+    """Read the rest of a line. Raises UserError with the line's number where that is longer than any row."""
     begin = file.tell()
     line = file.readline(ROW_BYTES)
     if len(line) == ROW_BYTES and not line.endswith(NEWLINE):
@@ -88,8 +88,8 @@ def _json_problem(error: Exception) -> str:
 
 
 class JsonDocuments(Files):
-    """One JSON array of rows, as json.dump writes a list, an object that holds such a list ({"data": [...]}), or objects of
-    several lines each: read as a whole, and an array decoded row by row. In memory lie its characters, not its objects."""
+    """One JSON array of rows, as json.dump writes a list; an object that holds such a list ({"data": [...]}); or objects of
+    several lines each. The text is read as a whole, but an array is decoded row by row: memory holds its characters only."""
 
     def read(self, path: Path) -> Iterator[Row]:
         return _rows(path, _text_of(path))
@@ -106,7 +106,7 @@ def _text_of(path: Path) -> str:
 
 
 def _rows(path: Path, text: str) -> Iterator[Row]:
-    """The rows of a document, each decoded when it is asked for. Raises UserError with the line for what is broken."""
+    """Yield the rows of a document, each decoded when it is asked for. Raises UserError, with the line, for what is broken."""
     at = _after_blanks(text, 0)
     try:
         if text.startswith("[", at):
@@ -143,7 +143,7 @@ def _elements(text: str, at: int) -> Iterator[Row]:
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:
-    """What stands at a place, and where it ends. Raises JSONDecodeError for all that is wrong with it."""
+    """Return the value at a place, and where it ends. Raises JSONDecodeError for whatever is wrong with it."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
     except json.JSONDecodeError:
@@ -157,7 +157,7 @@ def _after_blanks(text: str, at: int) -> int:
 
 
 def _wrapped(document: Any) -> list[Row] | None:
-    """The rows of an object that holds all of them under one key, or None for an object that is a row itself."""
+    """Return the rows of an object that holds all of them under one key, or None for an object that is a row itself."""
     if not isinstance(document, dict):
         return None
     lists = [value for key, value in document.items() if key in WRAPPERS and isinstance(value, list)]
@@ -166,7 +166,7 @@ def _wrapped(document: Any) -> list[Row] | None:
 
 
 def is_document(path: Path) -> bool:
-    """Whether a file of JSON is one document, or several, and not one object a line. Its first lines tell."""
+    """Whether a file of JSON holds documents rather than one object a line. Its first lines tell."""
     lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in _first_lines(path))
     first, *others = [*itertools.islice((line for line in lines if line), 3)] or [b""]
     if first.startswith(b"["):
@@ -181,12 +181,12 @@ def is_document(path: Path) -> bool:
 
 def _first_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while line := file.readline(ROW_BYTES):  # of a document in one line the beginning tells
+        while line := file.readline(ROW_BYTES):  # of a document in one line, the beginning is enough
             yield line
 
 
 def _decoded(line: bytes) -> Any:
-    """What a line of JSON says, or None."""
+    """Return the value of a line of JSON, or None where it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which keys of a row, its messages and their parts were read, and what becomes of the others: refused or counted."""
+"""The keys of a row, of its messages and of their parts: which were read, and whether others are refused or counted."""
 
 import re
 from collections.abc import Container
@@ -11,8 +11,8 @@ from .rows import BadRow
 
 Columns = dict[str, Any]  # data.columns: our names -> a source's own; IGNORE -> those that are left out on purpose
 IGNORE = "ignore"
-# Words that stand for a picture in LLaVA's, LLaMA-Factory's and ms-swift's sets. They are tags of HTML, too: they are taken
-# for a picture where a turn begins with one and goes on without a blank, or ends with one on a line of its own.
+# Words that stand for a picture in LLaVA's, LLaMA-Factory's and ms-swift's sets. They are tags of HTML, too: one stands for a
+# picture where a turn begins with it and goes on without a blank, or ends with it on a line of its own.
 MARKS = ("<image>", "<video>", "<audio>")
 _PICTURE = re.compile(r"\A\s*<(image|video|audio)>(?! )|\n<(image|video|audio)>\s*\Z")
 
@@ -23,8 +23,11 @@ class _Known:
     def __init__(self, entries: list[dict[str, Any]]) -> None:
         self.entries = {key: entry for entry in entries for key in entry["keys"]}
 
-    def refuse(self, content: dict[str, Any], what: str, but: Container[str] = ()) -> None:
-        """Raise BadRow for the first of the keys of `content` that is known to mean something. but: keys that were read."""
+    def refuse(self, content: dict[str, Any], where: str, but: Container[str] = ()) -> None:
+        """Raise BadRow for the first key of `content` that is known to mean something.
+
+        where: begins the message; but: keys that were read
+        """
         if self.entries.keys().isdisjoint(content):
             return
         for key, value in content.items():
@@ -35,7 +38,7 @@ class _Known:
             if says_nothing(value) or (values and not any(type(v) is type(value) and v == value for v in values)):
                 continue
             held = f" is {shown(value)}, which" if values else ""
-            raise BadRow(f"{what} {key!r}{held} {entry['problem']}", entry["cure"].replace("KEY", key))
+            raise BadRow(f"{where} {key!r}{held} {entry['problem']}", entry["cure"].replace("KEY", key))
 
 
 _TABLE = read_yaml(Path(__file__).with_name("known_keys.yaml"))
@@ -43,17 +46,17 @@ ROWS, PAIRS, MESSAGES, PARTS = (_Known(_TABLE[name]) for name in ("rows", "pairs
 
 
 def says_nothing(value: Any) -> bool:
-    """Whether a value is as good as absent: sets give all rows the same columns. 0 and false do say something."""
+    """Whether a value is as good as absent, for sets give all rows the same columns. 0 and false do say something."""
     return value is None or value in ("", [], {})
 
 
 def names_of(columns: Columns) -> set[str]:
-    """The names that data.columns gives to ours."""
+    """Return the source's names in data.columns, without those to ignore."""
     return {name for key, name in columns.items() if key != IGNORE}
 
 
 class Row:
-    """A row's columns by our names. `unread` lists those that hold something and that nobody asked for."""
+    """A row's columns, by our names."""
 
     def __init__(self, content: dict[str, Any], columns: Columns) -> None:
         ignored = columns.get(IGNORE, ())
@@ -64,23 +67,24 @@ class Row:
         ROWS.refuse(self.content, "column", but=names_of(columns))
 
     def name(self, key: str) -> str:
-        """The source's own name of a column."""
+        """Return the source's own name of a column."""
         return str(self.columns.get(key, key))
 
     def get(self, key: str) -> Any:
-        """The value of a column by our name, which counts as read; None where there is none."""
+        """Return the value of a column by our name, which then counts as read; None where there is none."""
         self.asked.add(self.name(key))
         return self.content.get(self.name(key))
 
     def unread(self) -> list[str]:
+        """Return the columns that hold something and that nobody asked for."""
         return [key for key, value in self.content.items() if key not in self.asked and not says_nothing(value)]
 
 
 def refuse_pictures(text: str, role: str) -> list[str]:
-    """The MARKS that a turn spells out, which are learned as letters. Raises BadRow where one stands for a picture."""
-    found = [mark for mark in MARKS if mark in text]
-    picture = _PICTURE.search(text) if found and role == "user" else None
+    """Return the MARKS that a turn spells out, which are learned as letters. Raises BadRow where one stands for a picture."""
+    marks = [mark for mark in MARKS if mark in text]
+    picture = _PICTURE.search(text) if marks and role == "user" else None
     if picture and f"</{picture[1] or picture[2]}>" not in text:
         problem = f"{picture[0].strip()} stands for a picture, a sound or a video in a {role!r} turn, and only texts are learned"
         raise BadRow(problem, "use rows of texts, or remove the mark")
-    return found
+    return marks

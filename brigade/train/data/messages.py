@@ -1,4 +1,4 @@
-"""Chats in one form: roles and contents, tool calls with arguments as objects, and which turns are to be learned."""
+"""Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
 import json
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
     "tool_response": "tool",
     **dict.fromkeys(CALLS, "assistant"),
 }
-# Of a message or a part, 0 or false: no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and loss_scale,
-# LLaMA-Factory loss_weight.
+# Keys of a message or a part that, where 0 or false, mean no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and
+# loss_scale, LLaMA-Factory loss_weight.
 UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 
 def check_order(messages: list[Message]) -> None:
-    """Raises BadRow for turns that do not alternate, and for a chat without an assistant's turn."""
+    """Raise BadRow for turns that do not alternate, and for a chat without an assistant's turn."""
     before = ""
     for number, message in enumerate(messages, 1):
         role = message["role"]
@@ -48,9 +48,10 @@ def check_order(messages: list[Message]) -> None:
 
 
 def turns(messages: Any, unread: set[str]) -> list[Message]:
-    """Messages in one form; a call that is a message of its own belongs to the assistant's turn before it.
+    """Return messages in one form; a call that is a message of its own joins the assistant's turn before it.
 
-    unread: gets the keys that nobody reads. Raises BadRow for what is no list of turns, and for what a turn lacks.
+    unread: a set to which the keys that nobody reads are added
+    Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
     messages = from_json(messages, "messages")
     if not isinstance(messages, list) or not messages:
@@ -108,14 +109,14 @@ def _message(message: Any, unread: set[str]) -> Message:
     return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
 
 
-def _flags(content: dict[str, Any], role: str, what: str = "a {} turn") -> dict[str, Any]:
-    """The flags among the keys of a turn or a part, which say whether it is learned. Raises BadRow for other weights."""
-    found = {key: content[key] for key in UNTRAINED if content.get(key) is not None}
-    for key, value in found.items():
+def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, Any]:
+    """Return the flags of a turn or a part, which say whether it is learned. Raises BadRow for weights besides 0 and 1."""
+    flags = {key: content[key] for key in UNTRAINED if content.get(key) is not None}
+    for key, value in flags.items():
         if not isinstance(value, (int, float)) or value not in (0, 1):
-            problem = f"{key} {value!r} of {what.format(repr(role))} is neither 0 nor 1"
+            problem = f"{key} {value!r} of {called.format(repr(role))} is neither 0 nor 1"
             raise BadRow(problem, "a turn is trained on, or it is not")
-    return found
+    return flags
 
 
 def _named(flags: dict[str, Any]) -> str:
@@ -123,7 +124,7 @@ def _named(flags: dict[str, Any]) -> str:
 
 
 def _joined(parts: list[Any], role: str, unread: set[str]) -> tuple[str, dict[str, Any]]:
-    """The text of a content that is a list of parts, and the flags of the parts if they are the same on all of them."""
+    """Return the text of a content that is a list of parts, and the flags of its parts, which have to be alike."""
     texts, flags = [], []
     for part in parts:
         if not isinstance(part, dict):
@@ -153,7 +154,7 @@ def _joined(parts: list[Any], role: str, unread: set[str]) -> tuple[str, dict[st
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """A tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
+    """Return a tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problem = f"a tool call without a function's name: {repr(call)[:60]}"
@@ -164,17 +165,20 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
-    """Definitions of tools: a list of objects, or JSON of one (Arrow cannot hold tools of different parameters); parameters
-    may be JSON in a text, too. functions: OpenAI's older form, without the object around each."""
-    found = []
-    for given, what in (tools, "tools"), (functions, "functions"):
-        value = from_json(given or None, what)
+    """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
+    parameters), and so may the parameters.
+
+    functions: OpenAI's older form, without the object around each
+    """
+    definitions = []
+    for given, key in (tools, "tools"), (functions, "functions"):
+        value = from_json(given or None, key)
         if not value:
             continue
         if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-            raise BadRow(f"{what} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
-        found += [_definition(tool, wrap=what == "functions") for tool in value]
-    return found or None
+            raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
+        definitions += [_definition(tool, wrap=key == "functions") for tool in value]
+    return definitions or None
 
 
 def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
@@ -186,17 +190,17 @@ def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     return tool | {"function": inner} if "function" in tool else inner
 
 
-def from_json(value: Any, what: str) -> Any:
-    """A value that may be JSON in a text. Raises BadRow where the text is none."""
+def from_json(value: Any, called: str) -> Any:
+    """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        said = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-        raise BadRow(f"{what} are not JSON: {said}", "fix them") from None
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+        raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None
 
 
 def wanted(messages: list[Message], begin: int) -> Iterable[bool]:
-    """Whether each of the assistant's turns is learned: from message `begin` on, and not flagged otherwise."""
+    """Yield for each of the assistant's turns whether it is learned: from message `begin` on, unless a flag says otherwise."""
     for number, turn in enumerate(messages):
         if turn["role"] == "assistant":
             yield number >= begin and turn.get("train", True)
