@@ -41,8 +41,8 @@ WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
 # Counted for a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
 # answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
-# A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), the number of its
-# row in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens.
+# A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
+# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens.
 SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
@@ -54,8 +54,8 @@ class Encoded:
     """The samples of a chunk, laid end to end.
 
     tokens: int32 (tokens of all samples,); supervised: bool, likewise; samples: a SAMPLE for each
-    dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples stand
-        before it, and its fate
+    dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples
+        stand before it, and its fate
     rows: how many the chunk has, blank lines among them; where, size, after: the chunk's own
     bad: number and error of each row that is BAD
     unread: keys and columns that nobody read, in words; each set once, the first empty
@@ -192,7 +192,7 @@ class LoadedEncoder:
         return set(re.findall(r"\w+", self.encoder.templates.for_tools()))
 
     def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with HIDDEN, which no template knows, for each character of a special token; the assistant's as it is."""
+        """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
         if message["role"] == "assistant":
             return message
         return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}

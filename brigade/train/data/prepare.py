@@ -1,4 +1,4 @@
-"""A recipe's data for a run: found in the cache, or prepared (build.py) where it is not there yet.
+"""A recipe's data for a run: read from the cache, or prepared (build.py) where it is not there yet.
 
 What decides the samples (data, tokenizer, template, length, packing, splits) is the cache's key: changing any of it
 makes a new cache, changing none reads the old one.
@@ -14,6 +14,7 @@ from .. import cache
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schema import Source
+from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
 from .store import Samples
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's data. train: Samples, or a Stream; heldout: by the source's name; facts: what `report` says of it."""
+    """A recipe's data.
+
+    train: Samples, or a Stream; heldout: by the source's name; facts: figures for report.py
+    """
 
     train: Any
     heldout: dict[str, Samples]
@@ -34,24 +38,22 @@ class Prepared:
     chat_format: ChatFormat
 
     def close(self) -> None:
-        """Remove what is of use to this run alone."""
+        """Remove what only this run needs."""
         if self.train.streamed:
             self.train.close()
 
 
 def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
-    """Training and held-out samples of a recipe, from the cache where the same was prepared before.
+    """Return the training and held-out samples of a recipe, from the cache where the same was prepared before.
 
     Raises UserError for missing, empty or broken data and for data without any supervised token.
     """
 
-    def build() -> str:
-        from .build import build
-
+    def built() -> str:
         return json.dumps(build(settings, tokenizer))
 
     key = _inputs(settings, tokenizer)
-    known = json.loads(cache.remembered(key, build, _is_there) if key else build())
+    known = json.loads(cache.remembered(key, built, _is_there) if key else built())
     folder = folder_of(known["fingerprint"])
     facts = json.loads((folder / META).read_text())
     heldout = {name: Samples(folder, f"heldout-{number}") for number, name in enumerate(known["sources"])}
@@ -68,8 +70,8 @@ def _is_there(known: str) -> bool:
 
 
 def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """All that `build` looks at, as it is told at a glance; None where one must look closer, at a stream or a set of the
-    datasets library. With equal inputs the outcome is equal, and no code that builds data need be loaded."""
+    """Return what decides the outcome of build(), as a glance tells it: equal inputs give equal data, and files need not be read.
+    None where a glance is not enough: for a stream, or a set of the datasets library."""
     import tokenizers
     import transformers
 
