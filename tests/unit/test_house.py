@@ -1,9 +1,10 @@
-"""The house stands: rooms import only what is below them, nothing imports in a circle, and there are at most nine floors."""
+"""The house stands: the hall needs no other room, nothing imports in a circle, and there are at most nine floors."""
 
 import ast
 import re
 import subprocess
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,25 @@ for module, others in IMPORTS.items():
     ROOMS[room(module)] |= {room(other) for other in others} - {room(module)}
 
 
+def circle(nodes):
+    """Each arrow of a circle on a line; an arrow between rooms with the imports that make it."""
+    lines = ["these import each other in a circle:"]
+    for one, other in pairwise(nodes):
+        imports = [
+            f"{a} imports {b}" for a in IMPORTS for b in sorted(IMPORTS[a]) if (room(a), room(b)) == (one, other)
+        ]
+        lines += [f"  {one} -> {other}", *(f"      {text}" for text in imports)]
+    return "\n".join(lines)
+
+
 def floors(graph):
     """The longest way down from each node; a circle has none."""
     above = []
 
     @cache
     def floor(node):
-        assert node not in above, f"a circle: {' -> '.join([*above[above.index(node) :], node])}"
+        if node in above:
+            pytest.fail(circle([*above[above.index(node) :], node]), pytrace=False)
         above.append(node)
         found = 1 + max((floor(other) for other in graph[node]), default=0)
         above.pop()
@@ -77,6 +90,18 @@ def test_there_are_few_floors():
         print(found[name], name, "->", *sorted(ROOMS[name]))
     print(len(ROOMS), "rooms,", max(found.values()), "floors,", sum(map(len, ROOMS.values())), "arrows")
     assert max(found.values()) <= FLOORS
+
+
+def test_the_hall_needs_no_other_room():
+    """brigade/train holds all that a run needs; what other rooms offer to a run, brigade/offers.py hands in."""
+    beyond = [
+        f"{name} imports {other}"
+        for name in IMPORTS
+        if name.startswith("brigade.train")
+        for other in sorted(IMPORTS[name])
+        if other != "brigade" and not other.startswith(("brigade.train", "brigade.errors"))
+    ]
+    assert not beyond, "\n".join(beyond)
 
 
 def test_the_package_needs_neither_tests_nor_benchmarks():
