@@ -10,6 +10,7 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 """
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from brigade.offers import offers
@@ -18,15 +19,16 @@ from brigade.train.distributed import heartbeat, ranks, stop
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
+from brigade.train.run.ending import say_finished, succeed
 from brigade.train.strategy import choose
 
 
 def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
-    """One run, from its command line to its success marker. Returns the Trainer, or None if there was nothing to do.
+    """One run, from its command line to its success marker. Return the Trainer, or None if there was nothing to do.
 
     callbacks: further TrainerCallbacks, for who calls this from Python.
 
-    Raises SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
+    Raise SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
     """
     ranks.whole_again()  # an earlier run of this process may have divided them
     world = world_from_environment()
@@ -43,76 +45,61 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         strategy = choose(settings, world)
         data_parallel_size = strategy.axes.data(world.of_all_replicas)
         batch = batch_arithmetic(settings.recipe.training, data_parallel_size, settings.place("global_batch_size"))
-        run = runs.open_run(settings, strategy, world, batch, offers(world))
-    if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
+        opened = runs.open_directory(settings, strategy, world)
+        offered = offers(world)
+    if ranks.gather(opened.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
-            from brigade.train.run.ending import say_finished
-
-            say_finished(run)
+            say_finished(settings, opened.directory)
         return None
 
-    # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
-    from brigade.train.checkpoint import resume
-    from brigade.train.data.prepare import prepare
-    from brigade.train.distributed import consistency
-    from brigade.train.loop import preflight
-    from brigade.train.loop.environment import prepare_environment
-    from brigade.train.model import load
-    from brigade.train.model.location import load_config
-    from brigade.train.model.tokenizer import load_tokenizer
+    # 2. This host, the model's config, and what the run computes with, the same on all ranks.
+    from brigade.train import steps  # torch: seconds
 
     with ranks.agreed(world):
-        prepare_environment(world, strategy)
+        steps.prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
-        config = load_config(settings)
-    preflight.check(run, config)  # can these hosts do it, and with which kernels and micro-batch? The same on all ranks
+        config = steps.load_config(settings)
+        steps.check_host(settings, strategy, world)
+    proofs = steps.prove_kernels(settings, strategy, world, config, offered)
+    settings = settings.with_training(**proofs.values)
     with ranks.agreed(world):
-        tokenizer = load_tokenizer(settings, config.get_text_config().vocab_size)
-        if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
-            prepare(settings, tokenizer)
-    with ranks.agreed(world):
-        data = prepare(settings, tokenizer)
-        runs.check_data(run, data.fingerprint)
-        weights = load.weights(settings, config)
-        model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
-    checkpoint = resume.agree(run, data.fingerprint, model_files["weights"])
-    with ranks.agreed(world):
-        preflight.check_steps(run, len(data.train), checkpoint)
-    runs.claim(run, data.fingerprint, checkpoint, model_files)
-    if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
-        from brigade.train.run import replicas
+        kernels = steps.choose_kernels(settings, strategy, config, proofs)
+    batch = steps.settle_batch(batch, settings, strategy, world, kernels, config, opened.directory, offered)
+    run = opened.run(settings, strategy, world, batch, kernels, offered)
 
-        run = replicas.divide(run)
+    # 3. The tokenizer, the data, and where weights and states come from; then the output directory is this run's.
+    with ranks.agreed(world):
+        steps.check_run(run, config)
+        tokenizer = steps.load_tokenizer(settings, config.get_text_config().vocab_size)
+        if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
+            steps.prepare_data(settings, tokenizer)
+    with ranks.agreed(world):
+        data = steps.prepare_data(settings, tokenizer)
+        runs.check_data(run, data.fingerprint)
+        weights = steps.find_weights(settings, config)
+        model_files = steps.digest_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
+    checkpoint, skipped = steps.agree_on_checkpoint(run, data.fingerprint, model_files["weights"])
+    with ranks.agreed(world):
+        steps.check_steps(run, len(data.train))
+        lengthened = steps.how_lengthened(run, len(data.train), checkpoint)
+    run = replace(run, skipped=skipped, lengthened=lengthened)
+    run = runs.claim(run, data.fingerprint, checkpoint, model_files)
+    if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
+        run = steps.divide_into_replicas(run)
     training = settings.recipe.training
     heartbeat.begin(training.hang_timeout, training.torch_compile or training.reports_elsewhere)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
-        from brigade.train.loop import watch_thread
+        steps.watch_thread.begin(run)
 
-        watch_thread.begin(run)
-
-    # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
+    # 4. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
-        with preflight.quick_imports(settings):  # seconds, all the same: not before the data is known to be good
-            from brigade.train.loop import arguments, choose_engine
-            from brigade.train.loop.summary import summary
-
-            trainer_class = choose_engine.trainer_class_of(run)
-        engine = choose_engine.engine_of(run)
-        args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
-        model = engine.load_model(weights)
-        if settings.recipe.model.use_peft:
-            model = engine.with_adapters(model, weights)
-        if settings.recipe.training.torch_compile:
-            from brigade.train.model.compiled import compile_layers
-
-            compile_layers(model)
-        trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)
-        stop.where = lambda: resume.how_to_continue(run, trainer.state)  # if it is interrupted
+        trainer = steps.build_trainer(run, data, tokenizer, weights, checkpoint, callbacks)
+        stop.where = lambda: steps.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.is_main_rank:
-            summary(run, trainer, data, checkpoint)
-        data.chat_format.record(tokenizer, model.generation_config)  # what is saved says how it was trained
+            steps.print_summary(run, trainer, data, checkpoint)
+        data.chat_format.record(tokenizer, trainer.model.generation_config)  # what is saved says how it was trained
 
-        # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
+        # 5. Train, evaluating before the first step and at the end; save; and only then call it a success.
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest
             data.close()
@@ -123,8 +110,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         trainer.save_state()
         data.close()
         ranks.barrier()
-        from brigade.train.run.ending import succeed
-
         succeed(run, trainer.state, held_out_loss)
         heartbeat.end()
         return trainer

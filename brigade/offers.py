@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from .train.cluster import World
-from .train.offers import Offers
+from .train.offers import Offers, Proofs
 
 
 def offers(world: World) -> Offers:
     """Of those rooms that are there."""
     found: dict[str, Any] = {}
     if find_spec(f"{__package__}.kernels"):
-        found |= {"settle_kernels": _settle_kernels}
+        found |= {"prove_kernels": _prove_kernels}
     if find_spec(f"{__package__}.plan"):
         from .plan import runs
 
@@ -23,7 +23,7 @@ def offers(world: World) -> Offers:
     return Offers(**found)
 
 
-def _settle_kernels(run: Any, config: Any, compiler: bool) -> None:
+def _prove_kernels(settings: Any, strategy: Any, world: World, config: Any, compiler: bool) -> Proofs:
     from .kernels import auto
 
-    auto.settle_run(run, config, compiler)
+    return auto.prove_for_run(settings, strategy, world, config, compiler)

@@ -12,6 +12,7 @@ from ..errors import first_line
 from ..train.cluster import World
 from ..train.distributed import ranks
 from ..train.model import attention
+from ..train.offers import Proofs
 from ..train.recipe.flags import Settings
 from ..train.recipe.schema import TrainingSection
 from ..train.strategy import Strategy
@@ -24,16 +25,21 @@ PARTS = {"use_liger_kernel": "liger", "torch_compile": "compiled"}
 KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "optim": (OPTIMIZER,)}
 
 
-def settle_run(run: Any, config: Any, compiler: bool) -> None:
+def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: Any, compiler: bool) -> Proofs:
     """Settle what a run's recipe leaves to proofs. A collective. compiler: whether this host has one for kernels"""
-    ours = closed(run.settings.recipe.training, run.strategy, compiler)
-    settle(run.settings, config, run.world, set().union(*ranks.gather(sorted(ours))))
+    ours = closed(settings.recipe.training, strategy, compiler)
+    of_all = set().union(*ranks.gather(sorted(ours)))
+    return settle(settings, config, world, of_all, rows_in_parts=strategy.axes.sequence > 1)
 
 
-def settle(settings: Settings, config: Any, world: World, closed: Collection[str] = ()) -> None:
-    """Set settings.proven and the keys of settings.by_proof, the same on all ranks; nothing on hosts without a GPU.
+def settle(
+    settings: Settings, config: Any, world: World, closed: Collection[str] = (), rows_in_parts: bool = False
+) -> Proofs:
+    """Which attention is proven, and what the keys of settings.by_proof become, the same on all ranks; nothing on hosts without a
+    GPU.
 
     closed: keys that keep their defaults, because the strategy computes in another way than a proof does
+    rows_in_parts: whether the strategy divides sequences over ranks
 
     The first rank of each host and kind of GPU looks for its proof, and makes the short one where there is none. Every rank
     has to call it; it raises nothing, for a run goes on without a proof as it would have before.
@@ -50,12 +56,13 @@ def settle(settings: Settings, config: Any, world: World, closed: Collection[str
     told = ranks.gather(found)
     firsts = [told[rank] for rank, one in enumerate(seen) if seen.index(one) == rank]
     if not everywhere:
-        return
-    settings.proven = common([one and one.get(ATTENTION) for one in firsts])
+        return Proofs()
+    proven = common([one and one.get(ATTENTION) for one in firsts])
     named = settings.recipe.model.attn_implementation
-    how = attention.choose(settings, config)[0] if named == "auto" else named
+    how = attention.choose(settings, config, rows_in_parts, proven)[0] if named == "auto" else named
     sets = common([one and one.get(SET) if one and one.get("with") == how else None for one in firsts])
-    settings.take(**taken(settings, closed, sets, common([one and one.get(OPTIMIZER) for one in firsts])))
+    optimizers = common([one and one.get(OPTIMIZER) for one in firsts])
+    return Proofs(proven, taken(settings, closed, sets, optimizers))
 
 
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:

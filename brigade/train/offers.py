@@ -1,25 +1,37 @@
 """What a run takes from the rooms around the hall, where they are there. train.py hands it in."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 CURE = "; set per_device_train_batch_size"
 
 
 @dataclass(frozen=True)
+class Proofs:
+    """What is proven on every GPU of a run; nothing where there is none.
+
+    attention: implementations that agree with eager -> milliseconds, the fastest first
+    values: of the recipe's keys that are left to proofs (Settings.by_proof), those that something is proven for
+    """
+
+    attention: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Offers:
     """A run without those rooms goes on with the defaults.
 
-    settle_kernels: (run, the model's config, whether this host has a compiler) decides on GPUs what the recipe leaves to proofs.
-        A collective
-    rows_that_fit: (run, the recipe with the kernels of this host, the model's config) -> the largest micro-batch, and in words
-        why it is this one
+    prove_kernels: (settings, strategy, world, the model's config, whether this host has a compiler) -> what is proven on the
+        GPUs. A collective
+    rows_that_fit: (the recipe with the kernels of this host, strategy, batch, the replica's world, the model's config) -> the
+        largest micro-batch, and in words why it is this one
     peak_tflops: a device's name -> its dense bf16 peak, None for an unknown one
     callbacks: (run, meter, the model's config, how many parameters are trained) -> further TrainerCallbacks
     """
 
-    settle_kernels: Callable[[Any, Any, bool], None] = lambda *_: None
-    rows_that_fit: Callable[[Any, Any, Any], tuple[int, str]] = lambda *_: (1, f"no planner is here{CURE}")
+    prove_kernels: Callable[[Any, Any, Any, Any, bool], Proofs] = lambda *_: Proofs()
+    rows_that_fit: Callable[[Any, Any, Any, Any, Any], tuple[int, str]] = lambda *_: (1, f"no planner is here{CURE}")
     peak_tflops: Callable[[str], float | None] = lambda _: None
     callbacks: Callable[[Any, Any, Any, int], list[Any]] = lambda *_: []

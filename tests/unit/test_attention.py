@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.train.cluster import World
-from brigade.train.loop import preflight
+from brigade.train.loop import kernels, preflight
 from brigade.train.model import attention
 from brigade.train.model.cpu_attention import BlockedAttention, takes
 from brigade.train.recipe import flags
@@ -239,4 +239,4 @@ def test_generation_with_varlen_is_sdpas(family, values):
 def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatch, asked, gpu, there, expected):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if there else None)
-    assert preflight.liger(load(training={"use_liger_kernel": asked})) == expected
+    assert kernels.choose_liger(load(training={"use_liger_kernel": asked})) == expected

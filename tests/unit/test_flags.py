@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 # ---- what is taken -----------------------------------------------------------------------------------------------
 def test_without_any_flag_the_default_recipe():
     settings = flags.load([])
-    assert settings.recipe_path == DEFAULT_RECIPE and settings.name == "tiny-full" and settings.overridden == []
+    assert settings.recipe_path == DEFAULT_RECIPE and settings.name == "tiny-full" and not settings.overridden
     assert settings.recipe.training.learning_rate == 3e-3
 
 
@@ -79,7 +79,7 @@ def test_launchers_put_local_rank_anywhere(write_recipe, word, place):
     words = [f"--recipe={write_recipe()}", "--max_steps=3"]
     words.insert(place, word)
     settings = flags.load(words)
-    assert settings.recipe.training.max_steps == 3 and settings.overridden == []
+    assert settings.recipe.training.max_steps == 3 and not settings.overridden
 
 
 @pytest.mark.parametrize("key, text", [
@@ -196,7 +196,7 @@ def test_no_key_stands_in_two_sections():
 def test_a_flag_wins_and_is_reported(load):
     settings = load("--learning_rate", "1e-4", "--weight_decay", "0.1", training={"learning_rate": 2e-5})
     assert settings.recipe.training.learning_rate == 1e-4
-    assert settings.overridden == ["--learning_rate 1e-4 (the recipe says 2e-05)"]  # weight_decay is not in the recipe
+    assert settings.overridden == ("--learning_rate 1e-4 (the recipe says 2e-05)",)  # weight_decay is not in the recipe
     assert settings.place("learning_rate") == "flag --learning_rate"
     assert settings.place("max_steps").endswith("full.yaml: training.max_steps")
 
@@ -204,7 +204,7 @@ def test_a_flag_wins_and_is_reported(load):
 @pytest.mark.parametrize("inside, flag", [(0.003, "3e-3"), ("1e-5", "0.00001"), (True, "yes"), (1, "1.0")])
 def test_the_same_value_in_other_words_overrides_nothing(load, inside, flag):
     key = "bf16" if inside is True else "learning_rate"
-    assert load(f"--{key}", flag, training={key: inside}).overridden == []
+    assert not load(f"--{key}", flag, training={key: inside}).overridden
 
 
 def test_the_last_of_two_equal_flags_wins(load):
@@ -236,7 +236,7 @@ def test_learning_rate_scaling_is_against_the_recipes_own_batch(load):
     assert batch_arithmetic(training, 1, "").learning_rate == pytest.approx(4e-3)
     settings = load("--global_batch_size", "64", "--reference_batch_size", "128", training=scaled)
     assert batch_arithmetic(settings.recipe.training, 1, "").learning_rate == pytest.approx(5e-4)
-    assert settings.overridden == ["--global_batch_size 64 (the recipe says 32)"]
+    assert settings.overridden == ("--global_batch_size 64 (the recipe says 32)",)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate
-from brigade.train.model import packed_samples
+from brigade.train.model import attention, packed_samples
 
 METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
@@ -24,11 +24,10 @@ METHODS = {
 
 
 @pytest.mark.parametrize("family, how", METHODS)
-def test_the_method_of_an_architecture(family, how, load):
+def test_the_method_of_an_architecture(family, how):
     """The models are the published sizes' configs; what is tried is tiny, and moves no random state."""
-    settings = load(model={"attn_implementation": how})
     before = torch.random.get_rng_state()
-    assert packed_samples.method(settings, AutoConfig.for_model(family))[0] == METHODS[family, how]
+    assert packed_samples.method_of(AutoConfig.for_model(family), how)[0] == METHODS[family, how]
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -40,7 +39,8 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     """On a CPU. gpt-oss has eager attention alone: 32 samples end to end took it 2.4 times as long as padded."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     settings, config = load(model={"attn_implementation": "auto"}), AutoConfig.for_model(family)
-    flat, squares, why = packed_samples.layout(settings, config)
+    how, _ = attention.choose(settings, config)
+    flat, squares, why = packed_samples.layout(settings, config, how)
     assert (flat, squares) == {"gpt_oss": (True, True), "llama": (True, False)}[family]
     assert {"gpt_oss": "padded where eager", "llama": "varlen computes no products", "opt": "padded: nothing"}[
         family
@@ -53,7 +53,7 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     assert about.row == longest and about.tokens == sum(lengths)
     assert about.logits == (about.slots if about.row < sum(lengths) else sum(lengths) - 1)
     off = load(model={"attn_implementation": "auto"}, training={"padding_free": False})
-    assert packed_samples.layout(off, config)[:2] == (False, False)
+    assert packed_samples.layout(off, config, how)[:2] == (False, False)
 
 
 def test_a_zero3_configuration_does_not_stand_in_the_way(load):
@@ -62,26 +62,28 @@ def test_a_zero3_configuration_does_not_stand_in_the_way(load):
 
     lives = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
     config = AutoConfig.for_model("llama", vocab_size=4321)  # not tried before
-    assert packed_samples.method(load(model={"attn_implementation": "varlen"}), config)[0] == packed_samples.LENGTHS
+    assert packed_samples.method_of(config, "varlen")[0] == packed_samples.LENGTHS
     assert is_deepspeed_zero3_enabled() and lives.is_zero3()
 
 
 def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
     settings = load(model={"attn_implementation": "sdpa"}, data={"packing": True})
-    packed_samples.check(settings, AutoConfig.for_model("llama"))
+    packed_samples.check(settings, AutoConfig.for_model("llama"), "sdpa")
     with pytest.raises(UserError, match="OPTConfig would see each other: nothing tells it where one begins"):
-        packed_samples.check(settings, AutoConfig.for_model("opt"))
-    packed_samples.check(load(model={"attn_implementation": "sdpa"}), AutoConfig.for_model("opt"))  # it is padded
+        packed_samples.check(settings, AutoConfig.for_model("opt"), "sdpa")
+    packed_samples.check(load(), AutoConfig.for_model("opt"), "sdpa")  # it is padded
 
 
 def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
     settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
-    monkeypatch.setattr("brigade.train.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr(
+        "brigade.train.model.packed_samples.shrink", lambda config: config | {"num_attention_heads": "many"}
+    )
     for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
         config = AutoConfig.for_model("llama", vocab_size=vocabulary)
         with pytest.raises(UserError, match=said):
-            packed_samples.check(settings, config)
-        assert packed_samples.method(settings, config)[0] == packed_samples.NOTHING
+            packed_samples.check(settings, config, "eager")
+        assert packed_samples.method_of(config, "eager")[0] == packed_samples.NOTHING
         monkeypatch.undo()
         monkeypatch.setattr("transformers.LlamaForCausalLM.forward", broken)
 

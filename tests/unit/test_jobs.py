@@ -152,13 +152,11 @@ def test_the_output_directory_is_said_once(words):
 
 def test_output_directory_is_the_one_of_the_run():
     from brigade.train.cluster import World
-    from brigade.train.recipe.batch import batch_arithmetic
-    from brigade.train.run.directory import open_run
+    from brigade.train.run.directory import open_directory
 
     for made in (job(), job("recipes/tiny/full.yaml", *ZERO3), job("recipes/tiny/full.yaml", "--output_dir", "x/y")):
-        batch = batch_arithmetic(made.settings.recipe.training, made.world_size, "")
         world = World(0, 0, made.world_size, 8, "node1", "torchrun")
-        assert open_run(made.settings, made.strategy, world, batch).directory == made.output_dir
+        assert open_directory(made.settings, made.strategy, world).directory == made.output_dir
 
 
 @pytest.mark.parametrize("recipe, flags, needed", [

@@ -85,7 +85,7 @@ def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(
     assert other_owner.holder(tmp_path / owner.FILE) is None, (
         "asked from this process itself, which no lock of its own keeps out"
     )
-    owner.release(mine, tmp_path)
+    mine.release(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -104,7 +104,7 @@ def test_the_lock_of_a_host_that_was_switched_off_is_taken_over(tmp_path, monkey
     monkeypatch.setattr(fcntl, "lockf", locked_by_a_dead_host)
     mine = owner.take(tmp_path)
     assert "no sign of process 17 on node2" in capsys.readouterr().err
-    owner.release(mine, tmp_path)
+    mine.release(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

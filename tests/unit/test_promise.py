@@ -127,8 +127,8 @@ def begin(load, tmp_path, monkeypatch):
         batch = batch_arithmetic(settings.recipe.training, 1, "")
         if record:
             (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
-        run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path, offers=offers(WORLD))
-        return micro_batch.batch_here(run, AutoConfig.for_model(**CONFIG), False)
+        config, kernels = AutoConfig.for_model(**CONFIG), runs_on_disk.Kernels()
+        return micro_batch.settle_batch(batch, settings, SINGLE, WORLD, kernels, config, tmp_path, offers(WORLD))
 
     return make
 
@@ -313,7 +313,7 @@ def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tm
     settings = beside({"hidden_size": 64}, "--model_name_or_path", "recipes/tiny")
     check_beside(settings, load_config(settings))
     settings = beside({"hidden_size": 64})
-    settings.recipe_path = settings.recipe_path.with_name("run.yaml")
+    settings = replace(settings, recipe_path=settings.recipe_path.with_name("run.yaml"))
     check_beside(settings, load_config(settings))
 
 
@@ -321,8 +321,7 @@ def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tm
 def test_config_classes_keep_what_the_shipped_configs_say(load, path):
     from transformers import AutoConfig
 
-    settings = load()
-    settings.recipe_path = path.with_name("full.yaml")
+    settings = replace(load(), recipe_path=path.with_name("full.yaml"))
     config = AutoConfig.from_pretrained(path.parent)
     check_beside(settings, config)
     assert shape_of(config.to_dict(), "the run's", "it") == shape_of(read_config(path), "the file's", "it")

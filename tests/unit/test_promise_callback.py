@@ -14,6 +14,7 @@ from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
 from brigade.train.loop import throughput as meters
+from brigade.train.run.directory import Kernels
 
 
 class Clock:
@@ -69,7 +70,7 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
     meter, told = meters.Meter(1000, 2, 8), []
     run = SimpleNamespace(world=SimpleNamespace(is_main_rank=True))
     callback = compare_with_plan.CompareWithPlan(run, meter, None, 0)
-    monkeypatch.setattr(planned, "compare", lambda run, config, trained, seen: told.append(seen))
+    monkeypatch.setattr(compare_with_plan, "compare", lambda run, config, trained, seen: told.append(seen))
     other = {"seconds": 3.5, "allocated": 1.0, "largest": 400}
     monkeypatch.setattr(ranks, "gather", lambda row: [row, row | other] if isinstance(row, dict) else [row])
     for step in range(1, 14):
@@ -98,7 +99,7 @@ def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     callback = compare_with_plan.CompareWithPlan(
         SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0
     )
-    monkeypatch.setattr(planned, "compare", lambda run, config, trained, seen: told.append(seen))
+    monkeypatch.setattr(compare_with_plan, "compare", lambda run, config, trained, seen: told.append(seen))
     for step in range(1, 11):
         meter.start()
         meter.count([about(100)], 0.0)
@@ -157,11 +158,10 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
 @pytest.mark.parametrize("every, counted", [(5, 5), (50, math.inf)])
 def test_a_round_that_no_measured_step_ends_is_not_promised(monkeypatch, every, counted):
     found = Job(named_shape("qwen3-0.6b"), 128, replicas=Replicas(2, every))
-    monkeypatch.setattr(
-        planned.micro_batch, "recipe_here", lambda *_: SimpleNamespace(model=SimpleNamespace(use_peft=False))
-    )
-    monkeypatch.setattr(planned.preflight, "liger", lambda settings: (False, ""))
+    recipe = SimpleNamespace(model=SimpleNamespace(use_peft=False))
+    settings = SimpleNamespace(with_training=lambda **_: SimpleNamespace(recipe=recipe))
     monkeypatch.setattr(job_of_run, "job_of_run", lambda *_, **__: found)
-    run = SimpleNamespace(settings=None, strategy=None, batch=None, world=SimpleNamespace(size=1, local_size=1))
+    world = SimpleNamespace(size=1, local_size=1)
+    run = SimpleNamespace(settings=settings, kernels=Kernels(), strategy=None, batch=None, world=world)
     config = SimpleNamespace(to_dict=dict, _attn_implementation="sdpa")
     assert planned._job(run, config, 0, "H200").replicas == Replicas(2, counted)

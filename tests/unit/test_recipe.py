@@ -242,17 +242,20 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
     name, load, tmp_path, monkeypatch, mistake
 ):
     from brigade.train.cluster import World
+    from brigade.train.offers import Offers
     from brigade.train.run import directory as runs
     from brigade.train.strategy import Strategy
 
     def open_run():
         settings = load("--datasets", DATASETS, "--dataset_name=", "--output_dir", str(tmp_path / "a run"))
-        return runs.open_run(settings, Strategy("single", "single", ""), World(0, 0, 1, 1, "h", "python"), "8 x 4 x 1")
+        strategy, world = Strategy("single", "single", ""), World(0, 0, 1, 1, "h", "python")
+        opened = runs.open_directory(settings, strategy, world)
+        return opened.run(settings, strategy, world, batch, runs.Kernels(), Offers())
 
     monkeypatch.setattr(runs, "git_commit", lambda: "abc+")
     monkeypatch.setitem(BEFORE, "training", {"weight_decay": 0.1})  # a key that came with another default
+    batch = types.SimpleNamespace(learning_rate=1.0)
     first = open_run()
-    first.batch = types.SimpleNamespace(learning_rate=1.0)
     runs.claim(first, "data", None, {})
     file = tmp_path / "a run" / "run.yaml"
     document = yaml.safe_load(file.read_text())

@@ -104,8 +104,8 @@ def config(family, **values):
 
 def check(load, config, size=2, *argv, **sections):
     settings = load(*argv, **sections)
-    settings.rows_in_parts = True
-    sequence_checks.check(settings, config, size, "ds.json: sequence_parallel_size")
+    how = attention.choose(settings, config, rows_in_parts=True)
+    sequence_checks.check(settings, config, how, size, "ds.json: sequence_parallel_size")
 
 
 FAMILIES = ["llama", "qwen3", "qwen3_moe", "mistral", "phi3", "gemma3_text", "deepseek_v3", "opt"]
@@ -136,9 +136,14 @@ def test_the_cure_names_a_size_that_divides_the_ranks_too(load, mistake):
     """Sequence 3 x tensor 2 on 6 ranks: three are left for a row."""
     place = "ds.json: sequence_parallel_size"
     for heads, cure in ((8, "remove the key"), (12, "")):
-        given = (
+        settings, llama = (
             load(training={"padding_free": True}),
             config("llama", num_attention_heads=heads, hidden_size=96),
+        )
+        given = (
+            settings,
+            llama,
+            attention.choose(settings, llama, rows_in_parts=True),
             3,
             place,
             2,
@@ -164,7 +169,6 @@ def test_auto_on_a_gpu_is_one_without_masks(load, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     settings = load("--bf16")
     assert attention.choose(settings, config("llama"))[0] == "sdpa"
-    settings.rows_in_parts = True
-    assert attention.choose(settings, config("llama"))[0] == "varlen"
+    assert attention.choose(settings, config("llama"), rows_in_parts=True)[0] == "varlen"
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
-    assert attention.choose(settings, config("llama"))[0] == "flash_attention_2"
+    assert attention.choose(settings, config("llama"), rows_in_parts=True)[0] == "flash_attention_2"

@@ -137,18 +137,16 @@ def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, mistak
 def test_train_py_counts_what_a_job_file_starts_and_nothing_else(tmp_path, monkeypatch, mistake):
     from brigade.train.cluster import world_from_environment
     from brigade.train.recipe import flags
-    from brigade.train.recipe.batch import batch_arithmetic
     from brigade.train.run import directory as runs
     from brigade.train.strategy import choose
 
     settings, world = flags.load(["--output_dir", str(tmp_path / "run")]), world_from_environment({})
-    batch = batch_arithmetic(settings.recipe.training, 1, "here")
-    asked = (settings, choose(settings, world), world, batch)
+    asked = (settings, choose(settings, world), world)
     monkeypatch.delenv(runs.JOB, raising=False)
     for _ in range(2 * starts.MOST):
-        runs.open_run(*asked)
+        runs.open_directory(*asked)
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv(runs.JOB, "slurm-7")
     for _ in range(starts.MOST):
-        runs.open_run(*asked)
-    assert "started 3 times from step 0" in mistake(runs.open_run, *asked)
+        runs.open_directory(*asked)
+    assert "started 3 times from step 0" in mistake(runs.open_directory, *asked)

@@ -32,7 +32,8 @@ def test_flag_over_environment_over_recipe(load):
 
     def kind(*argv, env):
         settings = load(*argv, cluster=in_recipe)
-        return choose(settings, world(), env).kind, settings.overridden
+        strategy = choose(settings, world(), env)
+        return strategy.kind, [*settings.overridden, *strategy.overridden]
 
     assert kind(env={}) == ("zero1", [])
     assert kind(env=LAUNCHED_ZERO2) == (
@@ -46,8 +47,8 @@ def test_flag_over_environment_over_recipe(load):
 
 def test_plain_accelerate_launch_means_ddp_and_says_so(load):
     settings = load(cluster={"ds_config": "ds_configs/zero1.json"})
-    assert choose(settings, world(), {"ACCELERATE_MIXED_PRECISION": "no"}).kind == "ddp"
-    assert "zero1.json" in settings.overridden[0]
+    strategy = choose(settings, world(), {"ACCELERATE_MIXED_PRECISION": "no"})
+    assert strategy.kind == "ddp" and "zero1.json" in strategy.overridden[0]
 
 
 @pytest.mark.parametrize("key", ["ds_config", "accelerate_config"])

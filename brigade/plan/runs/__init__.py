@@ -4,8 +4,10 @@ from typing import Any
 
 from ...train.cluster import World
 from ...train.offers import CURE
+from ...train.recipe.batch import Batch
 from ...train.recipe.files import calibration_file
 from ...train.recipe.schema import Recipe
+from ...train.strategy import Strategy
 from .. import hardware
 from ..choice import job_of_run
 from ..hardware import calibration
@@ -30,7 +32,7 @@ def callbacks(run: Any, meter: Any, config: Any, trained: int) -> list[Any]:
     return [CompareWithPlan(run, meter, config, trained)]
 
 
-def rows_that_fit(run: Any, recipe: Recipe, config: Any) -> tuple[int, str]:
+def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:
     """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
     import torch
 
@@ -39,11 +41,9 @@ def rows_that_fit(run: Any, recipe: Recipe, config: Any) -> tuple[int, str]:
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
         return 1, f"no figures of {name}{CURE}"
-    sizes = (run.replica.size, run.replica.local_size)
+    sizes = (replica.size, replica.local_size)
     try:
-        return job_of_run.largest_fit(
-            recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"
-        )
+        return job_of_run.largest_fit(recipe, strategy, batch, *sizes, config.to_dict(), device, "the model's config")
     except job_of_run.NotCovered as error:
         return 1, f"{error}{CURE}"
     except Exception as error:  # a run that trains does not end for an estimate's sake

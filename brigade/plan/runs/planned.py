@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ...train.loop import micro_batch, preflight
 from ...train.loop.throughput import STATES, STEPS, WARM_UP, device_name
 from ...train.model.attention import SAMPLE_BY_SAMPLE
 from ...train.run.directory import Run, add_to_record
@@ -151,7 +150,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
 
 def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     """The run as the planner's Job."""
-    recipe = micro_batch.recipe_here(run.settings, preflight.liger(run.settings)[0])
+    recipe = run.settings.with_training(use_liger_kernel=run.kernels.use_liger_kernel).recipe
     sizes = (run.world.size, run.world.local_size)
     trained = trained if recipe.model.use_peft else 0
     place = "the model's config"

@@ -1,6 +1,8 @@
 """Which checkpoint a run continues from: one that is whole, of this run and this base, with states that it can take over."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import UserError
@@ -16,19 +18,22 @@ REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
 
 
-def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
+def choose(
+    run: runs.Run, fingerprint: str, base: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Path | None, tuple[str, ...]]:
     """The checkpoint to continue from: the one asked for, else the newest whole one in the run's directory; None: there is
-    none yet. run.skipped says which were left out, and why.
+    none yet. And which were left out, and why.
 
-    fingerprint: of the data; base: consistency.digests of the weights that the run begins with.
+    fingerprint: of the data; base: consistency.digests of the weights that the run begins with
+    damaged: checkpoint-N -> what is wrong with it, where sizes do not tell
     Raises UserError where it is no checkpoint, damaged, or of another run, strategy, number of ranks or base.
     """
     named, fresh = run.settings.resume_from_checkpoint, run.settings.fresh
     if not named:
-        folder = None if fresh else _newest(run)
-        if folder:
-            _check(folder, str(folder), run, base)
-        return folder
+        newest, skipped = (None, ()) if fresh else _newest(run, damaged)
+        if newest:
+            _check(newest, str(newest), run, base)
+        return newest, skipped
     folder = Path(named)
     if number := run.replica.replica:
         own = folder.parent / f"replica-{number}" / folder.name
@@ -39,7 +44,7 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
     if fresh and run.directory.resolve() in folder.resolve().parents:
         cure = "drop one of the two, or give another --output_dir"
         raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first", cure)
-    if problem := run.damaged.get(folder.name) or flaw(folder):
+    if problem := damaged.get(folder.name) or flaw(folder):
         cure = "name another checkpoint, or leave the flag out to take the newest whole one"
         raise UserError(_FLAG, f"{named!r} cannot be continued from: {problem}", cure)
     _check_run(folder, run, fingerprint)
@@ -50,7 +55,7 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
         cure = f"to start from its weights: {_start_from(folder, run)}, without --resume_from_checkpoint; "
         cure += f"if an earlier version of Brigade wrote it, bring its run's {runs.RECORD} back beside it"
         raise UserError(_FLAG, problem, cure)
-    return folder
+    return folder, ()
 
 
 def problem_together(run: runs.Run, folder: Path | None, folders: list[str | None]) -> tuple[str, str] | None:
@@ -98,22 +103,21 @@ def how_to_continue(run: runs.Run, state: Any) -> str:
     return f"{here}. The same command{without} continues from {newest}{again}."
 
 
-def _newest(run: runs.Run) -> Path | None:
-    """The newest whole one; None where there is no checkpoint at all."""
+def _newest(run: runs.Run, damaged: Mapping[str, str]) -> tuple[Path | None, tuple[str, ...]]:
+    """The newest whole one, and in words those that are newer; None where there is no checkpoint at all."""
     every = {path.name: path for path in runs.checkpoints(run.directory)}
     if run.own_directory != run.directory:  # where a replica has no part of it, it takes the first one's
         every |= {path.name: path for path in runs.checkpoints(run.own_directory) if flaw(path) is None}
     newest_first = sorted(every.values(), key=runs.step_of, reverse=True)
-    found = {path: run.damaged.get(path.name) or flaw(path) for path in newest_first}
+    found = {path: damaged.get(path.name) or flaw(path) for path in newest_first}
     whole = next((path for path, problem in found.items() if problem is None), None)
     newer = [path for path in found if whole is None or runs.step_of(path) > runs.step_of(whole)]
-    run.skipped[:] = [f"{path.name}: {found[path]}" for path in newer]
     if newer and whole is None:
         more = f", and so are {len(newer) - 1} older" if len(newer) > 1 else ""
         problem = f"the newest checkpoint is damaged ({found[newer[0]]}){more}: there is none to continue from"
         cure = "bring its files back from a copy; without one, --fresh moves this run aside and begins anew"
         raise UserError(str(newer[0]), problem, cure)
-    return whole
+    return whole, tuple(f"{path.name}: {found[path]}" for path in newer)
 
 
 def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
@@ -121,7 +125,7 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     beside = folder.resolve().parent / runs.RECORD
     if not (old := _record_of(folder)):
         return
-    other, _ = same_run.another_run(old, run, with_strategy=False)
+    other, _ = same_run.another_run(old, run.settings, run.strategy, with_strategy=False)
     if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
         other = "its data or tokenizer is not this one's"
     if other:
@@ -161,7 +165,7 @@ def _check_method(folder: Path, place: str, run: runs.Run) -> None:
         raise UserError(place, problem, cure)
 
 
-def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:
+def _check(folder: Path, place: str, run: runs.Run, base: Mapping[str, str]) -> None:
     """Raises UserError at `place` where this run can neither read nor reshard the checkpoint's states, and where its
     adapters were trained on another base."""
     _check_method(folder, place, run)
@@ -169,6 +173,6 @@ def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> Non
         raise UserError(place, *found)
     before = recorded(folder).get("base", base)
     if run.settings.recipe.model.use_peft and base != before:
-        changed = sorted(name for name in base | before if base.get(name) != before.get(name))
+        changed = sorted(name for name in {**base, **before} if base.get(name) != before.get(name))
         problem = f"the adapters in {folder.name} were trained on another base: {', '.join(changed[:3])} changed since"
         raise UserError(place, problem, "bring the base model's files back, at the same revision")

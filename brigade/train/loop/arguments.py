@@ -6,7 +6,6 @@ from typing import Any
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import swanlab_run
-from . import preflight
 from .engine import Engine
 from .schedule import run_length, schedule_arguments, warmup
 
@@ -61,7 +60,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
         warmup_steps=warmup(run, steps),
         lr_scheduler_kwargs=schedule_arguments(run, steps),
         dataloader_num_workers=workers if workers != "auto" else 0 if engine.cpu else 2,
-        use_liger_kernel=preflight.liger(run.settings)[0],
+        use_liger_kernel=run.kernels.use_liger_kernel,
         use_cpu=engine.cpu,
         eval_on_start=not resuming,
         disable_tqdm=True,  # progress.py shows it

@@ -43,7 +43,7 @@ class Engine:
 
     def load_model(self, weights: str) -> Any:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
-        model = load.load_model(self.run.settings, weights, self.load_dtype())
+        model = load.load_model(self.run.settings, weights, self.load_dtype(), self.run.kernels.attention)
         if self.training.tiled_loss or self.training.tiled_mlp:
             tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
         return model

@@ -1,30 +1,51 @@
-"""The micro-batch where the recipe says `auto`: the largest that fits this host's GPU."""
+"""The micro-batch where the recipe says `auto`: the largest that fits the GPUs of this run."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+from ..cluster import World
+from ..distributed import ranks
+from ..offers import Offers
 from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import read_yaml
 from ..recipe.flags import Settings
-from ..recipe.schema import Recipe
-from ..run.directory import RECORD, Run
+from ..run.directory import RECORD, Kernels
+from ..strategy import Strategy
 
 
-def recipe_here(settings: Settings, liger: bool) -> Recipe:
-    """The recipe with the kernels that this host has."""
-    training = settings.recipe.training.model_copy(update={"use_liger_kernel": liger})
-    return settings.recipe.model_copy(update={"training": training})
+def settle_batch(
+    batch: Batch,
+    settings: Settings,
+    strategy: Strategy,
+    world: World,
+    kernels: Kernels,
+    config: Any,
+    directory: Path,
+    offers: Offers,
+) -> Batch:
+    """The batch with the micro-batch that all ranks have: the recipe's; or what the run in `directory` began with; or the least
+    of what fits each rank's device, by the planner's count. A collective."""
+    training = settings.recipe.training
+    if training.per_device_train_batch_size != "auto":
+        return batch
+    with ranks.agreed(world):
+        fits = _began_with(directory, batch) if not settings.fresh else None
+        if fits is None:
+            recipe = settings.with_training(use_liger_kernel=kernels.use_liger_kernel).recipe
+            fits = offers.rows_that_fit(recipe, strategy, batch, world.part(strategy.replicas), config)
+        own = batch_arithmetic(training, batch.data_parallel_size, settings.place("global_batch_size"), *fits)
+    batches = [Batch(**values) for values in ranks.gather(vars(own))]
+    return min(batches, key=lambda batch: batch.micro)  # GPUs may differ
 
 
-def batch_here(run: Run, config: Any, liger: bool) -> Batch:
-    """The run's batch with this rank's micro-batch: what the run began with, where it continues, or the planner's."""
-    training = run.settings.recipe.training
-    record = run.directory / RECORD
-    old = (read_yaml(record).get("run") or {}) if record.exists() and not run.settings.fresh else {}
-    began = re.search(r"micro-batch (\d+)", str(old.get("batch")))
-    share = run.batch.micro * run.batch.accumulation
-    if began and int(began[1]) > 0 and share % int(began[1]) == 0:
-        found = int(began[1]), "as this run began"
-    else:
-        found = run.offers.rows_that_fit(run, recipe_here(run.settings, liger), config)
-    return batch_arithmetic(training, run.batch.data_parallel_size, run.settings.place("global_batch_size"), *found)
+def _began_with(directory: Path, batch: Batch) -> tuple[int, str] | None:
+    """(the micro-batch with which the run in a directory began, why it is taken again); None where it does not divide a rank's
+    share of the batch, or no run has begun there."""
+    record = directory / RECORD
+    if not record.exists():
+        return None
+    began = re.search(r"micro-batch (\d+)", str((read_yaml(record).get("run") or {}).get("batch")))
+    share = batch.micro * batch.accumulation
+    divides = began and int(began[1]) > 0 and share % int(began[1]) == 0
+    return (int(began[1]), "as this run began") if began and divides else None

@@ -3,90 +3,49 @@
 import importlib.util
 import math
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
-from .. import upstream
 from ..cluster import World
-from ..distributed import ranks
-from ..model import adapters, attention, attention_needs, experts, layer_classes, packed_samples
+from ..model import adapters, attention_needs, experts, layer_classes, packed_samples
 from ..model.location import check_beside
 from ..parallel import checks, tiled
-from ..recipe.batch import Batch, length
+from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.flags import Settings
 from ..recipe.schedules import check_last_rate
-from ..recipe.schema import BY_PROOF
-from ..run.directory import RECORD, SUCCESS, Run
+from ..run.directory import RECORD, Run
 from ..strategy import Strategy
 from ..strategy.replicas import check_length
-from . import deepspeed_needs, lengthening, micro_batch
+from . import deepspeed_needs
+from .kernels import has_compiler
 from .optimizers import parse_arguments
 from .schedule import check_phases, run_length
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
 
-def check(run: Run, config: Any) -> None:
-    """Settle what the run computes with, and compare what it asks for with each host and with the model of this `config`. A
-    collective: a UserError that one rank finds ends all of them.
-
-    Sets run.kernels, and run.batch with what an "auto" micro-batch is on these devices, the same on all ranks.
-    """
-    _settle_kernels(run, config)
-    with ranks.agreed(run.world):
-        batch = _check(run, config)
-        training = run.settings.recipe.training
-        run.kernels = {"attention": attention.choose(run.settings, config)[0]}
-        run.kernels |= {key: getattr(training, key) for key in BY_PROOF} | {"use_liger_kernel": liger(run.settings)[0]}
-    batches = [Batch(**values) for values in ranks.gather(vars(batch))]
-    run.batch = min(batches, key=lambda batch: batch.micro)  # GPUs may differ
-
-
-def _check(run: Run, config: Any) -> Batch:
-    """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or the
-    planner's. Raises UserError."""
+def check_run(run: Run, config: Any) -> None:
+    """Compare what a run asks for with the model of this `config`. Raise UserError."""
     settings = run.settings
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
-    check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     layer_classes.check(settings, config, run.strategy)
-    packed_samples.check(settings, config)
+    packed_samples.check(settings, config, run.kernels.attention)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if getattr(config.get_text_config(), "output_router_logits", False):
         experts.check_loss(settings, config)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
-    batch = run.batch
-    if settings.recipe.training.per_device_train_batch_size == "auto":
-        batch = micro_batch.batch_here(run, config, liger(settings)[0])
     if run.strategy.axes:
-        checks.check(run, config, batch)
-    return batch
-
-
-def _settle_kernels(run: Run, config: Any) -> None:
-    """What `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
-    import torch
-
-    if any(ranks.gather(torch.cuda.is_available())):  # a run on a CPU proves nothing
-        run.offers.settle_kernels(run, config, _compiler(gpu=True))
-
-
-def _compiler(gpu: bool) -> bool:
-    """Whether this host has Triton's compiler, or inductor's."""
-    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
-    return any(map(shutil.which, compilers))
+        checks.check(run, config)
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
-    """Compare ranks, precision, kernels and strategy with this host's devices, packages and compiler. Raises UserError."""
+    """Compare ranks, precision, kernels and strategy with this host's devices, packages and compiler. Raise UserError."""
     import torch
 
     gpu = torch.cuda.is_available()
@@ -129,15 +88,15 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:
             yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
-    if training.torch_compile and not _compiler(gpu):
+    if training.torch_compile and not has_compiler(gpu):
         names = f"{os.environ.get('CC', 'gcc')} or clang" if gpu else os.environ.get("CXX", "g++")
         problem = f"it compiles with {names}, and there is none"
         yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
 
 
-def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
-    """Raises UserError where the learning rate would never be reached, or where a run of another length than the one that
-    wrote the checkpoint cannot go on from it (lengthening.py)."""
+def check_steps(run: Run, train_samples: int) -> None:
+    """Raise UserError where the learning rate would never be reached, where the phases of its schedule do not fit the run, or
+    where replicas would never meet."""
     settings, in_parts = run.settings, run_length(run, train_samples)
     training, steps = settings.recipe.training, math.ceil(in_parts)
     place = settings.place(length(training.model_dump())[0])
@@ -151,24 +110,3 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
     check_phases(run, in_parts)
     if training.sync_every:
         check_length(settings, steps, -(-train_samples // run.batch.global_size))
-    if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
-        lengthening.check(run, in_parts, checkpoint, place)
-
-
-def quick_imports(settings: Settings) -> AbstractContextManager[None]:
-    """Where the Trainer is imported."""
-    bitsandbytes = settings.recipe.model.load_in_4bit or "8bit" in settings.recipe.training.optim
-    return upstream.quick_imports(bitsandbytes or "paged" in settings.recipe.training.optim)
-
-
-def liger(settings: Settings) -> tuple[bool, str]:
-    """Whether Liger's kernels are used, and if they were asked for and are not, why."""
-    import torch
-
-    if not settings.recipe.training.use_liger_kernel:
-        return False, ""
-    if not torch.cuda.is_available():
-        return False, "off: its Triton kernels need a GPU"
-    if importlib.util.find_spec("liger_kernel") is None:
-        return False, "off: pip install liger-kernel"
-    return True, ""

@@ -7,10 +7,9 @@ from ...errors.console import console, counted
 from ..checkpoint import layout
 from ..checkpoint.manifest import other_versions
 from ..data import report
-from ..model import adapters, attention, packed_samples
+from ..model import adapters, packed_samples
 from ..model.sizes import beyond_texts, parameter_count, untaught
-from ..run.directory import Run
-from . import preflight
+from ..run.directory import Kernels, Run
 
 
 def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
@@ -42,8 +41,8 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **(trainer.local_steps.summary() if trainer.local_steps else {}),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
-        "kernels": _kernels(run, trainer.model.config),
-        "samples": packed_samples.layout(run.settings, trainer.model.config)[2],
+        "kernels": _kernels(run.kernels),
+        "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
     if run.made_for:
@@ -66,7 +65,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     console().print(table)
     if not checkpoint:  # a run that continues has shown it
         report.show_sample(data, trainer.processing_class)
-    for note in run.settings.overridden:
+    for note in (*run.settings.overridden, *run.strategy.overridden):
         print(f"overridden: {note}")
 
 
@@ -97,11 +96,9 @@ def _frozen(model: Any) -> dict[str, str]:
     return {"frozen": "; ".join(said)} if said else {}
 
 
-def _kernels(run: Run, config: Any) -> str:
+def _kernels(kernels: Kernels) -> str:
     """What computes attention and the rest, with one reason for what the device lacks."""
-    name, why = attention.choose(run.settings, config)
-    words = [f"attention {name}" + (f" ({why})" if why else "")]
-    on, why = preflight.liger(run.settings)
-    words += [f"Liger {why or 'on'}"] if on or why else []
-    words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
+    words = [f"attention {kernels.attention}" + (f" ({kernels.why})" if kernels.why else "")]
+    words += [f"Liger {kernels.no_liger or 'on'}"] if kernels.use_liger_kernel or kernels.no_liger else []
+    words += ["torch.compile"] if kernels.torch_compile else []
     return ", ".join(words)

@@ -92,8 +92,9 @@ class Trainer(EvaluatingTrainer):
             self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
-        self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
-        padding_free, squares, _ = packed_samples.layout(run.settings, model.config)
+        how, trusted = run.kernels.attention, run.settings.recipe.model.trust_remote_code
+        self.sample_boundaries, _ = packed_samples.method_of(model.config, how, trusted)
+        padding_free, squares, _ = packed_samples.layout(run.settings, model.config, how)
         cumulative = upstream.attention_of(model.config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if training.torch_compile else 1  # few shapes to compile for
         packing = run.settings.recipe.data.packing

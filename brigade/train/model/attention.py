@@ -4,6 +4,7 @@ Where several samples lie end to end, SDPA with a block-diagonal mask still comp
 and throws it away; varlen computes none of them.
 """
 
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,8 +25,13 @@ SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
 
 
-def choose(settings: Settings, config: Any) -> tuple[str, str]:
+def choose(
+    settings: Settings, config: Any, rows_in_parts: bool = False, proven: Collection[str] = ()
+) -> tuple[str, str]:
     """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
+
+    rows_in_parts: whether the strategy divides sequences over ranks; proven: implementations that agree with eager on every
+    device of this run, the fastest first (none: nothing is known, or there is no GPU)
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
     without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for
@@ -47,15 +53,15 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
         raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
     if wanted != "auto":
         return wanted, ""
-    for name in settings.proven:
-        if not (lacking and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not settings.rows_in_parts):
+    for name in proven:
+        if not (lacking and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not rows_in_parts):
             return name, "the fastest that is proven here"
     if no_sdpa:
         return "eager", "the model has no SDPA"
     if not torch.cuda.is_available():
         return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
     half = training.bf16 or training.fp16
-    if settings.rows_in_parts and not lacking and not (half and is_flash_attn_2_available()):
+    if rows_in_parts and not lacking and not (half and is_flash_attn_2_available()):
         return VARLEN, "it needs no mask of a whole row"
     if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"

@@ -20,7 +20,7 @@ from .base_weights import of_two_matrices
 from .config_json import published_quantization
 from .download import download
 from .finite import check_finite
-from .location import load_config, location
+from .location import location
 from .rope import stretch
 from .sizes import untaught
 
@@ -75,12 +75,14 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     return str(folder)
 
 
-def load_model(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
-    """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
+def load_model(
+    settings: Settings, source: str, dtype: torch.dtype, implementation: str, **options: Any
+) -> "PreTrainedModel":
+    """The model from `source` in `dtype`, with this implementation of attention (attention.choose). Under ZeRO-3
+    TrainingArguments must exist by
     now: it is then loaded shard by shard, and never whole on one rank."""
     attention.register()
-    chosen, _ = attention.choose(settings, load_config(settings))
-    return load_base(settings, source, dtype, attn_implementation=chosen, **options)
+    return load_base(settings, source, dtype, attn_implementation=implementation, **options)
 
 
 def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":

@@ -21,37 +21,31 @@ LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
 _KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
-def check(settings: Settings, config: Any) -> None:
-    """Raises UserError where a recipe packs samples that the model would let see each other."""
+def check(settings: Settings, config: Any, how: str) -> None:
+    """Raise UserError where a recipe packs samples that the model, with the attention `how`, would let see each other."""
     if settings.recipe.data.packing:
-        found, why = method(settings, config)
+        found, why = method_of(config, how, settings.recipe.model.trust_remote_code)
         if found == NOTHING:
             problem = f"packed samples of {type(config).__name__} would see each other: {why}"
             raise UserError(settings.place("packing"), problem, "set packing to false")
 
 
-def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
-    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason)."""
+def layout(settings: Settings, config: Any, how: str) -> tuple[bool, bool, str]:
+    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason), with the
+    attention `how`."""
     if not settings.recipe.training.padding_free:
         return False, False, "padded: padding_free is false"
-    found, why = method(settings, config)
+    found, why = method_of(config, how, settings.recipe.model.trust_remote_code)
     if found == NOTHING:
         return False, False, f"padded: {why}"
-    how, _ = attention.choose(settings, config)
     if how in attention.SAMPLE_BY_SAMPLE:
         return True, False, f"end to end: {how} computes no products between samples"
     why = f"end to end, or padded where {how}, which computes products between samples, would compute twice as much"
     return True, True, why
 
 
-def method(settings: Settings, config: Any) -> tuple[str, str]:
-    """(LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes; why it is NOTHING)."""
-    how, _ = attention.choose(settings, config)
-    return method_of(config, how, settings.recipe.model.trust_remote_code)
-
-
 def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
-    """method() of a named attention."""
+    """(LENGTHS, POSITIONS, MASKS or NOTHING, with the attention `how`; why it is NOTHING)."""
     key = how, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
         _KNOWN[key] = _try(config, how, trust_remote_code)
@@ -73,8 +67,8 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
 
 
 def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
-    """method() of an attention: the logits of samples in a row, in a tiny random model of the architecture, against those of each
-    sample alone.
+    """What method_of() finds out: the logits of samples in a row, in a tiny random model of the architecture, against those of
+    each sample alone.
 
     The model has a layer of each kind, samples are longer than what any of them sees, and every weight is moved: a gate that
     begins at 0 would hide what is behind it. On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex

@@ -4,12 +4,11 @@ from typing import Any
 
 from ...errors import UserError
 from ..model import experts
-from ..recipe.batch import Batch
 from ..run.directory import Run
 
 
-def check(run: Run, config: Any, batch: Batch) -> None:
-    """Raises UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
+def check(run: Run, config: Any) -> None:
+    """Raise UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
     settings, strategy = run.settings, run.strategy
     axes = strategy.axes
     if axes.tensor > 1:
@@ -23,7 +22,10 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         from . import sequence_checks
 
         ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
-        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
+        attention = run.kernels.attention, run.kernels.why
+        sequence_checks.check(
+            settings, config, attention, axes.sequence, strategy.place("sequence"), axes.tensor, ranks
+        )
     if axes.experts > 1:
         in_whole = strategy.kind == "ddp" or axes.stages > 1
         ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
@@ -31,4 +33,4 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     if axes.stages > 1:
         from . import pipeline_rules
 
-        pipeline_rules.check(run, config, batch)
+        pipeline_rules.check(run, config, run.batch)

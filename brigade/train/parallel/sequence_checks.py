@@ -13,16 +13,25 @@ from ..recipe.flags import Settings
 _APART = "apart"  # the attention by which no token sees another
 
 
-def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 1, ranks: int = 0) -> None:
-    """Raises UserError where the rows of the model of this config cannot be divided over `size` ranks.
+def check(
+    settings: Settings,
+    config: Any,
+    attention_and_why: tuple[str, str],
+    size: int,
+    place: str,
+    tensor: int = 1,
+    ranks: int = 0,
+) -> None:
+    """Raise UserError where the sequences of the model of this config cannot be divided over `size` ranks.
 
+    attention_and_why: of attention.choose()
     place: of the size; tensor: ranks that divide the heads already; ranks: that another size could divide, 0 for any number
     """
     if not settings.recipe.training.padding_free:
         problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
         raise UserError(settings.place("padding_free"), problem, "leave the key out, or set it to true")
     name, where = type(config).__name__, settings.place("attn_implementation")
-    chosen, why = attention.choose(settings, config)
+    chosen, why = attention_and_why
     if chosen not in attention.NEEDS_CUMULATIVE_LENGTHS:
         reason = f" ({why})" if why else ""
         problem = f"{chosen}{reason} would need a mask of whole rows, which no rank has under sequence parallelism"
@@ -39,7 +48,7 @@ def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 
         )
         cure = f"set it to {' or '.join(fit)}" if fit else "remove the key: no size divides both heads and ranks"
         raise UserError(place, problem, cure)
-    found, why = packed_samples.method(settings, config)
+    found, why = packed_samples.method_of(config, chosen, settings.recipe.model.trust_remote_code)
     if found == packed_samples.LENGTHS:
         why = _depend_on_others(settings, config)
     if why:

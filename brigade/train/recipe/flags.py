@@ -4,7 +4,7 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -21,16 +21,13 @@ from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source,
 STRATEGIES = ("ds_config", "accelerate_config")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     """What one command asks for: a recipe with flags over it, and where the run lies.
 
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
-    rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
-    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults until kernels/auto.py has taken what is proven
-    proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
-        kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
+    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults, or what with_training() has put there
     argv: the flags as they were given, without what a launcher puts between them
     needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
     """
@@ -42,17 +39,15 @@ class Settings:
     fresh: bool = False
     rehearse: bool = False
     sources: dict[str, str] = field(default_factory=dict)
-    overridden: list[str] = field(default_factory=list)
-    argv: list[str] = field(default_factory=list)
-    rows_in_parts: bool = False
+    overridden: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     by_proof: tuple[str, ...] = ()
-    proven: dict[str, float] = field(default_factory=dict)
     needs_code: bool = False
 
-    def take(self, **values: Any) -> None:
-        """Set keys of the recipe's training section."""
+    def with_training(self, **values: Any) -> "Settings":
+        """These settings with other values of keys of the recipe's training section."""
         training = self.recipe.training.model_copy(update=values)
-        self.recipe = self.recipe.model_copy(update={"training": training})
+        return replace(self, recipe=self.recipe.model_copy(update={"training": training}))
 
     @property
     def before_proofs(self) -> Recipe:
@@ -139,50 +134,58 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     document.pop("run", None)  # run.yaml's record of hosts and versions
     for name in sorted(str(section) for section in document if section not in SECTIONS):
         raise unknown_section(path, name)
+    flags = {key: text for key, text in vars(options).items() if key in SECTION_OF and text is not None}
+    for section in {SECTION_OF[key] for key in flags}:
+        if document.get(section) is None:
+            document[section] = {}
+    sources: dict[str, str] = {}
+    overridden: list[str] = []
+    by_proof: tuple[str, ...] = ()
+    if all(isinstance(values, dict) for values in document.values()):  # else validation says so
+        sources, overridden = _apply(flags, document)
+        by_proof = _leave_to_proofs(document)
+    try:
+        recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        raise explain(error, sources, path, document) from None
+    model = recipe.model
     settings = Settings(
-        Recipe.model_construct(),
+        recipe,
         path,
         Path(options.output_dir) if options.output_dir else None,
         options.resume_from_checkpoint,
         options.fresh,
         options.rehearse,
-        argv=[word for word in argv if not word.startswith("--local_rank=")],
+        sources,
+        tuple(overridden),
+        tuple(word for word in argv if not word.startswith("--local_rank=")),
+        by_proof,
+        needs_code=model.trust_remote_code,
     )
-    flags = {key: text for key, text in vars(options).items() if key in SECTION_OF and text is not None}
-    for section in {SECTION_OF[key] for key in flags}:
-        if document.get(section) is None:
-            document[section] = {}
-    if all(isinstance(values, dict) for values in document.values()):  # else validation says so
-        _apply(flags, document, settings)
-        _leave_to_proofs(document, settings)
-    try:
-        settings.recipe = Recipe.model_validate(document)
-    except ValidationError as error:
-        raise explain(error, settings.sources, path, document) from None
-    check_schedule(settings.recipe.training, settings.place)
-    model = settings.recipe.model
-    settings.needs_code = model.trust_remote_code
+    check_schedule(recipe.training, settings.place)
     if settings.needs_code and "trust_remote_code" not in flags:
         if loads_model:
             names = remote_code.names_of(model, path)
             raise remote_code.refusal(settings.place("trust_remote_code"), names, model.revision)
         model = model.model_copy(update={"trust_remote_code": False})
-        settings.recipe = settings.recipe.model_copy(update={"model": model})
+        return replace(settings, recipe=recipe.model_copy(update={"model": model}))
     return settings
 
 
-def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings: Settings) -> None:
-    """Put flags into the recipe's document, and note what they override."""
+def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]]) -> tuple[dict[str, str], list[str]]:
+    """Put flags into the recipe's document. Return the sources of their keys, and a line for each value that they override."""
+    sources: dict[str, str] = {}
+    overridden: list[str] = []
     for key, text in flags.items():
         section, value = document[SECTION_OF[key]], _value(key, text)
         if key in section and not _same(section[key], value):
-            settings.overridden.append(f"--{key} {text} (the recipe says {shortened(str(section[key]))})")
+            overridden.append(f"--{key} {text} (the recipe says {shortened(str(section[key]))})")
             # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
             unset = section.get("reference_batch_size") is None and "reference_batch_size" not in flags
             if key == "global_batch_size" and unset:
                 section["reference_batch_size"] = section[key]
         section[key] = value
-        settings.sources[key] = f"flag --{key}"
+        sources[key] = f"flag --{key}"
     strategies = [key for key in STRATEGIES if key in flags]  # one replaces the recipe's strategy as a whole
     if len(strategies) == 2:
         raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
@@ -191,21 +194,23 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings:
         gone = document["cluster"].pop(other, None)
         if gone not in (None, "none"):
             recipe_says = f"(the recipe says {other} {shortened(str(gone))})"
-            settings.overridden.append(f"--{key} {flags[key]} {recipe_says}")
+            overridden.append(f"--{key} {flags[key]} {recipe_says}")
     data = document.get("data", {})
     if "train_file" in flags and not ("dataset_name" in flags and data.get("dataset_name")):
         for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
             value = None if key in flags else data.pop(key, None)
             if value not in (None, Source.model_fields[key].default):
-                settings.overridden.append(f"--train_file replaces the recipe's {key}")
+                overridden.append(f"--train_file replaces the recipe's {key}")
+    return sources, overridden
 
 
-def _leave_to_proofs(document: dict[str, dict[str, Any]], settings: Settings) -> None:
-    """Keys that say `auto` have their defaults until something is proven."""
+def _leave_to_proofs(document: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Take out the keys that say `auto`, so that they have their defaults until something is proven. Return their names."""
     training = document.get("training", {})
-    settings.by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
-    for key in settings.by_proof:
+    by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
+    for key in by_proof:
         del training[key]
+    return by_proof
 
 
 def underscores(word: str) -> str:

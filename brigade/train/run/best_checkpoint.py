@@ -11,7 +11,7 @@ from ..recipe.flags import Settings
 
 
 def check(settings: Settings) -> None:
-    """Raises UserError when evaluations and checkpoints do not meet, for a recipe that needs both."""
+    """Raise UserError when evaluations and checkpoints do not meet, for a recipe that needs both."""
     training = settings.recipe.training
     keys = ("load_best_model_at_end", "early_stopping_patience")
     key = next((key for key in keys if getattr(training, key)), None)

@@ -7,8 +7,9 @@ import secrets
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from ..recipe.batch import Batch, length
 from ..recipe.files import REPOSITORY, another_output, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
+from ..recipe.schema import BY_PROOF
 from ..strategy import Strategy
-from . import earlier, leftovers, mark, owner, page, same_run, starts
-from .best_checkpoint import check
+from . import best_checkpoint, earlier, leftovers, mark, owner, page, same_run, starts
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -41,34 +42,88 @@ _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Kernels:
+    """What a run computes with, the same on all its ranks (loop/kernels.py).
+
+    attention: the implementation's name, and why it is that one in a few words; no_liger: why Liger's kernels are asked for and
+    not used; the others: values of the recipe's keys
+    """
+
+    attention: str = ""
+    why: str = ""
+    torch_compile: bool = False
+    use_liger_kernel: bool = False
+    optim: str = ""
+    no_liger: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """The same for run.yaml."""
+        return {"attention": self.attention} | {key: getattr(self, key) for key in BY_PROOF}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An output directory as a run finds it.
+
+    identity: the run's short name, a hash of what it computes; made_for: the recipe's own cluster in words
+    resized: whether the directory's run is the same but for its length (max_steps, num_train_epochs)
+    finished: whether train.py has reached its end there; no launcher's exit code says that as surely
+    """
+
+    directory: Path
+    identity: str
+    made_for: str = ""
+    resized: bool = False
+    finished: bool = False
+
+    def run(
+        self, settings: Settings, strategy: Strategy, world: World, batch: Batch, kernels: Kernels, offers: Offers
+    ) -> "Run":
+        """The run that goes on, or begins, in this directory."""
+        about = self.identity, self.directory, kernels, offers, self.made_for, self.resized
+        return Run(settings, strategy, world, batch, *about)
+
+
+@dataclass(frozen=True)
 class Run:
-    """One run and its directory."""
+    """One run and its directory: what its steps have decided. claim() and replicas.divide() return it with what they add.
+
+    replica: the ranks that work together: all of the world, or this rank's replica
+    offers: what the rooms around the hall do for it
+    skipped: which checkpoints it does not continue from, and why; lengthened: how its last checkpoint goes on under a larger
+        length, in words
+
+    From claim() on:
+    shared: whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
+    same: what all hosts have alike (consistency.check); base: digests of the weights that it begins with, by file
+    mark: the token in the directory by which it is known again
+    aside: where --fresh moved the directory's earlier run, on the rank that did
+    owned: the open file whose lock says that this process has the directory
+    """
 
     settings: Settings
     strategy: Strategy
     world: World
     batch: Batch
-    identity: str  # its short name, a hash of what it computes
+    identity: str
     directory: Path
-    made_for: str = ""  # the recipe's own cluster in words
-    shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
-    same: dict[str, Any] = field(default_factory=dict)  # what all hosts have alike: consistency.check
-    base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
-    kernels: dict[str, Any] = field(default_factory=dict)  # what it computes with: attention, and each key of BY_PROOF
-    skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
-    # checkpoint-N -> what is wrong with it, where sizes do not tell
-    damaged: dict[str, str] = field(default_factory=dict)
-    resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
-    lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
-    aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
-    replica: World = None  # type: ignore[assignment]  # the ranks that work together: all, or this rank's replica
-    owned: Any = None  # the open file whose lock says that this process has the directory
-    offers: Offers = field(default_factory=Offers)  # what the rooms around the hall do for it
-    mark: str = ""  # the token in the directory by which it is known again, from claim() on
+    kernels: Kernels = field(default_factory=Kernels)
+    offers: Offers = field(default_factory=Offers)
+    made_for: str = ""
+    resized: bool = False
+    replica: World = None  # type: ignore[assignment]  # until __post_init__
+    skipped: tuple[str, ...] = ()
+    lengthened: str = ""
+    shared: bool = True
+    same: Mapping[str, Any] = field(default_factory=dict)
+    base: Mapping[str, str] = field(default_factory=dict)
+    mark: str = ""
+    aside: Path | None = None
+    owned: owner.Owned | None = None
 
     def __post_init__(self) -> None:
-        self.replica = self.replica or self.world.part(self.strategy.replicas)
+        object.__setattr__(self, "replica", self.replica or self.world.part(self.strategy.replicas))
 
     @property
     def own_directory(self) -> Path:
@@ -79,48 +134,47 @@ class Run:
         """Raise UserError where the directory is no longer the one in which this run began, as this host sees it."""
         mark.check(self.directory, self.mark, self.world.host)
 
-    @property
-    def finished(self) -> bool:
-        """True when train.py reached its end here; no launcher's exit code says that as surely."""
-        return not self.settings.fresh and not self.resized and (self.directory / SUCCESS).exists()
 
+def open_directory(settings: Settings, strategy: Strategy, world: World) -> Opened:
+    """The output directory of the run that these settings ask for. Look only, and change nothing but the count of a job's starts.
 
-def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch, offers: Offers | None = None) -> Run:
-    """The run that these settings ask for. Looks only, and changes nothing but the count of a job's starts.
-
-    Raises UserError when its directory holds another run, or something that is no run, and when its job gets no further.
+    Raise UserError when it holds another run, or something that is no run, and when its job gets no further.
     """
-    run = _open(settings, strategy, world, batch)
-    run.offers = offers or Offers()
-    if world.is_main_rank and not run.finished and (job := os.environ.get(JOB)):
+    opened = _open(settings, strategy, world)
+    if world.is_main_rank and not opened.finished and (job := os.environ.get(JOB)):
         with suppress(OSError):  # whoever trains here says that it cannot be written
-            starts.count(run.directory / starts.FILE, job, max(whole_checkpoints(run.directory), default=0))
-    return run
+            starts.count(opened.directory / starts.FILE, job, max(whole_checkpoints(opened.directory), default=0))
+    return opened
 
 
-def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
-    training = settings.recipe.training
-    if training.load_best_model_at_end or training.early_stopping_patience:
-        check(settings)
+def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
+    best_checkpoint.check(settings)
     directory = settings.directory(strategy.name)
     name = identity(settings.before_proofs, strategy.identity())
-    run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
+    made_for = _made_for(settings)
     if directory.exists() and not directory.is_dir():
         cure = f"name a directory: {another_output(directory)}"
         raise UserError(str(directory), "the output directory is a file", cure)
-    if settings.fresh or not directory.exists() or not _occupied(directory):
-        return run
+    empty = Opened(directory, name, made_for)
+    if settings.fresh or not directory.exists():
+        return empty
+    if not _occupied(directory):
+        return empty
     record = directory / RECORD
     if not record.exists():
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
             cure = f"name a directory of its own: {another_output(directory)}; --fresh moves these files aside"
             raise UserError(str(directory), _NO_RUN, cure)
-        return run
+        return empty
     old = read_yaml(record)
-    same_run.check(old, run, record, next(iter(whole_checkpoints(directory).values()), None))
-    run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
-    run.identity = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
-    return run
+    same_run.check(old, settings, strategy, record, next(iter(whole_checkpoints(directory).values()), None))
+    resized = length(old["training"]) != length(settings.recipe.training.model_dump())
+    name = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
+    return Opened(directory, name, made_for, resized, _is_finished(settings, directory, resized))
+
+
+def _is_finished(settings: Settings, directory: Path, resized: bool) -> bool:
+    return not settings.fresh and not resized and (directory / SUCCESS).exists()
 
 
 def _made_for(settings: Settings) -> str:
@@ -131,10 +185,11 @@ def _made_for(settings: Settings) -> str:
     return ", ".join(filter(None, (machines, cluster.gpu)))
 
 
-def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> None:
-    """After each rank agreed with itself: move an old run aside if --fresh, and write run.yaml. A collective.
+def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> Run:
+    """After each rank agreed with itself: move an old run aside if --fresh, and write run.yaml. Return the run with its
+    directory. A collective.
 
-    model: consistency.of_model
+    fingerprint: of the data; checkpoint: that it continues from; model: consistency.of_model
     Ends all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
     that they must share, and when it cannot be written.
     """
@@ -147,19 +202,20 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         "data": {"fingerprint": fingerprint},
     }
     consistency.check(same, run.world)
-    run.same = same
-    run.base = model.get("weights", {})
+    shared = True
     if run.world.size > 1:
         on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
         in_parts = "" if on_one_host else run.strategy.writes_in_parts
-        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
+        shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
     ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
     ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
-    run.mark = ranks.gather(secrets.token_hex(8))[0]
+    token = ranks.gather(secrets.token_hex(8))[0]
+    run = replace(run, same=same, base=model.get("weights", {}), shared=shared, mark=token)
     with ranks.agreed(run.world):
-        if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
-            _claim(run, fingerprint, hosts)
+        if run.world.is_main_rank or (run.world.local_rank == 0 and not shared):
+            run = _claim(run, fingerprint, hosts)
+    return run
 
 
 def _note_failure(directory: Path, reason: str) -> None:
@@ -181,8 +237,8 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
-    directory = run.directory
+def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
+    directory, aside = run.directory, None
     if (directory / stop.FILE).exists():  # left from before, or somebody wants no further attempt
         problem = "this file stops the run as soon as it trains"
         raise UserError(str(directory / stop.FILE), problem, "remove it, and start again")
@@ -192,14 +248,14 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         if not run.settings.fresh and occupied and not (directory / RECORD).exists():
             cure = "copy the first host's directory here, or give another --output_dir"
             raise UserError(str(directory), _NO_RUN, cure)
-        run.owned = owner.take(directory)
-        if run.finished:  # since open_run() looked
+        owned = owner.take(directory)
+        if _is_finished(run.settings, directory, run.resized):  # since open_directory() looked
             problem = "another process finished this run just now"
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
         kept: dict[str, Any] = {}
         if occupied or run.lengthened:
             if occupied and run.settings.fresh:
-                earlier.move_aside(run)
+                owned, aside = earlier.move_aside(directory, owned)
             kept = earlier.kept(run, directory / RECORD, directory / SUCCESS)
         leftovers.remove(directory)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
@@ -219,8 +275,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "replicas": run.strategy.replicas,
         "hosts": hosts,
         "launcher": run.world.launcher,
-        "overridden": run.settings.overridden,
-        "kernels": run.kernels,
+        "overridden": [*run.settings.overridden, *run.strategy.overridden],
+        "kernels": run.kernels.record(),
         "command": shlex.join(["train.py", *run.settings.argv]),
         "started": now(),
         "versions": versions(),
@@ -228,6 +284,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     }
     _write_record(directory, {**recipe, "run": record | kept})
     files.write(directory / mark.FILE, run.mark)
+    return replace(run, owned=owned, aside=aside)
 
 
 def check_exists(directory: Path, cure: str = "name the output directory of a run") -> None:
@@ -267,8 +324,7 @@ def check_data(run: Run, fingerprint: str) -> None:
 def release(run: Run) -> None:
     """Let another process have the directory."""
     if run.owned:  # a replica's directory is another than the one that was taken
-        owner.release(run.owned, run.owned.path.parent)
-    run.owned = None
+        run.owned.release(run.owned.path.parent)
 
 
 def now() -> str:

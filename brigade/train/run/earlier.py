@@ -10,15 +10,16 @@ from ..recipe.files import another_output, read_yaml
 from . import owner
 
 
-def move_aside(run: Any) -> None:
-    """What --fresh asks for. The directory is this run's own already, and stays so."""
-    here = run.directory
+def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
+    """Move the run in a directory away, as --fresh asks. Return what makes the directory this process's own from here on, as
+    `owned` did until now, and where the earlier run lies."""
     number = next(n for n in range(1, 10_000) if not here.with_name(f"{here.name}.old-{n}").exists())
-    run.owned.released.set()  # its file moves away, and is nobody's
-    run.aside = here.rename(here.with_name(f"{here.name}.old-{number}"))
+    owned.released.set()  # its file moves away, and is nobody's
+    aside = here.rename(here.with_name(f"{here.name}.old-{number}"))
     here.mkdir()
-    before, run.owned = run.owned, owner.take(here)
-    owner.release(before, run.aside)
+    new = owner.take(here)
+    owned.release(aside)
+    return new, aside
 
 
 def kept(run: Any, record: Path, marker: Path) -> dict[str, Any]:

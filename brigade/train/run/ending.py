@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..distributed import ranks, stop, supervised, tell
 from ..recipe.batch import length
+from ..recipe.flags import Settings
 from . import best_checkpoint, events, page
 from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints
 
@@ -68,8 +70,8 @@ def leave(run: Run, step: int, by: str) -> None:
         print(said, file=sys.stderr, flush=True)
 
 
-def say_finished(run: Run) -> None:
-    """The run reached its end before; the same command asks for nothing more."""
+def say_finished(settings: Settings, directory: Path) -> None:
+    """Say that the run reached its end before: the same command asks for nothing more."""
     supervised.note(marker=True)
-    key, value = length(run.settings.recipe.training.model_dump())
-    print(f"This run is finished: {run.directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")
+    key, value = length(settings.recipe.training.model_dump())
+    print(f"This run is finished: {directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")

@@ -43,6 +43,13 @@ class Owned:
                 print(_NOW_YOURS.format(self.path.parent), file=sys.stderr, flush=True)
                 os._exit(1)
 
+    def release(self, directory: Path) -> None:
+        """Let another process have the directory that the file lies in now. A second time it does nothing."""
+        self.released.set()
+        if not self.file.closed:
+            (directory / FILE).unlink(missing_ok=True)
+            self.file.close()
+
 
 def take(directory: Path) -> Owned:
     """Own the directory; the system unlocks it when this process ends, however it ends.
@@ -83,14 +90,6 @@ def take(directory: Path) -> Owned:
             file.close()
             raise other_owner.taken(directory, now)
     return Owned(file, path)
-
-
-def release(owned: Owned | None, directory: Path) -> None:
-    """Give back what take() returned, None included."""
-    if owned:
-        owned.released.set()
-        (directory / FILE).unlink(missing_ok=True)
-        owned.file.close()
 
 
 def _lock(file: Any) -> bool | None:

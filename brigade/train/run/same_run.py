@@ -9,25 +9,30 @@ from pydantic import ValidationError
 from ...errors import UserError
 from ..recipe.difference import difference, recorded
 from ..recipe.files import another_output
+from ..recipe.flags import Settings
 from ..recipe.identity import computed
+from ..strategy import Strategy
 from ..strategy.axes import without
 
 
-def check(old: dict[str, Any], run: Any, record: Path, newest: Path | None) -> None:
-    """Raises UserError where `record`, the directory's run.yaml with these contents, is of another run. newest: its checkpoint"""
-    other, version = another_run(old, run)
+def check(old: dict[str, Any], settings: Settings, strategy: Strategy, record: Path, newest: Path | None) -> None:
+    """Raise UserError where `record`, the directory's run.yaml with these contents, is of another run. newest: its checkpoint"""
+    directory = record.parent
+    other, version = another_run(old, settings, strategy)
     if not other:
         return
-    again = shlex.join(["--recipe", str(record), "--output_dir", str(run.directory)])
-    cure = f"for a new run name a directory of its own: {another_output(run.directory)}"
-    if newest and another_run(old, run, with_strategy=False)[0] is None:
+    again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
+    cure = f"for a new run name a directory of its own: {another_output(directory)}"
+    if newest and another_run(old, settings, strategy, with_strategy=False)[0] is None:
         cure += f" (there --resume_from_checkpoint {newest} continues under this strategy)"
     cure += f"; continue the old one with {f'that version ({version})' if version else again}"
     cure += "; --fresh begins anew here and moves the old one aside"
-    raise UserError(str(run.directory), f"it holds another run: {other}", cure)
+    raise UserError(str(directory), f"it holds another run: {other}", cure)
 
 
-def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tuple[str | None, str | None]:
+def another_run(
+    old: dict[str, Any], settings: Settings, strategy: Strategy, with_strategy: bool = True
+) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
@@ -41,11 +46,11 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
         key = ".".join(map(str, first["loc"]))
         value = f"{key} is {first['input']!r} there, which this one does not know"
         return f"another version of Brigade began it: {value}", commit
-    there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
+    there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), strategy.kind
     if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
     trees = []
-    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.before_proofs, run.strategy.as_cluster())):
+    for one, cluster in ((recipe, old.get("cluster") or {}), (settings.before_proofs, strategy.as_cluster())):
         tree = computed(one)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 
         strategy = from_files.choose(named, env, settings, world)
         if LAUNCHED in env and labels:
-            settings.overridden.append(f"accelerate launch says {strategy.name} (the recipe says {labels[0]})")
+            line = f"accelerate launch says {strategy.name} (the recipe says {labels[0]})"
+            strategy = replace(strategy, overridden=(line,))
     else:
         strategy = unsharded(world, "the world size")
     training = settings.recipe.training
@@ -45,7 +47,6 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 
         strategy = replicas.inside(strategy, settings, world, changed)
     _check(strategy, settings, world)
-    settings.rows_in_parts = strategy.axes.sequence > 1
     return strategy
 
 

@@ -23,6 +23,7 @@ class Strategy:
     axes: what it divides besides the data
     replicas: worlds of ranks that train by themselves and meet every sync_every steps; all else here speaks of one of them. Where
         they are HSDP's groups, kind is fsdp2, and replicate stays their number
+    overridden: a line where the launcher's environment has replaced the recipe's own
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class Strategy:
     shard: int = 1
     axes: Axes = NONE
     replicas: int = 1
+    overridden: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_deepspeed(self) -> bool:

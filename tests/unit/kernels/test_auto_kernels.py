@@ -1,5 +1,7 @@
 """`auto` for Liger, compiled layers and the optimizer's form: what is proven on every GPU is taken, alone each and together."""
 
+from types import SimpleNamespace
+
 import pytest
 import transformers
 import yaml
@@ -60,9 +62,8 @@ def settled(load, monkeypatch):
         if proof:
             proofs.write(proof)
         settings = load(*RUN, *flags)
-        auto.settle(settings, written(), WORLD, closed)
-        settings.asked = asked
-        return settings
+        proofs_of_run = auto.settle(settings, written(), WORLD, closed)
+        return SimpleNamespace(recipe=settings.with_training(**proofs_of_run.values).recipe, asked=asked)
 
     return settle
 
@@ -145,8 +146,8 @@ def test_all_hosts_take_what_each_has_proven(settled, monkeypatch, load):
     answers = iter([("host-2", H100["name"]), second])
     monkeypatch.setattr(auto.ranks, "gather", lambda mine: [mine, next(answers)])
     settings = load(*RUN, *ALL)
-    auto.settle(settings, written(), World(0, 0, 2, 1, "host-1", "torchrun"))
-    assert kernels(settings) == (True, False, FUSED)
+    values = auto.settle(settings, written(), World(0, 0, 2, 1, "host-1", "torchrun")).values
+    assert kernels(settings.with_training(**values)) == (True, False, FUSED)
 
 
 # ---- the recipe ------------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_a_recipe_that_says_auto_is_the_same_run_whatever_is_taken(load):
     plain, open_ = load(*RUN), load(*RUN, *ALL)
     assert open_.by_proof == BY_PROOF and kernels(open_) == kernels(plain) == (False, False, FUSED)
     names = [identity(plain.recipe, "ddp"), identity(open_.before_proofs, "ddp")]
-    open_.take(use_liger_kernel=True, torch_compile=True, optim="adamw_torch")
+    open_ = open_.with_training(use_liger_kernel=True, torch_compile=True, optim="adamw_torch")
     assert kernels(open_) == (True, True, "adamw_torch")
     assert {*names, identity(open_.before_proofs, "ddp")} == {names[0]}
     assert (
@@ -163,8 +164,7 @@ def test_a_recipe_that_says_auto_is_the_same_run_whatever_is_taken(load):
 
 
 def test_what_is_written_down_says_auto_again(load):
-    settings = load(*RUN, *ALL)
-    settings.take(use_liger_kernel=True)
+    settings = load(*RUN, *ALL).with_training(use_liger_kernel=True)
     document = yaml.safe_load(yaml.safe_dump(settings.document()))
     assert {key: document["training"][key] for key in BY_PROOF} == dict.fromkeys(BY_PROOF, "auto")
     assert recorded(document).training == settings.before_proofs.training

@@ -56,31 +56,32 @@ def test_auto_takes_the_fastest_of_this_devices_proof(load, on, made, device, mi
     on(device)
     proofs.write(proof_of(device, SHAPES | {"micro_batch": 1}, **milliseconds))
     calls, settings = made(RuntimeError("there is a proof already")), load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert attention.choose(settings, transformers.LlamaConfig()) == (expected, "the fastest that is proven here")
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert attention.choose(settings, transformers.LlamaConfig(), proven=proven) == (
+        expected,
+        "the fastest that is proven here",
+    )
     assert not calls
 
 
 def test_rows_in_parts_want_one_without_a_mask(load):
     settings = load("--bf16")
-    settings.proven = {"sdpa": 1.0, "varlen": 2.0}
-    assert attention.choose(settings, transformers.LlamaConfig())[0] == "sdpa"
-    settings.rows_in_parts = True
-    assert attention.choose(settings, transformers.LlamaConfig())[0] == "varlen"
-    settings.proven = {"varlen": 1.0, "eager": 2.0}  # nor what the model's own attention goes beyond
-    settings.rows_in_parts = False
-    assert attention.choose(settings, transformers.Gemma2Config())[0] == "eager"
+    for rows_in_parts, expected in ((False, "sdpa"), (True, "varlen")):
+        proven = {"sdpa": 1.0, "varlen": 2.0}
+        assert attention.choose(settings, transformers.LlamaConfig(), rows_in_parts, proven)[0] == expected
+    proven = {"varlen": 1.0, "eager": 2.0}  # nor what the model's own attention goes beyond
+    assert attention.choose(settings, transformers.Gemma2Config(), proven=proven)[0] == "eager"
 
 
 def test_a_proof_of_another_driver_is_not_used(load, on, made, capsys):
     proofs.write(proof_of(gpu(A100["name"], 8.0, "550.54.14"), flash_attention_2=1.0, varlen=9.0))
     on(A100)
     calls, settings = made(proof_of(A100, varlen=5.0, sdpa=20.0)), load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert len(calls) == 1 and calls[0][1]["quick"] and settings.proven == {"varlen": 5.0, "sdpa": 20.0}
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert len(calls) == 1 and calls[0][1]["quick"] and proven == {"varlen": 5.0, "sdpa": 20.0}
     said = capsys.readouterr().err
     assert "driver 550.54.14, now 570.86.10" in said and "is not used" in said and "varlen: proven, 5.0 ms" in said
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
     assert len(calls) == 1  # the next run finds it
 
 
@@ -101,17 +102,17 @@ def test_a_proof_that_cannot_be_made_ends_no_run(load, on, made, capsys, error):
     on(A100)
     made(error)
     settings = load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert settings.proven == {} and str(error) in capsys.readouterr().err
-    assert attention.choose(settings, transformers.LlamaConfig())[0] == "sdpa"  # today's rule
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert proven == {} and str(error) in capsys.readouterr().err
+    assert attention.choose(settings, transformers.LlamaConfig(), proven=proven)[0] == "sdpa"  # today's rule
 
 
 def test_where_nothing_agrees_auto_goes_by_what_is_installed(load, on, made, capsys, cache):
     on(A100)
     made(proof_of(A100))
     settings = load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert settings.proven == {} and "no attention is proven here" in capsys.readouterr().err
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert proven == {} and "no attention is proven here" in capsys.readouterr().err
     assert not list(cache.glob("*"))  # it may have been a busy GPU: the next run tries again
 
 
@@ -123,11 +124,11 @@ def test_what_the_user_names_is_taken_and_a_proof_against_it_is_told(load, on, m
     proofs.write(proof)
     named = {"model": {"attn_implementation": "flash_attention_2"}, "training": {"use_liger_kernel": True}}
     calls, settings = made(proof), load(*RUN, **named)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
     said = capsys.readouterr().err
     assert "warning: flash_attention_2 does not compute" in said and "3.0e-01" in said
     assert "warning: liger does not compute" in said and "4.0e-01" in said
-    assert not calls and settings.proven == {}
+    assert not calls and proven == {}
 
 
 def test_all_ranks_take_what_every_device_has_proven():
@@ -150,8 +151,10 @@ def test_ranks_settle_together(load, on, made, monkeypatch, second, expected):
     answers = iter([second, {"attention": {"varlen": 7.0}} if second[0] == "host-2" and second[1] else None])
     monkeypatch.setattr(auto.ranks, "gather", lambda mine: [mine, next(answers)])
     settings = load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), World(0, 0, 2, 1, "host-1", "torchrun"))
-    assert list(settings.proven) == expected
+    proven = auto.settle(
+        settings, transformers.AutoConfig.for_model("llama", **LLAMA), World(0, 0, 2, 1, "host-1", "torchrun")
+    ).attention
+    assert list(proven) == expected
 
 
 # ---- the cache -----------------------------------------------------------------------------------------------------
@@ -190,8 +193,8 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(cache, load, on, made, cap
     on(A100)
     made(proof_of(A100, varlen=1.0))
     settings = load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert settings.proven == {"varlen": 1.0} and "cannot be kept" in capsys.readouterr().err
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert proven == {"varlen": 1.0} and "cannot be kept" in capsys.readouterr().err
 
 
 def _write_often(proof, times):
@@ -244,10 +247,10 @@ def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(load, on, ma
     good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
     proofs.write(late(good, "flash_attention_2"))
     calls, settings = made(good), load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
     assert calls[0][1]["known"]["fastest"] == {"attention": "sdpa"}
-    assert settings.proven == {"flash_attention_2": 5.0, "sdpa": 20.0}
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    assert proven == {"flash_attention_2": 5.0, "sdpa": 20.0}
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
     assert len(calls) == 1, "it has its answer"
     assert "trying flash_attention_2" in capsys.readouterr().err
 
@@ -258,8 +261,8 @@ def test_a_path_that_never_answers_is_given_up_and_a_second_try_that_fails_costs
     assert judging.to_try(late(good, "flash_attention_2", judging.TRIES)) == []
     proofs.write(late(good, "flash_attention_2"))
     calls, settings = made(RuntimeError("CUDA out of memory")), load(*RUN)
-    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert len(calls) == 1 and settings.proven == {"sdpa": 20.0}
+    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    assert len(calls) == 1 and proven == {"sdpa": 20.0}
 
 
 def test_a_second_try_keeps_what_is_known_and_counts(monkeypatch):
