@@ -177,7 +177,7 @@ def went_on(attempt: Attempt) -> None:
 
 
 def kill_agent(attempt: Attempt) -> None:
-    attempt.cluster["node2"].kill("brigade.launch.agent")
+    attempt.cluster["node2"].kill("brigade.hosts.agent")
 
 
 def kill_deepspeed(attempt: Attempt) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, on_one_line
-from ..launch.environment import forwarded
-from ..launch.job import hosts_of_slurm_job, make
-from ..launch.supervisor import allow_open_files
+from ..hosts.connection import allow_open_files
+from ..hosts.environment import forwarded
+from ..hosts.job import hosts_of_slurm_job, make
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import CALIBRATION, calibration_file, find
 from . import fix, meaning, result_file, sweep

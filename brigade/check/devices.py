@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from ..errors.console import counted
-from ..launch.rendezvous import usable_gpus
+from ..hosts.rendezvous import usable_gpus
 from . import gpus as of_gpus
 from . import xids as of_xids
 from .hosts import Facts, Hosts

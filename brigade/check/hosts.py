@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..launch.job import Job
+from ..hosts.job import Job
 
 Facts = dict[str, Any]
 
@@ -27,7 +27,7 @@ class Wanted:
 
 
 class Hosts(Protocol):
-    """wanted: see there; hello: host that answers -> what it said of itself (launch/host_facts.py: look_around)
+    """wanted: see there; hello: host that answers -> what it said of itself (hosts/host_facts.py: look_around)
 
     failed: host -> why it did not answer a question of this check
     """

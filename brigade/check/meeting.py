@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ..launch.rendezvous import candidates
+from ..hosts.rendezvous import candidates
 from .hosts import Facts, Hosts
 from .results import Result
 
@@ -38,7 +38,7 @@ class Meeting:
 
 @asynccontextmanager
 async def meet(hosts: Hosts) -> AsyncIterator[Meeting]:
-    """All hosts listen; each finds the first one by an address that the others use too, as ranks do (launch/rendezvous.py)."""
+    """All hosts listen; each finds the first one by an address that the others use too, as ranks do (hosts/rendezvous.py)."""
     found = Meeting(secrets.token_hex(8))
     async with hosts.hold("network.serve", 20, token=found.token) as serving:
         names = list(serving)

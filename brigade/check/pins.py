@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors.console import counted
-from ..launch.host_facts import PACKAGES
+from ..hosts.host_facts import PACKAGES
 from ..train.recipe.files import REPOSITORY
 from .results import Result, most_common, sound
 

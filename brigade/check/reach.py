@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from ..errors.console import counted
-from ..launch.launchers import DEFAULT_PORT
+from ..hosts.rendezvous import DEFAULT_PORT
 from . import interfaces as choice
 from .hosts import Facts, Hosts
 from .names import addresses_of, look, named_interface, need_two

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..launch.job import Job
+from ..hosts.job import Job
 from .hosts import Hosts
 from .registry import check
 from .results import Result, sound, unknown

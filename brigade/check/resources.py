@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
 from ..errors.console import counted, figure
-from ..launch.job import Job
+from ..hosts.job import Job
 from .hosts import Facts, Hosts
 from .registry import check
 from .results import Result, sound, thresholds, unknown

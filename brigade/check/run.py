@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import first_line
-from ..launch.connection import Channel, cure_of
+from ..hosts.connection import Channel, cure_of
 from .hosts import Hosts, Wanted
 from .registry import STOP, Check, Size, checks
 from .results import NO_ANSWER, NotHere, Result, sound, unknown

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors.console import counted
 from ..errors.tables import table
-from ..launch.job import Job
+from ..hosts.job import Job
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.schema import Source
 from . import clone, pins

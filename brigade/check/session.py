@@ -1,4 +1,4 @@
-"""The hosts themselves, over the lines that `launch` uses too (launch/connection.py)."""
+"""The hosts themselves, over the lines that `launch` uses too (hosts/connection.py)."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ..errors import UserError
-from ..launch import rendezvous
-from ..launch.connection import Channel, transport
+from ..hosts import rendezvous
+from ..hosts.connection import Channel, transport
 from .hosts import Facts, Wanted
 
 LOGIN = (
@@ -59,7 +59,7 @@ class Session:
         what = {"run": self.run, "environment": dict(self.wanted.environment), "seconds": seconds, "hold": hold}
         try:
             return await self.channels[host].ask(
-                "probe", timeout=seconds + SPARE, probe=probe, arguments=arguments, **what
+                "probe", timeout=seconds + SPARE, probe=f"check.probes.{probe}", arguments=arguments, **what
             )
         except UserError as error:
             return {"problem": error.problem}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import figure
-from ..launch.job import Job
+from ..hosts.job import Job
 from ..plan.choice.job_of_recipe import job_of
 from .hosts import Facts, Hosts
 from .registry import check

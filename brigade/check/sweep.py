@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors.console import counted
-from ..launch.rendezvous import AT_ONCE
+from ..hosts.rendezvous import AT_ONCE
 from .registry import SIZES, Size, checks
 
 # What a bus carries for each byte of the payload, over n ranks: nccl-tests' doc/PERFORMANCE.md. The payload is what the larger

@@ -1,11 +1,5 @@
-"""Launches that go on without a terminal (`launch --detach`), which launches there are, and how to follow one (`attach`).
+"""Launches that go on without a terminal (`launch --detach`), and how to follow one (`attach`)."""
 
-Of each launch the cache keeps a record, one for each output directory and launching host:
-{"output", "logs", "host", "hosts" (of the run), "pid", "born" (when that process began, in ticks since its host's start),
-"started", "code" once it has ended}. Records of directories that are gone are removed.
-"""
-
-import hashlib
 import json
 import os
 import socket
@@ -17,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..hosts import launches
 from ..train import files
-from ..train.cache import cache_directory, private_folder
+from ..train.cache import private_folder
 from ..train.run.directory import now
 from .status_and_logs import LAUNCH_LOG
 
@@ -30,9 +25,9 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
     output, logs = output.resolve(), logs.resolve()
     record: dict[str, Any] = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
     record["hosts"] = list(hosts)
-    path = _path(output)
-    for other in _records():
-        if other["host"] == record["host"] and other["output"] == record["output"] and alive(other):
+    path = launches.path_of(output)
+    for other in launches.records():
+        if other["host"] == record["host"] and other["output"] == record["output"] and launches.alive(other):
             problem = f"a launch is at work there already: process {other['pid']} on {other['host']}, since {other['started']}"
             cure = f"follow it (`python -m brigade attach {output}`), or let it save and stop (`touch {output}/stop`)"
             raise UserError(str(output), problem, cure)
@@ -47,7 +42,7 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
         _leave_the_terminal(logs / LAUNCH_LOG)
     with suppress(OSError):  # without a record it can be followed by its logs alone
         private_folder(path.parent)
-        record |= {"pid": os.getpid(), "born": _born(os.getpid())}
+        record |= {"pid": os.getpid(), "born": launches.born(os.getpid())}
         files.write(path, json.dumps(record))
     code = 1
     try:
@@ -76,26 +71,11 @@ def find(named: Path) -> dict[str, Any]:
     """The record of the launch with this output or log directory that goes on, else of the last one. Raises UserError where
     there is none."""
     wanted = str(named.resolve())
-    found = [record for record in _records() if wanted in (record["output"], record["logs"])]
+    found = [record for record in launches.records() if wanted in (record["output"], record["logs"])]
     if found:
-        return max(found, key=lambda record: (alive(record), record["started"]))
+        return max(found, key=lambda record: (launches.alive(record), record["started"]))
     problem = "no launch of it is known here"
     raise UserError(str(named), problem, "name the output or log directory of a `launch`, on the host that launched")
-
-
-def hosts() -> set[str]:
-    """All that launches of this user went to from here, as far as records tell."""
-    return {str(host) for record in _records() for host in record.get("hosts", ())}
-
-
-def alive(record: dict[str, Any]) -> bool:
-    """Whether a launch still goes on, as far as it can be seen from this host."""
-    if "code" in record:
-        return False
-    if record["host"] != socket.gethostname():
-        return True
-    born = _born(record["pid"])
-    return born != 0 and born == record.get("born", born)
 
 
 def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
@@ -106,7 +86,7 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
         raise UserError(record["output"], problem, f"attach there; or read its logs: {record['logs']}")
     logs, position, shown = Path(record["logs"]), -1, None
     while True:
-        going = alive(record)
+        going = launches.alive(record)
         if log := _log(logs):
             with files.opened(log) as file:
                 number, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
@@ -124,35 +104,10 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
             return int(record.get("code", 1))
         time.sleep(seconds)
         with suppress(UserError, OSError, ValueError, RecursionError):
-            record = json.loads(files.read(_path(Path(record["output"]))))
+            record = json.loads(files.read(launches.path_of(Path(record["output"]))))
 
 
 def _log(logs: Path) -> Path | None:
     newest = sorted(logs.rglob("rank-0*.log"), key=lambda path: path.stat().st_mtime)
     whole = [path for path in newest if not path.stem.endswith((".first", ".before"))]
     return logs / LAUNCH_LOG if (logs / LAUNCH_LOG).exists() else whole[-1] if whole else None
-
-
-def _path(output: Path) -> Path:
-    name = f"{socket.gethostname()} {output}"  # the cache may be one for several hosts
-    return cache_directory("launches") / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-
-
-def _records() -> list[dict[str, Any]]:
-    """Of all launches whose logs are still there."""
-    found = []
-    for path in sorted(cache_directory("launches").glob("*.json")):
-        with suppress(OSError, ValueError, RecursionError, KeyError):
-            record = json.loads(files.read(path))
-            if Path(record["logs"]).exists() or alive(record):
-                found.append(record)
-            else:
-                path.unlink()
-    return found
-
-
-def _born(pid: int) -> int:
-    """When a process of this host began; 0: there is none. Its number alone may be another's by now."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0

@@ -15,19 +15,22 @@ from ..check.results import refusal
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
+from ..hosts import environment
+from ..hosts.connection import allow_open_files
+from ..hosts.job import hosts_of_slurm_job, make
+from ..hosts.rendezvous import DEFAULT_PORT
 from ..train.cluster import ELASTIC
-from . import background, elastic, environment, launchers, policy, write
-from .job import hosts_of_slurm_job, make
+from . import background, elastic, launchers, policy, write
 from .policy import check_memory
 from .restarts import Restarts
-from .supervisor import Options, allow_open_files
+from .supervisor import Options
 from .write import SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .connection import Channel
-    from .job import Job
+    from ..hosts.connection import Channel
+    from ..hosts.job import Job
     from .policy import Policy
 
 PASSES_ON = True  # words that are not ours are train.py's flags
@@ -113,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
-    port = options.master_port or launchers.DEFAULT_PORT
+    port = options.master_port or DEFAULT_PORT
     size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
     lines = [
         one_line(f"# {size}, strategy {job.strategy.name}, launcher {launcher}, in {Path.cwd()}"),

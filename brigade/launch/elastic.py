@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, shortened
+from ..hosts.host_facts import addresses
+from ..hosts.job import Job
+from ..hosts.rendezvous import candidates
 from ..train import files
 from ..train.checkpoint.layout import BY_ELEMENT
 from ..train.cluster import ELASTIC
 from ..train.distributed import stop
 from ..train.distributed.launched import PR_SET_PDEATHSIG
 from ..train.run.directory import STOPPED, SUCCESS
-from .host_facts import addresses
-from .job import Job
 from .policy import NOT_TWICE, SHOWN
-from .rendezvous import candidates
 from .status_and_logs import LAUNCH_LOG
 from .supervisor import TRY_LATER
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Whose
-from .connection import CURES
+from ..hosts.connection import CURES
 
 # What the last lines of a rank tell of its host.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Errno 28")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors.console import counted
+from ..hosts.connection import Channel
 from ..train.distributed import hangs
-from .connection import Channel
 from .first_failure import RACE, Failure, signal_name
 from .status_and_logs import Output
 

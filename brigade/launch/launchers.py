@@ -5,11 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..hosts.job import Job
 from ..train.recipe.files import REPOSITORY
-from .job import Job
 from .write import text
-
-DEFAULT_PORT = 29500
 
 _TORCHRUN = (
     "torchrun --nnodes {hosts} --nproc_per_node {slots} --node_rank {number}"

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import UserError, Whose, shortened
 from ..errors.console import counted
+from ..hosts.job import Job
 from ..plan.choice.job_of_recipe import too_large
 from .first_failure import Failure
-from .job import Job
 
 LONGEST_PAUSE = 300.0  # seconds
 SHOWN = 200  # characters of an exception in the time line

@@ -17,11 +17,11 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..hosts.job import Job
+from ..hosts.rendezvous import HostsFailed
 from ..train.run import events, page
 from . import first_failure
-from .job import Job
 from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat
-from .rendezvous import HostsFailed
 from .status_and_logs import Output
 from .supervisor import ORPHANED, Launch, Options
 from .survey import survey

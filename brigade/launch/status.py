@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UserError
+from ..hosts import launches
 from ..train.run import status
 from ..train.run.directory import RECORD
 from . import background
@@ -40,7 +41,7 @@ def _no_run(directory: Path, problem: str) -> UserError:
     """Why nothing can be said of a directory: a launch may only be on its way to its first step."""
     with suppress(UserError):
         record = background.find(directory)
-        if background.alive(record):
+        if launches.alive(record):
             problem = f"its launch (process {record['pid']} on {record['host']}) is starting: {problem}"
             return UserError(str(directory), problem, f"ask again soon, or `python -m brigade attach {directory}`")
     return UserError(str(directory), problem, "name an output directory")

@@ -6,7 +6,6 @@ Who does what: rendezvous.py meets the hosts, each host's agent.py runs its rank
 import asyncio
 import math
 import os
-import resource
 import secrets
 import signal
 import sys
@@ -19,11 +18,12 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
-from . import first_failure, launchers, rendezvous
-from .connection import Channel, transport
+from ..hosts import rendezvous
+from ..hosts.connection import Channel, transport
+from ..hosts.hearing import SILENCE
+from ..hosts.job import Job
+from . import first_failure, launchers
 from .first_failure import Failure
-from .hearing import SILENCE
-from .job import Job
 from .judge import UPLOAD, Judge
 from .status_and_logs import LIMIT, Output
 
@@ -34,7 +34,6 @@ ANSWERS = 15.0  # seconds within which a host that is there answers
 # time that its agent gives the ranks.
 ORPHANED = 15.0
 SUSPENDED = 3600.0  # seconds that ranks go on without a launch that was suspended by Ctrl-Z
-DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
 @dataclass
@@ -121,7 +120,7 @@ class Launch:
         self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))
         # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody. So has each
         # replica of an elastic run: two of them may start at once on one host.
-        usual = launchers.DEFAULT_PORT + (self.attempt - 1 + self.job.replica) % 100
+        usual = rendezvous.DEFAULT_PORT + (self.attempt - 1 + self.job.replica) % 100
         meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port, usual)
         order: dict[str, Any] = {"run": self.name, "cwd": cwd, "files": launchers.files(launcher, self.job)}
         self.started, self.judge.since = True, time.monotonic()
@@ -259,15 +258,3 @@ class Launch:
 
     def _say(self, line: str) -> None:
         self.output.say(line, sys.stderr)
-
-
-def allow_open_files(hosts: int) -> None:
-    """Raise this process's limit of open files as far as it may. Raises UserError when that is too low for the hosts."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    enough_for = (most - OTHERS) // DESCRIPTORS
-    if hosts > enough_for and most != resource.RLIM_INFINITY:
-        needed = hosts * DESCRIPTORS + OTHERS
-        problem = f"they need {needed} open files, and the hard limit here, {most}, is enough for {max(0, enough_for)}"
-        cure = f"as root `ulimit -n {needed}`; for good: nofile in /etc/security/limits.conf, LimitNOFILE= of a service"
-        raise UserError(counted(hosts, "host"), problem, cure)

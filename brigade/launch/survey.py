@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from . import rendezvous
-from .connection import Channel, transport
+from ..hosts import rendezvous
+from ..hosts.connection import Channel, transport
 from .supervisor import Options
 
 

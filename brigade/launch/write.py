@@ -16,13 +16,13 @@ import yaml
 from ..errors import UserError
 from ..errors.console import counted, one_line
 from ..errors.tables import table
+from ..hosts.job import Job
 from ..train import files
 from ..train.data.sources import BUILT_IN
 from ..train.recipe.files import REPOSITORY
 from ..train.run import events
 from ..train.strategy import accelerate_config
 from ..train.strategy.axis_keys import as_mesh
-from .job import Job
 from .policy import NOT_TWICE
 
 # What --write takes, and how the file's name ends.

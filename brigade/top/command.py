@@ -13,9 +13,9 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import console
 from ..errors.numbers import numeric
-from ..launch import background
-from ..launch.connection import is_here
-from ..launch.usage import heartbeats
+from ..hosts import launches
+from ..hosts.connection import is_here
+from ..hosts.usage import heartbeats
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find, read_yaml
 from ..train.run import typed
@@ -83,7 +83,7 @@ def _hosts_of(directory: Path) -> list[str]:
 
 def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
     """Those to connect to: a run's files may be a stranger's, and name what he likes. Says which are left out."""
-    known = background.hosts()
+    known = launches.hosts()
     asked = [host for host in hosts if all_of_them or host in known or is_here(host) or "SLURM_JOB_ID" in os.environ]
     if left := [host for host in hosts if host not in asked]:
         cure = "--hostfile FILE names yours, --ask_all asks them all"

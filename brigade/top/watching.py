@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..launch.connection import Channel, transport
-from ..launch.usage import heartbeats
+from ..hosts.connection import Channel, transport
+from ..hosts.usage import heartbeats
 from ..train import files
 from ..train.run import events, typed
 
@@ -25,14 +25,14 @@ PATIENCE = 15.0  # for a login and for an answer
 
 @dataclass
 class HostSeen:
-    """samples: (when by our clock, launch/usage.sample()), newest last; problem: why it does not answer now"""
+    """samples: (when by our clock, hosts/usage.sample()), newest last; problem: why it does not answer now"""
 
     name: str
     samples: deque[tuple[float, dict[str, Any]]] = field(default_factory=deque)
     problem: str = "connecting"
 
     def add(self, facts: dict[str, Any]) -> None:
-        """Facts of launch/usage.py, of which only what has its type is kept: a host may say anything."""
+        """Facts of hosts/usage.py, of which only what has its type is kept: a host may say anything."""
         now, ranks, gpus = time.monotonic(), facts.get("ranks"), facts.get("gpus")
         facts = {"at": facts.get("at"), "host": typed.kept(facts.get("host"), typed.HOST)}
         if not typed.is_amount(facts["at"]):

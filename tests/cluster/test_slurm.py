@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events
 from testbed.cluster import Cluster

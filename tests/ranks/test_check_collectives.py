@@ -37,8 +37,10 @@ def test_two_hosts_sweep_and_send_to_each_other():
             more = {"first": number, "ranks": 1, "port": free, "payloads": [2**12, 2**16, 2**40]}
             arguments = ORDER | more | {"games": sweep.rounds(2, 10)}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            hosts.append(subprocess.Popen([sys.executable, "-m", "brigade.check.probe"], **pipes))
-            hosts[-1].stdin.write(json.dumps({"probe": "collectives.sweep", "arguments": arguments}) + "\n")
+            hosts.append(subprocess.Popen([sys.executable, "-m", "brigade.hosts.probe"], **pipes))
+            hosts[-1].stdin.write(
+                json.dumps({"probe": "check.probes.collectives.sweep", "arguments": arguments}) + "\n"
+            )
             hosts[-1].stdin.flush()
         try:
             answers = [json.loads(host.stdout.readline()) for host in hosts]

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from brigade.errors import UserError
+from brigade.hosts import launches
 from brigade.launch import background, status
 
 
@@ -21,7 +22,7 @@ def record(tmp_path, monkeypatch):
     def write(pid, host=None):
         folder = tmp_path / "cache" / "launches"
         folder.mkdir(parents=True, exist_ok=True)
-        born = background._born(pid)
+        born = launches.born(pid)
         kept = {"output": str(tmp_path / "run"), "logs": str(tmp_path / "logs"), "host": host or socket.gethostname()}
         (folder / f"{pid}.json").write_text(
             json.dumps(kept | {"pid": pid, "born": born, "started": "2026-01-01T00:00:00+0000"})

@@ -12,7 +12,7 @@ from brigade.check.bandwidth import Sweep, floor, of_inside, of_sweep
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.run import judge
 from brigade.errors import UserError
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from tests.unit.test_check_network import met
 
 ROWS = [[name, payload, payload / 1e9] for name in sweep.BUS for payload in (2**20, 2**26)]

@@ -7,7 +7,7 @@ import pytest
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.registry import checks
 from brigade.check.run import judge
-from brigade.launch.job import make
+from brigade.hosts.job import make
 
 HOSTS = {"node1": 1, "node2": 1}
 KEY = {"device": {"name": "NVIDIA H100 80GB HBM3"}}

@@ -13,7 +13,7 @@ from brigade.check.hosts import Recorded, Wanted
 from brigade.check.probes import devices as probe
 from brigade.check.registry import checks
 from brigade.check.run import judge
-from brigade.launch.job import make
+from brigade.hosts.job import make
 
 HOST = {
     "cores": 32.0,
@@ -136,7 +136,7 @@ def test_many_ranks_need_a_hard_limit_alone():
 def test_ranks_inherit_the_hard_limit():
     code = """if True:
         import resource, sys
-        from brigade.launch.agent import allow_open_files
+        from brigade.hosts.agent import allow_open_files
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
         allow_open_files()
         print(resource.getrlimit(resource.RLIMIT_NOFILE))"""

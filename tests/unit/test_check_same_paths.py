@@ -9,7 +9,7 @@ import pytest
 
 from brigade.check import pins, sameness
 from brigade.check.probes import sameness as probe
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
 from tests.unit.test_check_same import LOOK, PINS, odd, variables
 

@@ -16,7 +16,7 @@ from brigade.check.probes import storage as probes
 from brigade.check.registry import checks
 from brigade.check.results import NotHere
 from brigade.check.run import judge
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
 
 HOSTS = {"node1": 1, "node2": 1, "node3": 1}
@@ -293,8 +293,8 @@ def test_a_rate_is_measured_and_leaves_nothing(tmp_path):
 def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
     """SIGTERM, as an agent sends it when nobody listens any more."""
     arguments = {"directory": str(tmp_path / "x"), "token": "t", "host": "a", "missing": [str(tmp_path / "x")]}
-    order = json.dumps({"probe": "storage.note", "arguments": arguments}) + "\n"
-    command = [sys.executable, "-m", "brigade.check.probe"]
+    order = json.dumps({"probe": "check.probes.storage.note", "arguments": arguments}) + "\n"
+    command = [sys.executable, "-m", "brigade.hosts.probe"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:
         process.stdin.write(order)

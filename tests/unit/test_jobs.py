@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
 from brigade.train.hostfile import read_hostfile
 from brigade.train.recipe.files import read_yaml

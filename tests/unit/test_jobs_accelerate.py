@@ -8,7 +8,7 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 
-from brigade.launch import job as jobs
+from brigade.hosts import job as jobs
 from brigade.launch.write import text as job_file
 from brigade.train.cluster import World
 from brigade.train.strategy import choose

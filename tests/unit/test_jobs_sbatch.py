@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events, starts
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from brigade.launch.usage import heartbeats
+from brigade.hosts.usage import heartbeats
 from brigade.train.cluster import World
 from brigade.train.distributed import encoding, process_group, replicas, stop
 from brigade.train.distributed import ranks as all_ranks

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.errors import console
-from brigade.launch import hearing, host_facts, restarts
+from brigade.hosts import hearing, host_facts
+from brigade.hosts.host_facts import RUN, progress
+from brigade.hosts.job import make
+from brigade.launch import restarts
 from brigade.launch.first_failure import Failure
-from brigade.launch.host_facts import RUN, progress
-from brigade.launch.job import make
 from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, next_hosts, pause, would_repeat
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options

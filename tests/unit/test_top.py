@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from brigade.__main__ import main
-from brigade.launch import usage
+from brigade.hosts import launches, usage
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
 from brigade.train.recipe.files import REPOSITORY
@@ -269,11 +269,10 @@ def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
 
 
 def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, monkeypatch):
-    from brigade.launch import background
     from brigade.top import command as top
 
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(background, "hosts", lambda: {"mine"})
+    monkeypatch.setattr(launches, "hosts", lambda: {"mine"})
     named = [HOST, "mine", "evil.example.org", "user@evil"]
     assert top._trusted(named, False) == [HOST, "mine"]
     said = capsys.readouterr().err
@@ -287,4 +286,4 @@ def test_hosts_of_ones_own_launches_are_known(tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
     assert background.run(lambda: 0, tmp_path / "logs", tmp_path / "run", False, ["node1", "node2"]) == 0
-    assert background.hosts() == {"node1", "node2"}
+    assert launches.hosts() == {"node1", "node2"}

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...launch.host_facts import addresses as own_addresses
+from ...hosts.host_facts import addresses as own_addresses
 
 BLOCK = 2**20
 CONNECT = 3.0  # seconds

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...launch.host_facts import addresses, holder
+from ...hosts.host_facts import addresses, holder
 from .reach import family_of, interfaces
 
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PROBE = 10, 23, 3  # linux/in.h, linux/in6.h: never divide, ask no cache

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...launch.host_facts import addresses
+from ...hosts.host_facts import addresses
 
 SIOCGIFHWADDR = 0x8927  # linux/sockios.h
 SIOCGIFFLAGS, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8913, 0x8921, 0x8946, 0x3  # linux/sockios.h, linux/ethtool.h

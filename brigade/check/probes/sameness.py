@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ...launch.host_facts import PROJECT, file_hashes
+from ...hosts.host_facts import PROJECT, file_hashes
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")

@@ -26,7 +26,7 @@ def talk(*orders, seconds=5.0, stderr=None):
     """What an agent of this host says to these orders until it has ended. An order that is a number is a
     signal, sent once the agent's launcher has printed something."""
     agent = subprocess.Popen(
-        [sys.executable, "-m", "brigade.launch.agent"],
+        [sys.executable, "-m", "brigade.hosts.agent"],
         cwd=REPOSITORY,
         text=True,
         stdin=subprocess.PIPE,

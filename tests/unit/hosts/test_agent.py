@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed import TCPStore
 
-from brigade.launch.held_port import HeldPort
+from brigade.hosts.held_port import HeldPort
 from brigade.train.distributed import process_group
 from tests.unit.hosts.asking import REPOSITORY, talk
 
@@ -32,7 +32,7 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
     assert kinds[0] == "hello" and "stopped" in kinds
     assert {"is": "launcher", "out": "up"} in lines
     assert seconds < 15
-    from brigade.launch.host_facts import processes
+    from brigade.hosts.host_facts import processes
 
     assert processes(order["run"]) == []
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from brigade.errors import UserError
-from brigade.launch import environment, launchers, ssh
-from brigade.launch.connection import CURES, cure_of, transport
-from brigade.launch.job import make
+from brigade.hosts import environment, ssh
+from brigade.hosts.connection import CURES, cure_of, transport
+from brigade.hosts.job import make
+from brigade.launch import launchers
 from tests.unit.hosts.asking import REPOSITORY, SECRET, launch
 
 TAILS = {

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from brigade.errors import UserError
-from brigade.launch.connection import Channel
+from brigade.hosts.connection import Channel
 from brigade.launch.status_and_logs import Output
 from tests.unit.hosts.asking import CACHE, REPOSITORY
 

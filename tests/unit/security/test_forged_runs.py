@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brigade.__main__ import main
-from brigade.launch import usage
+from brigade.hosts import usage
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
 from brigade.train.run import events, status
@@ -54,9 +54,9 @@ def test_a_document_without_end_is_no_document():
 
 @pytest.mark.parametrize("key", [*BEAT, "waits", "tokens", "at"])
 def test_top_shows_forged_heartbeats(key, run, capsys, monkeypatch):
-    from brigade.launch import background
+    from brigade.hosts import launches
 
-    monkeypatch.setattr(background, "hosts", set)
+    monkeypatch.setattr(launches, "hosts", set)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for number, value in enumerate(EVIL):
         (run / "heartbeats" / f"rank-{number}.json").write_text(json.dumps(BEAT | {"rank": number, key: value}))

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.launch import background, connection
+from brigade.hosts import connection
+from brigade.launch import background
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
 from brigade.train.recipe.files import DEFAULT_RECIPE, read_yaml

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import dynamic_module_utils
 
 from brigade.__main__ import main
-from brigade.launch.job import make
+from brigade.hosts.job import make
 from brigade.train.model.load_trained import loading_from_run
 from brigade.train.model.location import load_config
 from brigade.train.model.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.__main__ import main
-from brigade.launch import host_facts, usage
+from brigade.hosts import host_facts, usage
 from brigade.report import command, page, records
 from brigade.top import watching
 from brigade.train import files

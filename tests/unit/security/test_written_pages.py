@@ -10,8 +10,8 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.errors.console import one_line
-from brigade.launch import ssh
-from brigade.launch.job import make
+from brigade.hosts import ssh
+from brigade.hosts.job import make
 from brigade.launch.write import SUFFIXES, text, write
 from brigade.report import facts, figures, page
 from brigade.report.records import Record

@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import UserError, Whose
 from ..errors.console import counted
 from .connection import Channel
-from .launchers import DEFAULT_PORT
 
+DEFAULT_PORT = 29500  # at which rank 0 waits, as with torchrun and deepspeed
 # Connections that are made at a time. A bastion drops them at random from ten that have not logged in (MaxStartups): those
 # are made again, ever fewer at a time. Other hosts do not mind: at 16 at a time 1,000 hosts took 46 s.
 AT_ONCE = (100, 8, 4)

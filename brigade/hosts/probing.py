@@ -51,7 +51,7 @@ class Probes:
         self.run = run
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "brigade.check.probe"),
+            *(sys.executable, "-m", "brigade.hosts.probe"),
             env=process_environment(environment, run),
             start_new_session=True,
             limit=64 * LINE,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import resource
 import shlex
 import socket
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..errors.console import printable
+from ..errors.console import counted, printable
 from ..errors.tables import table
 from ..train.recipe.files import REPOSITORY
 from . import ssh
@@ -21,6 +22,7 @@ from .messages import ANSWERS, KINDS, checked
 from .probing import LINE
 
 CURES = table(Path(__file__).with_name("cures.yaml"))
+DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
 class Channel:
@@ -185,7 +187,7 @@ def cure_of(problem: str, host: str) -> str:
 
 def transport(host: str, launcher: str) -> list[str]:
     """The command that starts the agent of a host."""
-    agent = [sys.executable, "-m", "brigade.launch.agent"]
+    agent = [sys.executable, "-m", "brigade.hosts.agent"]
     if launcher == "slurm":
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", f"--chdir={REPOSITORY}"]
         return [*step, "--unbuffered", "--kill-on-bad-exit=0", *agent]
@@ -201,3 +203,15 @@ def transport(host: str, launcher: str) -> list[str]:
 def is_here(host: str) -> bool:
     """Whether a name means the launching host itself, which needs no ssh."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0])
+
+
+def allow_open_files(hosts: int) -> None:
+    """Raise this process's limit of open files as far as it may. Raises UserError when that is too low for the hosts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    enough_for = (most - OTHERS) // DESCRIPTORS
+    if hosts > enough_for and most != resource.RLIM_INFINITY:
+        needed = hosts * DESCRIPTORS + OTHERS
+        problem = f"they need {needed} open files, and the hard limit here, {most}, is enough for {max(0, enough_for)}"
+        cure = f"as root `ulimit -n {needed}`; for good: nofile in /etc/security/limits.conf, LimitNOFILE= of a service"
+        raise UserError(counted(hosts, "host"), problem, cure)

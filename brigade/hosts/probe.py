@@ -1,7 +1,7 @@
 """The far end of a question: one probe in a process of its own, which may crash or hang without harm to anything else.
 
-Run as `python -m brigade.check.probe`; reads {"probe": "MODULE.FUNCTION", "arguments": {...}} as one line from stdin, and writes
-its facts as one line of JSON. A probe that yields goes on afterwards until stdin is closed.
+Run as `python -m brigade.hosts.probe`; reads {"probe": "ROOM.probes.MODULE.FUNCTION", "arguments": {...}} as one line from
+stdin, and writes its facts as one line of JSON. A probe that yields goes on afterwards until stdin is closed.
 """
 
 import importlib
@@ -14,11 +14,11 @@ from typing import Any
 
 
 def find(name: str) -> Any:
-    """The function of a probe's name. Raises LookupError for what is none."""
-    module, _, function = name.partition(".")
-    if not module.isidentifier() or not function.isidentifier() or function.startswith("_"):
+    """The function of a probe's name, "check.probes.storage.clock" for instance. Raises LookupError for what is none."""
+    *modules, function = name.split(".")
+    if not all(map(str.isidentifier, [*modules, function])) or function.startswith("_") or modules[1:2] != ["probes"]:
         raise LookupError(f"{name!r} is no probe")
-    found = getattr(importlib.import_module(f"{__package__}.probes.{module}"), function, None)
+    found = getattr(importlib.import_module(".".join(["brigade", *modules])), function, None)
     if not inspect.isfunction(found):
         raise LookupError(f"{name!r} is no probe")
     return found

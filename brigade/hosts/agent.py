@@ -1,7 +1,7 @@
 """The far end of `launch` on one host: looks around, starts the host's own launcher, hands on what its ranks say, and
 stops everything when it is told to, or when nobody is there any more to tell it.
 
-Run as `python -m brigade.launch.agent` with the standard library alone, so that a host with a broken environment can say so.
+Run as `python -m brigade.hosts.agent` with the standard library alone, so that a host with a broken environment can say so.
 It speaks JSON lines on stdin and stdout, each after a mark, for a shell's start-up files may print too. What a run needs to
 know, secrets included, comes in over stdin: never on a command line, never in a file.
 """

@@ -1,0 +1,56 @@
+"""Records of launches that were started here, one for each output directory and launching host.
+
+{"output", "logs", "host", "hosts" (of the run), "pid", "born" (when that process began, in ticks since its host's start),
+"started", "code" once it has ended}. They lie in the cache; records of directories that are gone are removed.
+"""
+
+import hashlib
+import json
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..train import files
+from ..train.cache import cache_directory
+
+
+def hosts() -> set[str]:
+    """The hosts that launches of this user went to from here, as far as records tell."""
+    return {str(host) for record in records() for host in record.get("hosts", ())}
+
+
+def alive(record: dict[str, Any]) -> bool:
+    """Whether a launch still goes on, as far as it can be seen from this host."""
+    if "code" in record:
+        return False
+    if record["host"] != socket.gethostname():
+        return True
+    began = born(record["pid"])
+    return began != 0 and began == record.get("born", began)
+
+
+def path_of(output: Path) -> Path:
+    """The file of the record for an output directory."""
+    name = f"{socket.gethostname()} {output}"  # the cache may be one for several hosts
+    return cache_directory("launches") / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+
+def records() -> list[dict[str, Any]]:
+    """The records of all launches whose logs are still there."""
+    found = []
+    for path in sorted(cache_directory("launches").glob("*.json")):
+        with suppress(OSError, ValueError, RecursionError, KeyError):
+            record = json.loads(files.read(path))
+            if Path(record["logs"]).exists() or alive(record):
+                found.append(record)
+            else:
+                path.unlink()
+    return found
+
+
+def born(pid: int) -> int:
+    """When a process of this host began; 0: there is none. Its number alone may be another's by now."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
