@@ -127,10 +127,10 @@ def _verbs() -> str:
 
 def _flags_of_train() -> str:
     """The part of `python train.py --help` that follows its usage."""
-    from .train.recipe import flags, help_of_keys
+    from .train.recipe import flags
 
     parser = flags.parser()
-    help_of_keys.add(parser)
+    flags.add_help(parser)
     group = "\nrun:\n"  # the first one
     return f"Flags of train.py, which this command hands on.\n{group}{parser.format_help().partition(group)[2]}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..train.recipe.difference import flat
+from ..train.recipe.identity import flat
 from . import facts
 from .records import Entry, Record, number
 

@@ -18,8 +18,7 @@ from brigade.errors import UserError, did_you_mean, nearest
 from brigade.lint.together import without_filler
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.difference import BEFORE
-from brigade.train.recipe.identity import identity
+from brigade.train.recipe.identity import BEFORE, identity
 from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]

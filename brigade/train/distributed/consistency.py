@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, shown
 from ..cluster import World
-from ..recipe.difference import difference
 from ..recipe.files import REPOSITORY
+from ..recipe.identity import difference
 from . import ranks
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from .schema import TrainingSection
 class Batch:
     """The arithmetic of one optimizer step: micro x accumulation x data_parallel_size places for global_size sequences.
 
-    What is left over is filler in the last micro-step, rows without a supervised token (data/sampling.py): the step computes
-    what it would on any other number of ranks.
-    learning_rate: after scaling with the global batch; why: where the micro-batch comes from, if not from the recipe.
+    Places without a sequence get filler in the last micro-step, which has no supervised token (data/sampling.py): the step
+    computes what it would on any other number of ranks.
+    learning_rate: after scaling with the global batch; why: where the micro-batch comes from, if not from the recipe
     """
 
     global_size: int
@@ -46,12 +46,12 @@ class Batch:
 def batch_arithmetic(
     training: TrainingSection, data_parallel_size: int, place: str, fits: int = 1, why: str = ""
 ) -> Batch:
-    """Fill accumulation (and an "auto" micro-batch) so that the global batch stays what the recipe says.
+    """Choose accumulation (and an "auto" micro-batch) so that the global batch stays what the recipe says.
 
-    fits, why: the largest micro-batch that "auto" may take, and who says so; of those with the fewest fillers it takes the
-    largest. One above a rank's whole share becomes that share.
+    fits, why: the largest micro-batch that "auto" may take, and who says so. Among those with the fewest fillers, "auto" takes
+    the largest. A micro-batch above a rank's whole share becomes that share.
     Learning-rate scaling (Goyal et al. 2017, linear; Krizhevsky 2014, sqrt): lr x (global / reference) or its root.
-    Raises UserError at `place` where there are more ranks than sequences: some would never have any.
+    Raises UserError at `place` where there are more ranks than sequences: some ranks would never get one.
     """
     size, ranks, wanted = training.global_batch_size, data_parallel_size, training.per_device_train_batch_size
     if size < ranks:
@@ -71,6 +71,6 @@ def batch_arithmetic(
 
 
 def length(training: Mapping[str, Any]) -> tuple[str, Any]:
-    """(key, value) of what says how long a run is: max_steps, or num_train_epochs where that is -1."""
+    """(key, value) of the setting that decides how long a run is: max_steps, or num_train_epochs where that is -1."""
     key = "max_steps" if training.get("max_steps", -1) > 0 else "num_train_epochs"
     return key, training.get(key)

@@ -1,4 +1,4 @@
-"""The files that a recipe names, and reading YAML. This module imports no torch."""
+"""Find the files that a recipe names, and read YAML. This module imports no torch."""
 
 import os
 import shlex
@@ -19,29 +19,28 @@ CALIBRATION = "BRIGADE_CALIBRATION"
 
 
 def calibration_file() -> Path | None:
-    """The file in which the user keeps what the planner shall know (hardware/calibration.py), there or not; None where
+    """The file with the user's own figures for the planner (plan/hardware/calibration.py), whether it exists or not; None where
     the environment asks for none."""
     named = os.environ.get(CALIBRATION, "~/.config/brigade/calibration.yaml")
     return Path(named).expanduser() if named else None
 
 
 def find(name: str, place: str, what: str) -> Path:
-    """A file or directory named by a user: as seen from here, or else from the repository's root.
+    """A file or directory that a user named, relative to this directory or else to the repository's root.
 
-    Raises UserError at `place` when there is neither.
+    what: the kind of thing, for the message. Raises UserError at `place` where there is neither.
     """
     with suppress(OSError, RuntimeError):  # a name too long for the file system; ~somebody whom nobody knows
         for candidate in (Path(name).expanduser(), REPOSITORY / name):
             if candidate.exists():
                 return candidate
     problem = f"there is no {what} {name!r} here or in {REPOSITORY}"
-    raise UserError(
-        place, problem, _cure_of_name(name), "host"
-    )  # where other hosts have it, it is not mounted on this one
+    # "host": if other hosts have the file, it is not mounted on this one.
+    raise UserError(place, problem, _cure_of_name(name), "host")
 
 
 def _cure_of_name(name: str) -> str:
-    """What to write instead of a name that leads nowhere: the nearest beside it, or the recipe or model of that name."""
+    """What to write instead of a name that leads nowhere: the most similar name beside it, or the recipe of that name."""
     path, cure = Path(name), "check the path's spelling"
     with suppress(OSError, RuntimeError, ValueError):
         for root in (Path(), REPOSITORY):
@@ -55,7 +54,7 @@ def _cure_of_name(name: str) -> str:
 
 
 def another_output(directory: Path) -> str:
-    """`--output_dir NAME-2`: the flag with a name beside this directory that nothing has yet; inside of `.`, `..` or `/`."""
+    """`--output_dir NAME-2`: the flag with a free name beside this directory, or inside it if it is `.`, `..` or `/`."""
     if directory.name in ("", ".."):
         directory /= "run"
     free = (directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))
@@ -63,7 +62,7 @@ def another_output(directory: Path) -> str:
 
 
 def is_directory(path: Path) -> UserError:
-    """Where a file is wanted: names the first files that the directory holds."""
+    """The error for a directory where a file is wanted. It names the first YAML files in the directory."""
     inside = [str(file) for file in sorted([*path.glob("*.yaml"), *path.glob("*/*.yaml")])]
     cure = f"name one of its files: {', '.join(inside[:4])}{', ...' * (len(inside) > 4)}" if inside else "name a file"
     return UserError(str(path), "it is a directory, not a file", cure)
@@ -73,7 +72,7 @@ TWICE = "stands twice in its table, and all but the last would be lost"
 
 
 class _EachKeyOnce(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys without a word; this one refuses them, and aliases that stand for too much."""
+    """Refuses a key that stands twice, of which PyYAML silently takes the last, and aliases that stand for too much."""
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
@@ -91,8 +90,8 @@ class _EachKeyOnce(yaml.SafeLoader):
 
 
 def check_nodes(node: yaml.Node | None) -> None:
-    """Raises ConstructorError where a tree has too many nodes, each alias counted as all that it stands for: some lines of
-    aliases to aliases are billions. An alias inside of what it stands for counts once."""
+    """Raise ConstructorError where a tree has too many nodes, counting each alias as all that it stands for: a few lines of
+    aliases to aliases can mean billions. An alias inside what it stands for counts once."""
     counts: dict[int, int] = {}
 
     def count(node: yaml.Node) -> int:
@@ -109,12 +108,12 @@ def check_nodes(node: yaml.Node | None) -> None:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text in YAML says. Raises YAMLError, ValueError (a number of thousands of digits) or RecursionError."""
+    """The value of a YAML text. Raises YAMLError, ValueError (a number of thousands of digits) or RecursionError."""
     return yaml.load(text, Loader=_EachKeyOnce)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping. Raises UserError with the line for anything else, and for a key that stands twice."""
+    """The mapping in a YAML file. Raises UserError with the line for anything else, and for a key that stands twice."""
     if path.is_dir():
         raise is_directory(path)
     try:
@@ -130,6 +129,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise UserError(place, problem, "keep one of them, with all that belongs under it") from None
         raise UserError(place, f"not YAML: {problem}", "fix that line") from None
     if not isinstance(document, dict):
-        found = {type(None): "is empty", list: "holds a list"}.get(type(document), "holds a single value")
-        raise UserError(str(path), f"it {found}, not keys and values", "see recipes/tiny/full.yaml")
+        content = {type(None): "is empty", list: "holds a list"}.get(type(document), "holds a single value")
+        raise UserError(str(path), f"it {content}, not keys and values", "see recipes/tiny/full.yaml")
     return document

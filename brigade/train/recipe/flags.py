@@ -4,15 +4,17 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
+import types
+import typing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
-from . import help_of_keys, remote_code
+from . import remote_code
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
@@ -85,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of train.py: how to run, and every key of a recipe. help_of_keys.add() says what each key means."""
+    """The parser of train.py: how to run, and every key of a recipe. add_help() adds what each key means."""
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
@@ -109,6 +111,33 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_help(parser: argparse.ArgumentParser) -> None:
+    """Add to parser() what each key of a recipe means, which values it takes, and its default."""
+    for action in parser._actions:
+        if (key := action.dest) in SECTION_OF:
+            info = SECTIONS[SECTION_OF[key]].model_fields[key]
+            default = "required" if info.is_required() else "optional"
+            if info.default is not None and not info.is_required():
+                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+                default = f"default: {text}"
+            action.help = f"{info.description or ''} ({default})".strip().replace("%", "%%")
+            action.metavar = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
+
+
+def _kind(annotation: Any) -> str:
+    """What --help calls the values of a key: `int`, `float or auto`, `linear|cosine`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(map(str, typing.get_args(annotation)))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        kinds = [_kind(part) for part in typing.get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    return {bool: "true|false", str: "text", list: "list", dict: "table"}.get(
+        typing.get_origin(annotation) or annotation, getattr(annotation, "__name__", "value")
+    )
+
+
 def of_run(output: Path, trust_remote_code: bool) -> Settings:
     """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raises UserError as load() does."""
     return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else [])])
@@ -117,7 +146,7 @@ def of_run(output: Path, trust_remote_code: bool) -> Settings:
 def load(argv: list[str], loads_model: bool = True) -> Settings:
     """The settings that a command line of train.py asks for.
 
-    loads_model: whether the command goes on to load the model or its tokenizer. Where it does not, a recipe whose key alone
+    loads_model: whether the command goes on to load the model or its tokenizer. Where it does not, a recipe in which only the key
         asks for the model's code is read as if it did not ask.
 
     Raises UserError, naming file or flag, key, value and cure.
@@ -125,7 +154,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     argv = [underscores(word) for word in argv]
     known = parser()
     if {"-h", "--help"} & {*argv}:
-        help_of_keys.add(known)
+        add_help(known)
     options, unknown = known.parse_known_args(argv)
     if unknown:
         raise unknown_flag(unknown[0], names_of(known))
@@ -222,19 +251,19 @@ def underscores(word: str) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    """A flag's value in YAML's notation, but names stay as they are: a commit of digits alone is no number."""
+    """A flag's value, read as YAML; but names stay as they are: a commit that has only digits is no number."""
     try:
         value = parse_yaml(text) if text.strip() else text
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
     wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation
-    types = (wanted,) if get_origin(wanted) in (list, dict) else get_args(wanted) or (wanted,)
+    types = (wanted,) if typing.get_origin(wanted) in (list, dict) else typing.get_args(wanted) or (wanted,)
     is_name = str in types and value is not None and not (isinstance(value, dict) and len(types) > 2)
     return text if is_name else value
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Whether two values of a key are the same; 1e-5 is a text to YAML."""
+    """Whether two values of a key are the same, also where one is a text: YAML reads 1e-5 as one."""
     try:
         return ours == theirs or float(ours) == float(theirs)
     except (TypeError, ValueError, OverflowError):
@@ -242,5 +271,5 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def names_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Of its flags, without the dashes before them."""
+    """The names of a parser's flags, without the dashes before them."""
     return {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}

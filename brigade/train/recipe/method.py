@@ -1,4 +1,4 @@
-"""The methods: all weights, or adapters of one kind. What each is called, and which keys of a recipe ask for it."""
+"""Methods of training: all weights, or adapters of one kind; what each is called, and which keys of a recipe ask for it."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 class Method(NamedTuple):
-    """title: for readers; keys: of a recipe's `model:`, those that are true"""
+    """One method. title: its name for readers; keys: those under a recipe's `model:` that are true"""
 
     title: str
     keys: tuple[str, ...] = ()
@@ -25,12 +25,12 @@ METHODS = {
 
 
 def method_of(section: "ModelSection") -> str:
-    """full, lora, dora, qlora or qdora: rsLoRA scales adapters otherwise, and is in all else the same."""
+    """full, lora, dora, qlora or qdora. rsLoRA counts as LoRA: it scales adapters differently, and all else is the same."""
     if not section.use_peft:
         return "full"
     return ("q" if section.load_in_4bit else "") + ("dora" if section.use_dora else "lora")
 
 
 def method_name(section: "ModelSection") -> str:
-    """For readers."""
+    """The method's name for readers."""
     return METHODS[method_of(section)].title

@@ -1,4 +1,4 @@
-"""What is said of a flag, a section, a key or a value that a recipe does not have."""
+"""Errors for flags, sections, keys and values that do not exist, with what to write instead."""
 
 import re
 from pathlib import Path
@@ -12,24 +12,24 @@ from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
 _TABLE = table(Path(__file__).with_name("other_names.yaml"))
 UNSUPPORTED = {name: group["do"] for group in _TABLE["unsupported"] for name in group["names"]}
-# Name elsewhere -> what to do here.
+# A name that other tools use -> what to do here.
 OTHER_NAMES: dict[str, str] = {
     **{theirs: f"it is called {ours} here" for ours, names in _TABLE["renamed"].items() for theirs in names},
     **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
     **UNSUPPORTED,
 }
 ONLY_FLAGS: list[str] = _TABLE["flags"]
-_HIDDEN = {"local_rank", "local-rank"}  # launchers give them
+_HIDDEN = {"local_rank", "local-rank"}  # given by launchers, not by users
 
 
 def unknown_section(path: Path, name: str) -> UserError:
-    """What to say of a section `name` in a recipe."""
+    """The error for an unknown section `name` in a recipe."""
     home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else _cure(name)
     return UserError(f"{path}: {name}", _absent(name, "section"), home or did_you_mean(name, SECTIONS))
 
 
 def unknown_flag(word: str, known: set[str]) -> UserError:
-    """What to say of a word that is no flag among `known`."""
+    """The error for a word of the command line that is no flag among `known`."""
     name = word.split("=")[0].lstrip("-")
     if not word.startswith("-"):
         cure = f"write --recipe {word}" if word.endswith((".yaml", ".yml")) else "flags are written --name value"
@@ -44,14 +44,14 @@ def _absent(name: str, kind: str) -> str:
 
 
 def _cure(name: str) -> str | None:
-    """What to do about a key of another tool, or a flag, in a recipe; None where it is nothing that is known."""
+    """What to do about a flag, or another tool's key, in a recipe; None for any other name."""
     if name in ONLY_FLAGS:
         return f"it is a flag of train.py, not a key: --{name}"
     return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
 
 
 def explain(error: ValidationError, sources: dict[str, str], path: Path, document: dict[str, Any]) -> UserError:
-    """The first of pydantic's complaints about a recipe's document, in our words. sources: as of flags.Settings"""
+    """The first of pydantic's complaints about a recipe's document, in our words. sources: as in flags.Settings"""
     first, *others = error.errors()
     section, key, *_ = [*map(str, first["loc"]), ""]
     dotted = f"{section}.{key}" if key else section
@@ -74,11 +74,13 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
 
 
 def _wanted(complaint: Any) -> str:
-    """What a value should be, in one of pydantic's complaints."""
+    """What a value should be, by one of pydantic's complaints."""
     if complaint["type"] == "model_type":
         return "a section of keys and values"
     if complaint["loc"][-1] == "[key]":
         return "a table whose keys are words"
-    said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
-    return f"a number {said}" if said.startswith(("greater ", "less ")) else said
+    wanted = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    wanted = (
+        re.split(r", (?:unable|got) ", wanted)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
+    )
+    return f"a number {wanted}" if wanted.startswith(("greater ", "less ")) else wanted

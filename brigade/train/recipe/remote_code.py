@@ -1,7 +1,7 @@
 """The Python files that come with a model: which they are, and who permits them to run.
 
-The flag --trust_remote_code permits them, for this one command. The key of that name in a recipe or run.yaml says only that the
-model needs them: whoever wrote the file may be a stranger.
+The flag --trust_remote_code permits them for one command. The key of that name in a recipe or run.yaml says only that the model
+needs them: whoever wrote the file may be a stranger.
 """
 
 import json
@@ -24,10 +24,9 @@ SHOWN = 6
 
 
 def folder_of(name: str) -> Path | None:
-    """The local directory of that name, here or in the repository; None where there is none."""
-    with suppress(
-        OSError, RuntimeError, ValueError
-    ):  # a name too long for the file system; ~somebody whom nobody knows
+    """The local directory of that name, relative to this directory or to the repository; None where there is none."""
+    # A name may be too long for the file system, or begin with ~SOMEBODY whom nobody knows.
+    with suppress(OSError, RuntimeError, ValueError):
         return next((path for path in (Path(name).expanduser(), REPOSITORY / name) if path.is_dir()), None)
     return None
 
@@ -35,26 +34,26 @@ def folder_of(name: str) -> Path | None:
 def files_of(names: Sequence[str], revision: str | None = None) -> str:
     """The Python files that would run, in words: those that the configs of these models name in `auto_map`.
 
-    names: directories, or names on the Hub; revision: of the first
-    Configs of the Hub are looked up in its cache alone, so that nothing is asked of the network.
+    names: directories, or names on the Hub; revision: the first one's
+    Configs on the Hub are only looked up in its cache, so that nothing is asked of the network.
     """
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     for name in filter(None, names):
         for path, config in _configs(name, revision if name == names[0] else None):
             home = str(path.parent) if folder_of(name) else name
-            found |= dict.fromkeys(_named(home, config.get("auto_map")))
-            found |= {str(path.parent / GENERATE): None} if (path.parent / GENERATE).is_file() else {}
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join([*found][:SHOWN]) + more or f"the Python files of {names[0]!r}"
+            files |= dict.fromkeys(_named(home, config.get("auto_map")))
+            files |= {str(path.parent / GENERATE): None} if (path.parent / GENERATE).is_file() else {}
+    more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
+    return ", ".join([*files][:SHOWN]) + more or f"the Python files of {names[0]!r}"
 
 
 def refusal(place: str, names: Sequence[str], revision: str | None = None) -> UserError:
-    """The mistake of a command that would run files of these models without the flag; the rest as in files_of()."""
+    """The error for a command that would run files of these models without the flag. names, revision: as in files_of()"""
     return UserError(place, f"it would run code that comes with the model: {files_of(names, revision)}", CURE)
 
 
 def names_of(model: ModelSection, recipe: Path) -> list[str]:
-    """Where code may come from that a recipe asks for: its model, its tokenizer, and what was saved beside a run.yaml."""
+    """The models whose code a recipe may ask for: its model, its tokenizer, and what was saved beside a run.yaml."""
     saved = [str(recipe.parent)] if recipe.name == "run.yaml" else []
     return [model.model_name_or_path, model.tokenizer_name_or_path or "", *saved]
 
@@ -65,17 +64,17 @@ def is_refused(error: BaseException) -> bool:
 
 
 def check_kernels(place: str, name: str, revision: str | None, permitted: bool) -> None:
-    """Raises UserError where a config.json names kernels on the Hub, which are code too (Transformers: is_kernel)."""
+    """Raise UserError where a config.json names kernels on the Hub, which are code too (Transformers: is_kernel)."""
     for path, config in () if permitted else _configs(name, revision):
         for key, value in _walk(config):
-            # A table of them names one for each part of the model, "" for all of it.
+            # The value may be a table, with a kernel for each part of the model, "" for all of it.
             if key.removesuffix("_internal") in KERNELS and "/" in json.dumps(value):
                 problem = f"{path} asks for kernels from the Hub, which are code: {key} {value!r}"
                 raise UserError(place, problem, f"remove the key, or permit it with {FLAG}")
 
 
 def _named(home: str, auto_map: Any) -> Iterator[str]:
-    """The files of an auto_map's entries: `module.Class`, or `owner/name--module.Class` of another repository."""
+    """The files that an auto_map's entries name: `module.Class`, or `owner/name--module.Class` of another repository."""
     entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
     for entry in entries:
         for reference in entry if isinstance(entry, list | tuple) else [entry]:
@@ -85,7 +84,7 @@ def _named(home: str, auto_map: Any) -> Iterator[str]:
 
 
 def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The configs of a model by its directory or name, with their paths, where they are on this machine."""
+    """(path, content) of those configs of a model that are on this machine. name: a directory, or a name on the Hub"""
     folder = folder_of(name)
     for file in CONFIGS if name else ():
         with suppress(OSError, ValueError, RecursionError):  # broken ones run nothing
@@ -102,7 +101,7 @@ def _cached(name: str, file: str, revision: str | None) -> Path | None:
 
 
 def _walk(table: Any) -> Iterator[tuple[str, Any]]:
-    """All keys of a document with their values, at any depth."""
+    """All keys of a document, at any depth, with their values."""
     waiting = [table]
     while waiting:
         inner = waiting.pop()

@@ -1,4 +1,4 @@
-"""The learning-rate schedules of Transformers: which further arguments each takes. This module imports no torch."""
+"""Transformers' learning-rate schedules, and the arguments that each takes. This module imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +7,12 @@ from typing import Any
 from ...errors import UserError, did_you_mean, shown
 from .schema import TrainingSection
 
-PLACE_OF = Callable[[str], str]  # where a key of the recipe stands, for a message (flags.Settings.place)
+PLACE_OF = Callable[[str], str]  # flags.Settings.place: where a key of the recipe stands, for a message
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What an argument's value has to be.
-
-    wanted: in words
-    fits: whether a value is that
-    """
+    """What the value of an argument has to be. wanted: in words; fits: tells whether a value is that"""
 
     wanted: str
     fits: Callable[[Any], bool]
@@ -46,7 +42,7 @@ STEPS_OR_SHARE = Argument(
 _SHAPES = _one_of("linear", "cosine", "1-sqrt")
 _MINIMUM = {"num_cycles": POSITIVE, "min_lr": RATE, "min_lr_rate": SHARE}
 
-# lr_scheduler_type -> its arguments. Those of one group exclude each other, and one of them is needed: EITHER.
+# lr_scheduler_type -> its arguments. A schedule that has those of EITHER needs exactly one of them.
 ARGUMENTS: dict[str, dict[str, Argument]] = {
     "linear": {},
     "cosine": {"num_cycles": POSITIVE},
@@ -67,8 +63,8 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     },
 }
 EITHER = ("min_lr", "min_lr_rate")
-AT_THE_END = ("lr_end", "min_lr")  # learning rates
-DECAY = 0.1  # of all steps, where warmup_stable_decay is given no num_decay_steps (arXiv 2404.06395, section 4)
+AT_THE_END = ("lr_end", "min_lr")  # learning rates at which a schedule ends
+DECAY = 0.1  # share of all steps, where warmup_stable_decay has no num_decay_steps (arXiv 2404.06395, section 4)
 
 
 def check_schedule(training: TrainingSection, place: PLACE_OF) -> None:
@@ -91,7 +87,7 @@ def check_schedule(training: TrainingSection, place: PLACE_OF) -> None:
 
 
 def check_last_rate(training: TrainingSection, learning_rate: float, place: PLACE_OF) -> None:
-    """Raise UserError for a schedule that would end above the learning rate of the run."""
+    """Raise UserError for a schedule that would end at the run's learning rate or above it."""
     for key in AT_THE_END:
         if (last := training.lr_scheduler_kwargs.get(key, 0)) >= learning_rate:
             problem = f"{key} is {last:g}, and the learning rate that falls to it is {learning_rate:g}"

@@ -4,95 +4,29 @@ Keys are Hugging Face's own names (TrainingArguments, TRL's SFTConfig and ModelC
 and cluster. This module imports no torch.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Positive = Annotated[int, Field(ge=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-
-
-# What YAML 1.1 takes for a text: it wants a point in a number, and a sign in its exponent.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-
-
-def _numbers(value: Any) -> Any:
-    """The value of a table, in which texts like `1e-7` and `1.5e8` have become numbers."""
-    if isinstance(value, dict):
-        return {key: _numbers(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-
-
-def _numbers_of_table(table: Any) -> Any:
-    try:
-        return _numbers(table)
-    except RecursionError:  # a YAML alias to itself
-        raise ValueError("a table that has an end") from None
-
-
-Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
-
-
-def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
-    """What stretches a rotary embedding (model/rope.py)."""
-    factor: Any = rope.get("factor")
-    original: Any = rope.get("original_max_position_embeddings")
-    sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
-    if rope.get("rope_type") != "yarn" or not sizes or len(rope) > 3:
-        raise ValueError("{rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}")
-    return rope
-
-
-def _steps(value: int) -> int:
-    if value != -1 and value < 1:
-        raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
-    return value
-
-
-def _pairs(value: str) -> str:
-    if not re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", value):
-        raise ValueError("name=value, or several with commas between them: name=value,name=value")
-    return value
-
-
-def _words(value: Any) -> Any:
-    return value.replace(",", " ").split() if isinstance(value, str) else value
-
-
-def _words_or_none(value: Any) -> Any:
-    return [] if value in ("none", ["none"]) else _words(value)
-
-
-def _words_or_all(value: Any) -> Any:
-    return value if value == "all-linear" else _words(value)
-
-
-def _words_or_experts(value: Any) -> Any:
-    return value if value == "experts" else _words_or_none(value)
-
-
-def _not_empty(value: Any) -> Any:
-    if value == []:
-        raise ValueError("a list of at least one source")
-    return value
-
-
-Column = Literal[
-    "messages", "prompt", "completion", "text", "tools", "system", "input", "history", "functions", "chat_template_kwargs",
-    "ignore",
-]  # fmt: skip
-
-
-def _one_column_each(value: Any) -> Any:
-    if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
-        raise ValueError("one name for each column; only ignore takes a list")
-    return value
+from .value_types import (
+    AtLeastZero,
+    Columns,
+    ExpertParameters,
+    LinearLayers,
+    Pairs,
+    Positive,
+    Steps,
+    Table,
+    Trackers,
+    Words,
+    Yarn,
+    not_empty,
+)  # fmt: skip
 
 
 class Section(BaseModel):
+    """A section of a recipe. It is frozen, refuses unknown keys, and a string below a key says what the key means."""
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -110,6 +44,8 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
+    """The model, its tokenizer, and whether all its weights are trained or adapters."""
+
     model_name_or_path: str
     """A name on the Hub, or a local directory in Hugging Face format."""
     revision: str | None = None
@@ -125,7 +61,7 @@ class ModelSection(Section):
     installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model. In a file it says that the model needs them; only the flag permits it."""
-    rope_parameters: Annotated[Table, AfterValidator(_yarn)] | None = None
+    rope_parameters: Yarn | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
@@ -135,12 +71,12 @@ class ModelSection(Section):
     """Adapters are scaled by lora_alpha / lora_r; with use_rslora by lora_alpha / sqrt(lora_r)."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is left out while it is trained."""
-    lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)] = "all-linear"
+    lora_target_modules: LinearLayers = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
-    lora_target_parameters: Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)] = []
+    lora_target_parameters: ExpertParameters = []
     """Parameters of no linear layer that get adapters too (PEFT's target_parameters): names (`experts.gate_up_proj`), or experts:
     the weights of every layer's experts, which a mixture of experts holds fused."""
-    lora_modules_to_save: Annotated[list[str], BeforeValidator(_words_or_none)] = []
+    lora_modules_to_save: Words = []
     """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
     are learned in no other way (docs/methods.md)."""
     use_rslora: bool = False
@@ -155,13 +91,13 @@ class ModelSection(Section):
 
 
 class Source(Section):
-    """One place that samples come from; its rows are chats, pairs of prompt and completion, or texts."""
+    """One place that samples come from: chats, pairs of prompt and completion, or texts."""
 
     dataset_name: str | None = None
     """A name on the Hub, a directory of datasets.save_to_disk or one laid out as on the Hub, or `python-docs` (built in,
     nothing downloaded)."""
     dataset_config_name: str | None = None
-    """Which configuration of a set that has several."""
+    """Which configuration, for a data set that has several."""
     dataset_revision: str | None = None
     """A branch, tag or commit of the data set on the Hub. (`revision` is the model's.)"""
     dataset_train_split: str = "train"
@@ -170,10 +106,10 @@ class Source(Section):
     train_file: str | None = None
     """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""
     validation_file: str | None = None
-    """Held out instead of a part of the training data; as train_file."""
-    columns: Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)] = {}
+    """Held out instead of a part of the training data; written like train_file."""
+    columns: Columns = {}
     """What the columns are called in this source where it is not messages, prompt, completion, text, tools, system, input,
-    history, functions or chat_template_kwargs. ignore: columns that are left out on purpose (docs/data.md)."""
+    history, functions or chat_template_kwargs. ignore: columns to leave out on purpose (docs/data.md)."""
 
 
 class WeightedSource(Source):
@@ -182,11 +118,13 @@ class WeightedSource(Source):
     name: str | None = None
     """What its held-out loss is logged under; default: the file's or data set's own name."""
     weight: float | None = Field(None, gt=0, le=1)
-    """Its share of the training samples. All sources have one and they add up to 1, or none has one."""
+    """Its share of the training samples. Either all sources have one and they add up to 1, or none has one."""
 
 
 class DataSection(Source):
-    datasets: Annotated[list[WeightedSource], BeforeValidator(_not_empty)] | None = None
+    """Where samples come from, and how they become sequences of tokens."""
+
+    datasets: Annotated[list[WeightedSource], not_empty] | None = None
     """Several sources, instead of dataset_name or train_file."""
     streaming: bool = False
     """Read and tokenise while training, a window at a time: for sets larger than the disk. Needs max_steps."""
@@ -197,26 +135,28 @@ class DataSection(Source):
     A name of one in there, or a .jinja file with generation marks. none: there is none, and prompt and completion are joined
     as they are."""
     max_length: int = Field(2048, ge=8)
-    """Longest sequence in tokens."""
+    """The longest sequence, in tokens."""
     truncation: bool = True
     """Cut longer samples (texts: into several). false: a longer sample is an error."""
     packing: bool = False
     """Fill sequences of max_length with several samples that do not see each other. A sequence then counts as one in
     global_batch_size."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be used, and count them. false: they are listed, and the run ends."""
+    """Leave out samples that cannot be used, and count them. false: they are listed, and the run ends."""
     dataset_num_proc: Positive | None = None
     """Processes that tokenise; default: the host's cores, 16 at most."""
     max_train_samples: Positive | None = None
-    """At most so many, of all sources together."""
+    """Train on at most so many, from all sources together."""
     max_eval_samples: Positive | None = None
-    """At most so many of each source."""
+    """Hold out at most so many from each source."""
 
 
-OWN_OPTIMIZERS = ("lamb", "lars")  # which Transformers does not have: training/optimizers.py
+OWN_OPTIMIZERS = ("lamb", "lars")  # Transformers does not have them: loop/optimizers.py
 
 
 class TrainingSection(Section):
+    """The optimizer and its schedule, precision, memory, evaluations, checkpoints and what is logged."""
+
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""
     reference_batch_size: Positive | None = None
@@ -224,12 +164,12 @@ class TrainingSection(Section):
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows when the global batch differs from the reference batch."""
     per_device_train_batch_size: Positive | Literal["auto"] = "auto"
-    """Micro-batch in sequences; at most what each rank has to do. auto: the largest up to 8 that fits this GPU as the planner
-    counts, else 1; the run's table says which."""
+    """Micro-batch in sequences; at most a rank's share of the global batch. auto: the largest up to 8 that fits this GPU by the
+    planner's count, else 1; the run's table says which."""
     per_device_eval_batch_size: Positive | Literal["auto"] = "auto"
-    """auto: the micro-batch of training."""
+    """auto: the same micro-batch as in training."""
     num_train_epochs: float = Field(1.0, gt=0)
-    max_steps: Annotated[int, AfterValidator(_steps)] = -1
+    max_steps: Steps = -1
     """Optimizer steps; -1: num_train_epochs decides. A finished run given more of either goes on from its last checkpoint."""
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: Literal[
@@ -248,7 +188,7 @@ class TrainingSection(Section):
         "adamw_torch_fused"
     )
     """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
-    optim_args: Annotated[str, AfterValidator(_pairs)] | None = None
+    optim_args: Pairs | None = None
     """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
@@ -274,35 +214,35 @@ class TrainingSection(Section):
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     sync_every: Positive | None = None
-    """Train replicas by themselves, and average their weights every so many steps: for slow networks (docs/local-training.md)."""
+    """Train replicas independently, and average their weights every so many steps: for slow networks (docs/local-training.md)."""
     sync_replica: Literal["auto", "rank", "host"] = "auto"
-    """What trains by itself: a rank, or a host whose ranks work together as the strategy says. auto: under HSDP each of its
+    """What trains independently: a rank, or a host whose ranks work together as the strategy says. auto: under HSDP each of its
     groups, else a host where one has several ranks and there are several hosts, else a rank."""
     outer_optim: Literal["average", "nesterov"] = "average"
     """average: Local SGD. nesterov: the mean change is a gradient for SGD with momentum (DiLoCo, arXiv 2311.08105)."""
     outer_learning_rate: float = Field(0.7, gt=0)
-    """Of nesterov."""
+    """The learning rate of nesterov."""
     outer_momentum: float = Field(0.9, ge=0, lt=1)
-    """Of nesterov."""
+    """The momentum of nesterov."""
     sync_precision: Literal["fp32", "bf16", "int8"] = "fp32"
-    """What weights' changes are sent as; int8 with one scale for each 256 values."""
+    """How the changes of weights are sent; int8 has one scale for each 256 values."""
     sync_fragments: Positive = 1
     """Send the layers in so many parts, each at its own step, while the next steps compute (Streaming DiLoCo,
     arXiv 2501.18512)."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Below 2^32, as NumPy's."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    """What becomes of a step whose loss or gradient is NaN or infinite. No weight is changed by it, and its samples are written
+    """What happens at a step whose loss or gradient is NaN or infinite. It changes no weight, and its samples are written
     down. skip: the run goes on without it. rollback: weights go back to the last checkpoint, too (docs/training.md)."""
     nonfinite_limit: Positive = 10
-    """So many steps may be left out by nonfinite and loss_spike; the next one stops the run."""
+    """How many steps nonfinite and loss_spike may leave out; the next one stops the run."""
     loss_spike: float | None = Field(None, gt=1)
     """Go back to the last checkpoint, and leave out the data since, when a step's loss is more than so many times the median of
     the 64 steps before it."""
     logging_steps: Positive = 1
-    """A line of figures every so many steps."""
+    """Log a line of figures every so many steps."""
     eval_steps: Positive | None = None
-    """Held-out loss every so many steps; always before the first and after the last."""
+    """Measure the held-out loss every so many steps; always before the first and after the last."""
     eval_answers: Annotated[int, Field(ge=0)] = 3
     """Held-out questions that the model answers at every evaluation but the first."""
     early_stopping_patience: Positive | None = None
@@ -319,11 +259,9 @@ class TrainingSection(Section):
     hang_timeout: AtLeastZero | Literal["auto"] = "auto"
     """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: thirty times the
     longest so far, at least 60. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
-    report_to: Annotated[
-        list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
-    ] = ["tensorboard"]
-    """A list, or words with commas between them: `--report_to tensorboard,wandb`. none: no tracker. What needs a
-    package of its own is an error where that is not installed; where each one writes: docs/report.md."""
+    report_to: Trackers = ["tensorboard"]
+    """A list, or words with commas between them: `--report_to tensorboard,wandb`. none: no tracker. A tracker
+    that needs a package of its own is an error where that is not installed. Where each one writes: docs/report.md."""
     report_page: bool = True
     """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -343,7 +281,7 @@ class ClusterSection(Section):
     gpu: str | None = None
     """The GPU's usual name (`H100 80GB`), by which the planner counts memory and speed."""
     network: str | None = None
-    """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not what is usual with that GPU."""
+    """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not the usual with that GPU."""
     ds_config: str | Table | None = None
     """A DeepSpeed configuration: a file, or the keys themselves; `none` for DDP."""
     accelerate_config: str | Table | None = None
@@ -358,6 +296,8 @@ class ClusterSection(Section):
 
 
 class Recipe(Section):
+    """A whole recipe: what is trained, on what data, how, and on which machine."""
+
     model: ModelSection
     data: DataSection
     training: TrainingSection
@@ -367,8 +307,8 @@ class Recipe(Section):
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
 
-# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/kernels.md), and without a proof the default. Which it
-# took is no part of its identity.
+# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/kernels.md), and without a proof the default. What it
+# took is not part of its identity.
 BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
 
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.

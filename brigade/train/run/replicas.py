@@ -6,8 +6,7 @@ from typing import Any
 from .. import files
 from ..distributed import consistency, coordinator, ranks, replicas
 from ..distributed.elastic import ElasticPeers
-from ..recipe.difference import flat
-from ..recipe.identity import computed
+from ..recipe.identity import computed, flat
 from . import leftovers, mark
 from .directory import RECORD, Run, git_commit, versions
 

@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import UserError
-from ..recipe.difference import difference, recorded
 from ..recipe.files import another_output
 from ..recipe.flags import Settings
-from ..recipe.identity import computed
+from ..recipe.identity import computed, difference, recorded
 from ..strategy import Strategy
 from ..strategy.axes import without
 

@@ -9,8 +9,7 @@ import yaml
 from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.train.cluster import World
-from brigade.train.recipe.difference import recorded
-from brigade.train.recipe.identity import identity
+from brigade.train.recipe.identity import identity, recorded
 from brigade.train.recipe.schema import BY_PROOF
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes

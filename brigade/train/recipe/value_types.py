@@ -1,0 +1,98 @@
+"""The types of a recipe's values that need more than Python's own: how a text becomes a list, a number or a table.
+
+Where a validator raises ValueError, its text says what is wanted: the user reads `KEY: VALUE is not TEXT`.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+# A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+def _numbers(value: Any) -> Any:
+    """The value of a table, with texts like `1e-7` and `1.5e8` turned into numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _numbers_of_table(table: Any) -> Any:
+    try:
+        return _numbers(table)
+    except RecursionError:  # a YAML alias to itself
+        raise ValueError("a table that has an end") from None
+
+
+def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
+    """What stretches a rotary embedding (model/rope.py)."""
+    factor: Any = rope.get("factor")
+    original: Any = rope.get("original_max_position_embeddings")
+    sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
+    if rope.get("rope_type") != "yarn" or not sizes or len(rope) > 3:
+        raise ValueError("{rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}")
+    return rope
+
+
+def _steps(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
+    return value
+
+
+def _pairs(value: str) -> str:
+    if not re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", value):
+        raise ValueError("name=value, or several with commas between them: name=value,name=value")
+    return value
+
+
+def _words(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def _words_or_none(value: Any) -> Any:
+    return [] if value in ("none", ["none"]) else _words(value)
+
+
+def _words_or_all(value: Any) -> Any:
+    return value if value == "all-linear" else _words(value)
+
+
+def _words_or_experts(value: Any) -> Any:
+    return value if value == "experts" else _words_or_none(value)
+
+
+def _not_empty(value: Any) -> Any:
+    if value == []:
+        raise ValueError("a list of at least one source")
+    return value
+
+
+def _one_column_each(value: Any) -> Any:
+    if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
+        raise ValueError("one name for each column; only ignore takes a list")
+    return value
+
+
+Positive = Annotated[int, Field(ge=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+Steps = Annotated[int, AfterValidator(_steps)]
+Pairs = Annotated[str, AfterValidator(_pairs)]
+Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
+Yarn = Annotated[Table, AfterValidator(_yarn)]
+Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
+ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
+Trackers = Annotated[
+    list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
+]
+Column = Literal[
+    "messages", "prompt", "completion", "text", "tools", "system", "input", "history", "functions", "chat_template_kwargs",
+    "ignore",
+]  # fmt: skip
+Columns = Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)]
+not_empty = BeforeValidator(_not_empty)
