@@ -129,17 +129,17 @@ def differences(stretched: list[Row], computed: list[Row]) -> str:
 
 def remarks(computed: list[Row]) -> str:
     """What it costs to compute gradients of inputs and of weights one after the other (on the last rank all stages do), and how
-    near the planner's form of a step's time comes: (m + w) micro-batches of the dearest rank."""
+    near the planner's form of a step's time comes: (m + w) micro-batches of the slowest rank."""
     last = {(row["schedule"], row["micro_batches"]): _took(row["per_micro_batch"][-1], "BIW") for row in computed}
     more = [last["interleavedzerobubble", m] / last["interleaved1f1b", m] - 1 for m in sorted({m for _, m in last})]
     off = []
     for row in computed:
-        dearest = max(_took(part, "FBIW") for part in row["per_micro_batch"])
-        off.append(100 * (row["seconds"] / (row["micro_batches"] / (1 - row["formula"]) * dearest) - 1))
+        slowest = max(_took(part, "FBIW") for part in row["per_micro_batch"])
+        off.append(100 * (row["seconds"] / (row["micro_batches"] / (1 - row["formula"]) * slowest) - 1))
     return (
         "- On rank 1, gradients of inputs and of weights one after the other (interleaved zero-bubble) take "
         f"{', '.join(map(percent, more))} longer than both at once (interleaved 1F1B).\n"
-        "- The planner's form of a step is (m + w) x the time that the dearest rank takes for a micro-batch. Measured steps "
+        "- The planner's form of a step is (m + w) x the time that the slowest rank takes for a micro-batch. Measured steps "
         f"differ from it by {min(off):+.1f} to {max(off):+.1f} %."
     )
 
