@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from brigade.errors import UserError
-from brigade.train.checkpoint import layout
+from brigade.train.checkpoint import compatibility
 from brigade.train.cluster import World
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
@@ -49,7 +49,7 @@ def refused(resume: Resume, shared: list[str], folder: Path) -> str | None:
         batch = batch_arithmetic(settings.recipe.training, strategy.axes.data(ranks), "")
     except UserError as error:
         return error.problem
-    found = layout.refusal(
+    found = compatibility.refusal(
         checkpoint_of(resume.method, resume.before, folder), Run(settings, strategy, world, batch, "", folder)
     )
     return found and found[0].rpartition(": ")[2]

@@ -9,7 +9,7 @@ from typing import Any
 from .errors import UserError
 from .errors.console import counted
 from .errors.numbers import numeric
-from .train.checkpoint import reading
+from .train.checkpoint import saved_weights
 from .train.recipe import flags, remote_code
 from .train.run.directory import check_exists
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
-    reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
+    saved_weights.find(options.output, None)  # no checkpoint stands in for a model that is gone
     with loading_from_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])

@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .train.checkpoint import export, reading
+    from .train.checkpoint import export, saved_weights
 
-    reading.check_run(options.output)
+    saved_weights.check_run(options.output)
     settings = flags.of_run(options.output, options.trust_remote_code)
 
     import torch

@@ -23,7 +23,7 @@ from ..hosts.host_facts import addresses
 from ..hosts.job import Job
 from ..hosts.rendezvous import candidates
 from ..train import files
-from ..train.checkpoint.layout import BY_ELEMENT
+from ..train.checkpoint.compatibility import BY_ELEMENT
 from ..train.cluster import ELASTIC
 from ..train.distributed import stop
 from ..train.distributed.launched import PR_SET_PDEATHSIG

@@ -21,7 +21,7 @@ from ..model.sizes import empty_model, half_or_full
 from ..model.tokenizer import load_tokenizer
 from ..recipe.flags import Settings
 from ..upstream import file_modes
-from . import reading
+from . import saved_weights
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def export(
     if merge and not adapted:
         problem = f"{output} was trained without adapters: its model is whole already"
         raise UserError("flag --merge", problem, "leave the flag out")
-    source = reading.find(output, step)
+    source = saved_weights.find(output, step)
     config = load_config(settings)
     with _written(destination) as folder:
         with loading_from_run(source):
@@ -98,14 +98,14 @@ def _written(destination: Path) -> Iterator[Path]:
 
 # Each returns the model, and the adapters' weights where these stay adapters: the model then takes no memory.
 def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
-    if reading.in_hugging_face_format(source):
+    if saved_weights.in_hugging_face_format(source):
         return load_trained(settings, source, dtype=dtype or "auto"), None
     model = empty_model(settings, config)
-    state = reading.load(source, dtype)
+    state = saved_weights.load(source, dtype)
     left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
     model.tie_weights()
     if empty := [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]:
-        raise UserError(str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", reading.OTHER_STEP)
+        raise UserError(str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", saved_weights.OTHER_STEP)
     model.config.dtype = next(model.parameters()).dtype
     _generate_as_its_base(model, settings)
     return model, None
@@ -137,10 +137,10 @@ def _state_of(model: Any, source: Path, dtype: torch.dtype | None) -> dict[str, 
     """The adapters' weights in `source`. Raises UserError where they are not those of this model."""
     from peft import get_peft_model_state_dict
 
-    state = reading.load(source, dtype)
+    state = saved_weights.load(source, dtype)
     if odd := sorted(set(state) ^ set(get_peft_model_state_dict(model, save_embedding_layers=False))):
         problem = f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}"
-        raise UserError(str(source), problem, reading.OTHER_STEP)
+        raise UserError(str(source), problem, saved_weights.OTHER_STEP)
     return state
 
 
@@ -151,7 +151,7 @@ def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
     model.peft_config["default"].inference_mode = True
     model.peft_config["default"].save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    save_file(state, folder / reading.ADAPTER, metadata={"format": "pt"})
+    save_file(state, folder / saved_weights.ADAPTER, metadata={"format": "pt"})
 
 
 def _generate_as_its_base(model: Any, settings: Settings) -> None:

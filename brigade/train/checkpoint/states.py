@@ -19,7 +19,7 @@ from torch import Tensor
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
 from ..upstream import unpickling, without_zero3
-from . import reading
+from . import saved_weights
 from .chunks import Chunks
 from .manifest import ONE, engine_of, tag_of
 
@@ -49,7 +49,7 @@ class States:
         return None
 
 
-def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> States:
+def of_checkpoint(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> States:
     """The states in a checkpoint-N.
 
     order: names of the trained parameters as an unsharded optimizer numbers them
@@ -99,14 +99,14 @@ class _Whole(States):
     def __init__(self, folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> None:
         from safetensors import safe_open
 
-        files = sorted(folder.glob(reading.FULL)) or [folder / reading.ADAPTER]
+        files = sorted(folder.glob(saved_weights.FULL)) or [folder / saved_weights.ADAPTER]
         opened = [safe_open(file, framework="pt") for file in files]
         self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
         self._saved_as = saved_as
         self._fused: dict[str, Tensor] = {}
         if (
             any(saved_as.get(name, name) not in self._file for name in order)
-            and not (folder / reading.ADAPTER).is_file()
+            and not (folder / saved_weights.ADAPTER).is_file()
         ):
             self._fused = _fused(folder, set(order) - set(self._file))
         kept = unpickling.load(folder / "optimizer.pt", map_location="cpu", mmap=True)
@@ -264,7 +264,7 @@ def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import safe_open
 
     found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob(reading.FULL)) or [folder / reading.ADAPTER]:
+    for file in sorted(folder.glob(saved_weights.FULL)) or [folder / saved_weights.ADAPTER]:
         with safe_open(file, framework="pt") as opened:
             found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     return found

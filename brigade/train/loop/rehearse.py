@@ -20,7 +20,7 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import console, counted
-from ..checkpoint.choosing import REHEARSAL
+from ..checkpoint.resume import REHEARSAL
 from ..cluster import World
 from ..data.builtin import BUILT_IN
 from ..distributed import ranks

@@ -1,7 +1,7 @@
 """Continue from a checkpoint of another engine or another number of ranks: weights, moments, schedule, loss scale.
 
 Each rank reads its own share of every parameter, one after another, and writes it into its running engine. The checkpoint stays
-as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be resharded.
+as it is, and nothing is converted on the disk. checkpoint/compatibility.py says when that is needed, and what cannot be done.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...errors import UserError
-from ..checkpoint import layout, states
+from ..checkpoint import compatibility, states
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..upstream import unpickling
 
@@ -38,7 +38,7 @@ def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         parameter: name_of(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
     }
     order = _order(whole := trainer.engine.whole_model(trainer), trainer)
-    source = trainer.engine.reading(states.of(checkpoint, order, saved_names(whole, order)), trainer)
+    source = trainer.engine.reading(states.of_checkpoint(checkpoint, order, saved_names(whole, order)), trainer)
     if missing := [name for name in names.values() if name not in source.sizes]:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
@@ -93,7 +93,7 @@ def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
 
     run, step = trainer.run, trainer.state.global_step
     others = trainer.local_steps is not None and not trainer.local_steps.own
-    if others or layout.is_divided_otherwise(checkpoint, run):
+    if others or compatibility.is_divided_otherwise(checkpoint, run):
         # The ranks of a tensor group must drop the same.
         numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.data_rank))
         set_seed(int(numbers.generate_state(1)[0]))

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...errors import UserError
 from .. import upstream
-from ..checkpoint import reading
+from ..checkpoint import saved_weights
 from ..model import base_weights
 
 
@@ -37,7 +37,7 @@ def _compare_adapters(trainer: Any, folder: Path) -> None:
     whole = trainer.engine.whole_model(trainer)
     names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
     wanted = saved_names(whole, [name.replace("_checkpoint_wrapped_module.", "") for name in names])
-    with safe_open(folder / reading.ADAPTER, framework="pt") as opened:
+    with safe_open(folder / saved_weights.ADAPTER, framework="pt") as opened:
         missing = sorted({*wanted.values()} - {*opened.keys()})
     if missing:
         raise UserError(

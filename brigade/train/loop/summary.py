@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.console import console, counted
-from ..checkpoint import layout
+from ..checkpoint import compatibility
 from ..checkpoint.manifest import other_versions
 from ..data import report
 from ..model import adapters, packed_samples
@@ -49,7 +49,9 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         lines["made for"] = run.made_for
     if checkpoint:
         others = other_versions(checkpoint)
-        before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_resharded(str(checkpoint)) else ""
+        before = (
+            f", which {compatibility.written_by(checkpoint)} wrote" if trainer.is_resharded(str(checkpoint)) else ""
+        )
         lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
     if run.lengthened:
         lines["lengthened"] = run.lengthened

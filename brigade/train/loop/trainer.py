@@ -11,7 +11,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from ...errors import UserError
 from .. import files, upstream
-from ..checkpoint import layout, manifest
+from ..checkpoint import compatibility, manifest
 from ..data.collate import ABOUT, WithFiller
 from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
@@ -287,7 +287,7 @@ class Trainer(EvaluatingTrainer):
         """Whether it is another engine's or number of ranks', so that this one cannot load it by itself."""
         if not checkpoint:
             return False
-        return not layout.is_native(Path(checkpoint), self.run)
+        return not compatibility.is_native(Path(checkpoint), self.run)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.is_resharded(resume_from_checkpoint):

@@ -10,7 +10,7 @@ import yaml
 
 import train
 from brigade.errors import UserError
-from brigade.train.checkpoint import choosing, manifest
+from brigade.train.checkpoint import manifest, resume
 from brigade.train.cluster import World
 from brigade.train.run.directory import Run
 from brigade.train.strategy import Strategy
@@ -125,7 +125,7 @@ def refused(folder, strategy, world_size, base=(), peft=False, named=True, optim
     world = World(0, 0, world_size, world_size, "h", "torchrun")
     run = Run(settings, strategy, world, None, "", folder.parent)
     with pytest.raises(UserError) as caught:
-        choosing.choose(run, "data", dict(base))
+        resume.choose(run, "data", dict(base))
     return str(caught.value)
 
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from brigade.errors import UserError
-from brigade.train.checkpoint import choosing, manifest, reading, states
+from brigade.train.checkpoint import manifest, resume, saved_weights, states
 from brigade.train.model import base_weights
 from brigade.train.upstream import nvme_resume, unpickling
 
@@ -87,7 +87,7 @@ def checkpoint(tmp_path):
 
 
 def states_of(folder: Path) -> states.States:
-    return states.of(folder, ["weight"], {})
+    return states.of_checkpoint(folder, ["weight"], {})
 
 
 def forge(path: Path, marker: Path, form: str) -> None:
@@ -107,8 +107,8 @@ def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint
     """It is refused with the file's name, and in the form that torch writes today with that of the class."""
     folder = checkpoint(engine)
     forge(folder / name, marker, form)
-    readers = [lambda folder: choosing.check_pickles(RUN, folder), states_of]
-    readers += [reading.load] if engine != "one process" and not name.startswith(MOMENTS) else []
+    readers = [lambda folder: resume.check_pickles(RUN, folder), states_of]
+    readers += [saved_weights.load] if engine != "one process" and not name.startswith(MOMENTS) else []
     readers += [lambda folder: nvme_resume.restore(ENGINE, str(folder))] if name.endswith(OPTIM) else []
     for read in readers:
         with pytest.raises(UserError) as error:
@@ -124,7 +124,7 @@ def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint
 def test_what_every_engine_keeps_is_looked_at_before_it_is_loaded(name, checkpoint, marker):
     folder = checkpoint("one process")
     forge(folder / name, marker, "torch.save")
-    for read in (lambda: choosing.check_pickles(RUN, folder), lambda: unpickling.load(folder / name)):
+    for read in (lambda: resume.check_pickles(RUN, folder), lambda: unpickling.load(folder / name)):
         with pytest.raises(UserError, match=f"(?s){name}.*posix.mkdir"):
             read()
 
@@ -145,13 +145,13 @@ def test_what_changes_between_the_look_and_the_load_runs_nothing_either(checkpoi
 def test_objects_among_the_shards_of_fsdp2_are_not_built(tmp_path, marker):
     save_fsdp2(tmp_path / "checkpoint-2", object=Forged(marker))
     with pytest.raises(UserError, match=r"cannot be read"):
-        reading.load(tmp_path / "checkpoint-2")
+        saved_weights.load(tmp_path / "checkpoint-2")
 
 
 @pytest.mark.parametrize("engine", SAVE)
 def test_what_engines_write_is_read(engine, checkpoint):
     folder = checkpoint(engine)
-    choosing.check_pickles(RUN, folder)
+    resume.check_pickles(RUN, folder)
     source = states_of(folder)
     assert source.read("weight", states.WEIGHT, 1, 4).tolist() == [1, 1, 1]
     assert source.read("weight", "exp_avg", 0, 4).tolist() == [0] * 4
@@ -175,7 +175,7 @@ def test_shards_of_fsdp2_lie_in_their_own_directory(outside, checkpoint):
     for kept in metadata.storage_data.values():
         kept.relative_path = outside
     file.write_bytes(pickle.dumps(metadata))
-    for read in (states_of, reading.load):
+    for read in (states_of, saved_weights.load):
         with pytest.raises(UserError, match=f"file of another directory: '{outside}'"):
             read(file.parents[1])
 
@@ -187,7 +187,7 @@ def test_latest_names_a_directory_of_the_checkpoint(outside, checkpoint):
     for name in ("trainer_state.json", "scheduler.pt"):
         (folder / name).write_text("{}")
     assert "latest names" in manifest.flaw(folder)
-    for read in (states_of, reading.load):
+    for read in (states_of, saved_weights.load):
         with pytest.raises(UserError, match="latest names"):
             read(folder)
 
@@ -250,7 +250,7 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
     assert "is a pipe, a socket or a device, and no file" in manifest.flaw(folder)
     (tmp_path / "run.yaml").write_text("{}")
     with pytest.raises(UserError, match="is a pipe, a socket or a device"):
-        reading.find(tmp_path, 2)
+        saved_weights.find(tmp_path, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from brigade.errors import UserError
-from brigade.train.checkpoint import choosing, layout, manifest, reading, states
+from brigade.train.checkpoint import compatibility, manifest, resume, saved_weights, states
 from brigade.train.run.directory import RECORD
 
 RUN = SimpleNamespace(
@@ -169,10 +169,10 @@ def use(folder: Path) -> None:
     """All that `export` and a resume read of a checkpoint by themselves."""
     if problem := manifest.flaw(folder) or manifest.damage(folder):
         raise UserError(str(folder), problem, "")
-    choosing.check_pickles(RUN, folder)  # type: ignore[arg-type]
-    assert layout.written_by(folder)
+    resume.check_pickles(RUN, folder)  # type: ignore[arg-type]
+    assert compatibility.written_by(folder)
     manifest.other_versions(folder)
-    source = states.of(folder, ["weight"], {})
+    source = states.of_checkpoint(folder, ["weight"], {})
     with states.telling(folder):
         for key in (states.WEIGHT, *source.moments):
             source.read("weight", key, 0, 4)
@@ -200,7 +200,7 @@ def test_a_changed_checkpoint_is_told_or_read(data, whole, tmp_path_factory):
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
     signal.alarm(SECONDS)
     try:
-        for read in (use, lambda folder: reading.load(reading.find(outside, 2))):
+        for read in (use, lambda folder: saved_weights.load(saved_weights.find(outside, 2))):
             try:
                 read(folder)
             except UserError as error:
