@@ -63,7 +63,7 @@ COMMANDS = {
     "name",
     marks.cases(
         *("torchrun", "deepspeed", "accelerate-ddp"),
-        slow=["python", "accelerate-fsdp2"],
+        slow=["python"],
         matrix=COMMANDS,
     ),
 )
