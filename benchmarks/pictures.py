@@ -62,7 +62,7 @@ def parity(path: Path) -> None:
     limit = {"data": {"values": [{}]}, "mark": rule, "encoding": {"x": {"datum": ALLOWED}}}
     spec["layer"] = [{"mark": tick, "encoding": encoding}, limit]
     path.write_bytes(
-        library.picture(spec, f"{len(rows)} runs whose layers, rows, experts or stages are divided over ranks")
+        library.picture(spec, f"{len(rows)} runs whose matrices, sequences, experts or layers are divided over ranks")
     )
 
 
