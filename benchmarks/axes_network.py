@@ -24,7 +24,7 @@ from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
 from benchmarks.states import MODEL
-from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.costs.job import Job, of_axes
 from brigade.plan.shape.find import named_shape
 from brigade.plan.shape.model_shape import ModelShape
 from brigade.train.strategy.axes import Axes

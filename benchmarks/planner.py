@@ -1,6 +1,6 @@
 """How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
-    python -m benchmarks.planner            # writes docs/evidence/planner-accuracy.md, brigade/plan/choice/intervals.yaml, each
+    python -m benchmarks.planner            # writes docs/evidence/planner-accuracy.md, brigade/plan/costs/intervals.yaml, each
                                             # fitted `sustained` of brigade/plan/hardware/hardware.yaml
     python -m benchmarks.planner --check    # says whether they are what the tables give
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from brigade.errors.tables import table
 from brigade.plan import hardware
-from brigade.plan.choice.estimate import of_memory, of_time
+from brigade.plan.costs.estimate import of_memory, of_time
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, REPOSITORY, filled, markdown

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brigade.plan.choice.job import Job
 from brigade.plan.costs.host_memory import PROCESS, host, resident
+from brigade.plan.costs.job import Job
 from brigade.plan.shape.from_config import shape_of
 
 from .hosts import MODEL, OPTIMIZERS, RESULTS

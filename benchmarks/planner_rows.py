@@ -12,8 +12,8 @@ from benchmarks.published.parse_columns import Inexpressible
 from benchmarks.published.reserved import fits
 from brigade.errors import UserError
 from brigade.plan import hardware
-from brigade.plan.choice.estimate import Estimate, estimate
-from brigade.plan.choice.job import Job
+from brigade.plan.costs.estimate import Estimate, estimate
+from brigade.plan.costs.job import Job
 from brigade.plan.hardware import Gpu
 from brigade.train.model.flops import flops_per_token
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
-from brigade.plan.choice.job import FUSED, Job
+from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.shape.find import known_config
 from brigade.plan.shape.from_config import shape_of

@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from brigade.plan.costs.engines import take
+from brigade.plan.costs.conventions import take
 
 take(Path(__file__).with_name("conventions.yaml"))

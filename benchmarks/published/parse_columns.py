@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from brigade.plan.choice.job import FUSED, Attention, Checkpointing, Kernels
+from brigade.plan.costs.job import FUSED, Attention, Checkpointing, Kernels
 
 T = TypeVar("T")
 Words = tuple[tuple[str, T], ...]

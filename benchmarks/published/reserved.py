@@ -7,8 +7,8 @@ gradients, and all that comes and goes in a step (activations, logits, gathered 
 import re
 from collections.abc import Mapping
 
-from brigade.plan.choice.estimate import Estimate
-from brigade.plan.choice.job import Job
+from brigade.plan.costs.estimate import Estimate
+from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import exchanged_width
 from brigade.plan.costs.memory import GIB, moments, stream_pool
 from brigade.plan.costs.states import first_stage_states

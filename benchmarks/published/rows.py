@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from brigade.plan import hardware
-from brigade.plan.choice.job import EAGER, FUSED, Job
 from brigade.plan.choice.job_of_run import attention_of
-from brigade.plan.costs.engines import OPTIMIZER_BYTES
+from brigade.plan.costs.conventions import OPTIMIZER_BYTES
+from brigade.plan.costs.job import EAGER, FUSED, Job
 from brigade.plan.shape.lora import lora_parameters
 from brigade.plan.shape.model_shape import ModelShape
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors import UserError
-from brigade.plan.choice.estimate import Estimate, estimate
+from brigade.plan.costs.estimate import Estimate, estimate
 from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UserError
 from ..errors.console import figure
-from ..plan.choice.estimate import estimate
-from ..plan.choice.job import Job
 from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
 from ..plan.choice.strategies import CHOICES, runs
+from ..plan.costs.estimate import estimate
+from ..plan.costs.job import Job
 from ..plan.hardware import gpu
 from ..plan.hardware.network import LINE_SHARE
 from ..plan.hardware.write_factors import take_network
@@ -18,7 +18,7 @@ from ..plan.shape.find import named_shape
 from .hosts import Wanted
 
 if TYPE_CHECKING:
-    from ..plan.choice.job import Job
+    from ..plan.costs.job import Job
 
 # What is spoken of without a recipe.
 USUAL_MODEL, USUAL_LENGTH, USUAL_BATCH, USUAL_GPU = "qwen3-8b", 4096, 128, "H100 80GB"

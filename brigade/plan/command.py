@@ -16,15 +16,15 @@ from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find
 from ..train.recipe.method import METHODS
 from ..train.recipe.schema import TrainingSection
-from .choice import goals, replicas
+from .choice import averaging_advice, goals
 from .choice.strategies import named
 from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
-from .costs.calibrate import calibrate
 from .hardware import calibration
 from .hardware.network import hold_name
 from .output import write
 from .output.as_json import answer_json
 from .output.write import refresh
+from .runs.calibrate import calibrate
 from .shape.lora import ENDS, trained_parameters
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _choose(options: argparse.Namespace) -> int:
 
         plot.write(options.plot, workload, cluster, ranked)
     device = ranked[0].estimate.gpu if ranked else None
-    advice = [*advice, *replicas.for_model(found)]
+    advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []
     late = winner and options.deadline and found.hours(options.tokens) > options.deadline
     if options.json:

@@ -9,10 +9,10 @@ import yaml
 from brigade.__main__ import main
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import Job
-from brigade.plan.costs import calibrate
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import Job
 from brigade.plan.hardware import calibration
+from brigade.plan.runs import calibrate
 from brigade.plan.shape.find import named_shape
 
 KIND = "H100 80GB"

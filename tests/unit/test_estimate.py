@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
-from brigade.plan.choice.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
-from brigade.plan.choice.job import FUSED, Job
-from brigade.plan.costs.engines import ENGINES, LOGIT_BYTES
+from brigade.plan.costs.conventions import ENGINES, LOGIT_BYTES
+from brigade.plan.costs.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
 from brigade.plan.costs.host_memory import PROCESS, host
+from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
 from brigade.plan.costs.stages import stage_layers
 from brigade.plan.costs.step_time import step_time

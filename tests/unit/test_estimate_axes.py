@@ -12,17 +12,17 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published import traffic
-from brigade.plan.choice.job import Job, of_axes
 from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
-from brigade.plan.costs.engines import SCHEDULES
+from brigade.plan.costs.conventions import SCHEDULES
 from brigade.plan.costs.host_memory import host
+from brigade.plan.costs.job import Job, of_axes
 from brigade.plan.costs.memory import micro_batches_in_flight, moments
 from brigade.plan.costs.stages import stage_layers, stages
 from brigade.plan.costs.states import stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import gpu
 from brigade.plan.hardware.network import CALL_LATENCY, HOP, links
-from brigade.plan.runs.planned import as_seen
+from brigade.plan.runs.prediction import as_seen
 from brigade.plan.shape.find import named_shape
 from brigade.train.parallel import pipeline_schedule
 from brigade.train.recipe import flags

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
-from brigade.plan.choice.estimate import estimate
+from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.states import first_stage_states
 from tests.unit.test_row_words import ROW, made
 

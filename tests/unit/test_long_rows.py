@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import long_context, pages
-from brigade.plan.choice.job import Job
 from brigade.plan.costs import memory
+from brigade.plan.costs.job import Job
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_shape
 

@@ -10,11 +10,11 @@ import yaml
 
 from benchmarks import questions
 from brigade.__main__ import main
-from brigade.plan.choice.estimate import intervals
 from brigade.plan.choice.explain import reason
 from brigade.plan.choice.goals import Answer, answer, pick, price
 from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.costs.estimate import intervals
 from brigade.plan.shape.find import named_shape
 
 ROOT = Path(__file__).parents[2]

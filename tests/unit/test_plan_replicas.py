@@ -12,12 +12,12 @@ import torch
 import yaml
 
 from brigade.__main__ import main
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import Job, Replicas
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.plan.choice.job_of_run import job_of_record, record
+from brigade.plan.costs.averaging import CONSTANTS, held, round_seconds, sent, synchronising
+from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
-from brigade.plan.costs.replicas import CONSTANTS, held, round_seconds, sent, synchronising
+from brigade.plan.costs.job import Job, Replicas
 from brigade.plan.hardware import gpu
 from brigade.plan.shape.find import named_shape
 from brigade.train.distributed import encoding

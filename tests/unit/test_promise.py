@@ -11,10 +11,10 @@ from transformers import AutoConfig
 from brigade.offers import offers
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import EAGER, FUSED
-from brigade.plan.costs.engines import ENGINES
-from brigade.plan.runs import planned
+from brigade.plan.costs.conventions import ENGINES
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import EAGER, FUSED
+from brigade.plan.runs import prediction
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import lora_parameters
@@ -204,7 +204,7 @@ def test_nor_does_an_unknown_architecture(load):
     ],
 )
 def test_a_job_survives_run_yaml(job, changes):
-    made = planned.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
+    made = prediction.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
 
 
@@ -223,12 +223,12 @@ def test_a_record_of_another_version(mistake):
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
-PREDICTED = planned.Prediction(39.8, (36, 44), 2.2, (1.9, 2.6))
+PREDICTED = prediction.Prediction(39.8, (36, 44), 2.2, (1.9, 2.6))
 TIME = "2.31 s per step (estimated 2.20, 80 % interval 1.90 to 2.60)"
 
 
 def told(memory=41.2, seconds=2.31, data=0.0, predicted=PREDICTED, reason=""):
-    return planned.report(predicted, planned.Measured(10, 4, seconds, data, memory), reason)
+    return prediction.report(predicted, prediction.Measured(10, 4, seconds, data, memory), reason)
 
 
 def test_one_line_where_it_came_as_predicted():
@@ -256,13 +256,13 @@ def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_prediction_the_re
 
 
 def test_memory_is_that_of_the_largest_micro_batch(job):
-    usual = planned.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
-    largest = planned.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
+    usual = prediction.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
+    largest = prediction.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
     device = hardware.gpu("H100 80GB")
-    both, small = planned.predict(usual, largest, device), planned.predict(usual, usual, device)
+    both, small = prediction.predict(usual, largest, device), prediction.predict(usual, usual, device)
     assert both.step_time == small.step_time and both.allocated_gib > small.allocated_gib
     assert both.allocated_between[0] < both.allocated_gib < both.allocated_between[1]
-    entry = planned.entry(both, planned.Measured(10, 4, 2.0, 0.1, 50.0), device)
+    entry = prediction.entry(both, prediction.Measured(10, 4, 2.0, 0.1, 50.0), device)
     assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
         both.step_time, 1e-4
     )
@@ -270,10 +270,10 @@ def test_memory_is_that_of_the_largest_micro_batch(job):
 
 
 def test_logits_without_a_label_cost_nothing(job):
-    whole = planned.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
+    whole = prediction.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
     some = replace(whole, labelled=0.25)
     device = hardware.gpu("H100 80GB")
-    assert planned.predict(some, some, device).step_time < planned.predict(whole, whole, device).step_time
+    assert prediction.predict(some, some, device).step_time < prediction.predict(whole, whole, device).step_time
 
 
 # ---- the config.json beside a recipe -----------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
-from brigade.plan.choice.job import Job, Replicas
-from brigade.plan.runs import compare_with_plan, planned
+from brigade.plan.costs.job import Job, Replicas
+from brigade.plan.runs import compare_with_plan, prediction
 from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
@@ -121,9 +121,9 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
         assert kind == hardware.gpu("H200").kind
         raise error
 
-    monkeypatch.setattr(planned, "_job", fail)
-    monkeypatch.setattr(planned, "add_to_record", lambda run, key, value: kept.update({key: value}))
-    planned.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
+    monkeypatch.setattr(prediction, "_job", fail)
+    monkeypatch.setattr(prediction, "add_to_record", lambda run, key, value: kept.update({key: value}))
+    prediction.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
     assert (
         "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: "
         in (said := capsys.readouterr().out)
@@ -137,7 +137,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     ("eager", 1000.0, 1000),
 ])  # fmt: skip
 def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended):
-    from brigade.plan.choice.job import Job
+    from brigade.plan.costs.job import Job
     from brigade.plan.shape.find import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
@@ -150,7 +150,7 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
         "largest": 6000.0,
         "most_labelled": 1500.0,
     }
-    usual, largest = planned._as_seen(job, config, seen)
+    usual, largest = prediction._as_seen(job, config, seen)
     assert (usual.sequence, largest.sequence, usual.attended) == (1000, 1500, attended)
     assert (usual.labelled, largest.labelled) == (0.5, 0.25)
 
@@ -164,4 +164,4 @@ def test_a_round_that_no_measured_step_ends_is_not_promised(monkeypatch, every, 
     world = SimpleNamespace(size=1, local_size=1)
     run = SimpleNamespace(settings=settings, kernels=Kernels(), strategy=None, batch=None, world=world)
     config = SimpleNamespace(to_dict=dict, _attn_implementation="sdpa")
-    assert planned._job(run, config, 0, "H200").replicas == Replicas(2, counted)
+    assert prediction._job(run, config, 0, "H200").replicas == Replicas(2, counted)

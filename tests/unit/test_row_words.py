@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import EAGER, FUSED
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import EAGER, FUSED
 
 ROW = {"model": "llama3.1-8b", "params_b": "8.03", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32",
        "kv_heads": "8", "vocab": "128256", "n_gpus": "8", "gpu": "A100-80GB", "inter_node": "-", "framework": "HF Trainer",

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import pages, states, states_axes
 from benchmarks.parity_cases import NAMES, sizes_of
-from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.costs.job import Job, of_axes
 from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import stage_states
 from brigade.plan.shape.from_config import shape_of

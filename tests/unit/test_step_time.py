@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from brigade.errors import UserError
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import Job
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import Job
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import gpu
 from brigade.plan.hardware.network import hold_name, links, node_gbit

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.plan.choice.estimate import estimate
-from brigade.plan.choice.job import FUSED, Job
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.shape import from_code as shape_from_code
 from brigade.plan.shape import stand_ins, traced_model

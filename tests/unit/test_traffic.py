@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.communication import STRATEGIES
 from benchmarks.published.traffic import per_node, traffic, unreleased
-from brigade.plan.choice.job import Job, of_axes
+from brigade.plan.costs.job import Job, of_axes
 from brigade.plan.shape.find import named_shape
 from brigade.train.strategy.axes import Axes
 

@@ -14,11 +14,11 @@ from ...train.recipe.batch import batch_arithmetic
 from ...train.recipe.files import REPOSITORY, find
 from ...train.recipe.flags import Settings
 from ...train.strategy import Strategy, choose
+from ..costs.estimate import Estimate, estimate
+from ..costs.job import Job
 from ..hardware import gpu
 from ..hardware.network import hold_name
 from ..shape.find import RECIPES, described, known_config, named_config
-from .estimate import Estimate, estimate
-from .job import Job
 from .job_of_run import NotCovered, job_of_run, largest_fit
 from .strategies import CHOICES, with_sizes
 

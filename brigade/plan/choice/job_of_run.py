@@ -10,13 +10,13 @@ from ...train.recipe.method import method_of
 from ...train.recipe.schema import Recipe, TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
+from ..costs.estimate import estimate
+from ..costs.job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
 from ..hardware import Gpu
 from ..shape.find import described
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import Family, ModelShape
-from .estimate import estimate
-from .job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {

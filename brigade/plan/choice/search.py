@@ -11,13 +11,13 @@ from ...train.model.experts import shards
 from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
+from ..costs.estimate import estimate
 from ..costs.host_memory import host
+from ..costs.job import Job, of_axes, of_method
 from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
 from ..shape.trace_settings import Trace
-from .estimate import estimate
-from .job import Job, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import Choice, runs
 from .workload import KERNELS, Candidate, Cluster, Workload

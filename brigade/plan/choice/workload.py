@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from ..costs.estimate import Estimate
+from ..costs.job import EAGER, FUSED, Kernels
 from ..shape.model_shape import ModelShape
-from .estimate import Estimate
-from .job import EAGER, FUSED, Kernels
 from .strategies import CHOICES, Choice
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

@@ -1,7 +1,7 @@
 """What adapters add to a layer: what autograd keeps, and what goes through memory beside the products."""
 
-from ..choice.job import Job
 from ..shape.lora import linears
+from .job import Job
 
 # Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
 # PEFT 0.21.2 (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from ...train.strategy.state_bytes import OPTIMIZER_BYTES
-from ..choice.estimate import intervals
-from ..choice.job import Job
-from .replicas import held, written
+from .averaging import held, written
+from .estimate import intervals
+from .job import Job
 from .stages import gathered_bytes, stages
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..choice.job import Job
 from .adapters import adapter_traffic
+from .job import Job
 
 NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
 Kind = Literal["product", "attention", "pointwise"]

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..choice.job import Job
 from ..shape.lora import all_linears
 from ..shape.trace_settings import Trace, TraceSettings
 from .adapters import NORM_STANDS, adapter_bytes
-from .engines import LOGIT_BYTES
+from .conventions import LOGIT_BYTES
+from .job import Job
 from .layer import NORM_BACK, layer_ops
 from .stages import NF4, Stage, experts_whole, logits_divisor, stages
 from .states import SUB_GROUP_SIZE, stage_states

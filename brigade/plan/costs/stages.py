@@ -4,8 +4,8 @@ import functools
 from dataclasses import dataclass
 
 from ...train.model.experts import shards
-from ..choice.job import Job
 from ..shape.lora import linears
+from .job import Job
 
 NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
 NF4_CUT = 0.5625  # with plain ones, as tensor groups have them (engines/tensor_adapters.py)

@@ -4,7 +4,7 @@ import operator
 from dataclasses import replace
 
 from ...train.strategy.state_bytes import OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
-from ..choice.job import Job
+from .job import Job
 from .stages import Stage, frozen_bytes, same_experts, stages
 
 

@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass, replace
 
-from ..choice.job import Job
 from ..hardware import Gpu, gpu
 from ..hardware.network import CALL_LATENCY, Links, links
 from ..shape.lora import linears
 from .adapters import NORM_MOVED
-from .engines import LOGIT_BYTES
+from .averaging import synchronising
+from .conventions import LOGIT_BYTES
+from .job import Job
 from .layer import Op, exchanged_width, layer_ops
-from .replicas import synchronising
 from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..choice.estimate import Estimate
 from ..choice.explain import reason
 from ..choice.goals import Answer, price
+from ..costs.estimate import Estimate
 from ..costs.host_memory import host
 from ..costs.memory import GIB
 

@@ -18,9 +18,9 @@ from ...errors import UserError
 from ...errors.console import billions, counted
 from ...train import files
 from ...train.recipe.method import METHODS
-from ..choice.estimate import intervals, of_memory, of_time
 from ..choice.search import candidates, chosen
 from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.estimate import intervals, of_memory, of_time
 from ..costs.memory import GIB
 from .show import recomputes, shown_first
 

@@ -14,11 +14,11 @@ from rich.table import Table
 from ...errors import UserError
 from ...errors.console import billions, counted, figure
 from ...train.model.adapters import trains
-from ..choice import explain, goals, replicas, search
-from ..choice.estimate import Estimate, intervals, parts
-from ..choice.job import Job
+from ..choice import averaging_advice, explain, goals, search
 from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.estimate import Estimate, intervals, parts
 from ..costs.host_memory import host
+from ..costs.job import Job
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
 from ..costs.stages import stage_layers
 from ..hardware import Gpu, calibration
@@ -223,7 +223,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
     if job.replicas.count > 1:
-        say("replicas", replicas.described(result))
+        say("replicas", averaging_advice.described(result))
     if not result.gpu.seen:
         say(
             "",

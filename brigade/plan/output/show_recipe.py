@@ -10,7 +10,7 @@ from ...train.model.config_json import read_config
 from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
-from ..choice import goals, replicas
+from ..choice import averaging_advice, goals
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import refusal
 from ..choice.workload import Cluster
@@ -65,7 +65,7 @@ def show_recipe(
     else:
         found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
     good = spare >= 0 and not refused
-    advice = replicas.for_recipe(plan)
+    advice = averaging_advice.for_recipe(plan)
     if as_json:
         print(recipe_json(result, plan.strategy_name, found, good, tight, advice, price))
         return 0 if good else 1

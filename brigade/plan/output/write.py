@@ -15,7 +15,6 @@ from ...train.model.config_json import read_config
 from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
-from ..choice.job import Job
 from ..choice.job_of_recipe import (
     BESIDE,
     PublishedModel,
@@ -27,6 +26,7 @@ from ..choice.job_of_recipe import (
 )
 from ..choice.workload import Candidate, Workload
 from ..costs.host_memory import host
+from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of
 from .header import header, replaced
 from .strategy_file import as_document, ours, strategy_file

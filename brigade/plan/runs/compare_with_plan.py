@@ -10,7 +10,7 @@ from ...train.loop.measured_states import OneStep
 from ...train.loop.throughput import STEPS, WARM_UP, Meter
 from ...train.run.directory import Run
 from .measured_steps import measure
-from .planned import compare
+from .prediction import compare
 
 
 class CompareWithPlan(TrainerCallback):

@@ -12,8 +12,8 @@ from ...train.run.directory import Run, add_to_record
 from ...train.upstream import attention_of
 from .. import hardware
 from ..choice import job_of_run
-from ..choice.estimate import estimate
-from ..choice.job import Job
+from ..costs.estimate import estimate
+from ..costs.job import Job
 from ..costs.memory import GIB
 from ..hardware import calibration
 

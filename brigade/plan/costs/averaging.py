@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from ..choice.job import Job
 from ..hardware import Gpu
 from ..hardware.network import links
+from .job import Job
 
 CONSTANTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 

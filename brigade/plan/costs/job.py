@@ -6,9 +6,9 @@ from typing import Any, Literal
 from ...errors import UserError
 from ...train.recipe.method import METHODS
 from ...train.strategy.axes import Axes
-from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
 from ..shape.model_shape import ModelShape
 from ..shape.trace_settings import EAGER, Kernels
+from .conventions import ENGINES, SCHEDULES, Engine, Schedule
 
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
@@ -77,7 +77,7 @@ class Job:
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
-    loss, optimizer: keys of LOGIT_BYTES and OPTIMIZER_BYTES (costs/engines.py)
+    loss, optimizer: keys of LOGIT_BYTES and OPTIMIZER_BYTES (costs/conventions.py)
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     """

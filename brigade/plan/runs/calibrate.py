@@ -13,11 +13,11 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.recipe.files import read_yaml
-from ..choice.job import Job
 from ..choice.job_of_run import job_of_record
+from ..costs.job import Job
+from ..costs.step_time import StepTime, step_time
 from ..hardware import Gpu, calibration, gpu
 from ..hardware.write_factors import fold, write
-from .step_time import StepTime, step_time
 
 NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
 LEAST_WAIT = 0.1  # of a step that has to wait for the network: where computing hides it, noise would decide its factor

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ..costs.averaging import CONSTANTS, held, round_seconds, sent
+from ..costs.estimate import Estimate, estimate
+from ..costs.job import Replicas
 from ..costs.memory import GIB
-from ..costs.replicas import CONSTANTS, held, round_seconds, sent
 from ..hardware.network import links
-from .estimate import Estimate, estimate
 from .goals import Answer, answer
-from .job import Replicas
 from .job_of_recipe import RecipePlan, job_of
 
 
