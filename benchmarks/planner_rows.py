@@ -8,12 +8,13 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from benchmarks.published import table
+from benchmarks.published.formulas import estimate_of
+from benchmarks.published.job import PublishedJob
 from benchmarks.published.parse_columns import Inexpressible
 from benchmarks.published.reserved import fits
 from brigade.errors import UserError
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import Estimate, estimate
-from brigade.plan.costs.job import Job
+from brigade.plan.costs.estimate import Estimate
 from brigade.plan.hardware import Gpu
 from brigade.train.model.flops import flops_per_token
 
@@ -41,7 +42,7 @@ class Run:
 
     place: int
     row: dict[str, str]
-    job: Job
+    job: PublishedJob
     memory: float | None
     speed: float | None
 
@@ -84,6 +85,7 @@ def runs() -> list[Run]:
         for row in table.read(DATA / f"{name}.csv"):
             try:
                 job = table.expressed(row).job
+                assert isinstance(job, PublishedJob)
             except (Inexpressible, UserError):
                 continue
             ok = row["status"] == "ok"
@@ -96,7 +98,7 @@ def runs() -> list[Run]:
 def _estimate(place: int, hundredths: int | None, most: float) -> Estimate:
     run = runs()[place]
     device: Gpu = hardware.gpu(run.job.gpu)
-    return estimate(run.job, replace(device, sustained=hundredths / 100) if hundredths else device, best=most)
+    return estimate_of(run.job, replace(device, sustained=hundredths / 100) if hundredths else device, best=most)
 
 
 def estimated(run: Run, sustained: dict[str, float], bests: dict[str, float] | None = None) -> Estimate:

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping
 
 from brigade.plan.costs.estimate import Estimate
-from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import exchanged_width
 from brigade.plan.costs.memory import GIB, moments, stream_pool
 from brigade.plan.costs.states import first_stage_states
 
+from .job import PublishedJob
 from .parse_columns import told
 
 # Times what ZeRO-3's streams hold at least (stream_pool): read off 25 runs of ml-engineering, ms-swift and qwen, where they hold
@@ -36,6 +36,7 @@ def fits(result: Estimate, row: Mapping[str, str]) -> bool:
 
 def _wanted_gib(result: Estimate) -> float:
     job, found = result.job, moments(result.job)
+    assert isinstance(job, PublishedJob)
     per_stage = [found[start : start + 4] for start in range(0, len(found), 4)]
     states = max(max(one.weights + one.optimizer for one in stage) for stage in per_stage)
     gradients = max(first_stage_states(job)[1], *(one.gradients for one in found))
@@ -45,8 +46,8 @@ def _wanted_gib(result: Estimate) -> float:
     return (states + gradients + (engine.fragmentation + engine.streams) * moving + pools) / GIB
 
 
-def _exchanged(job: Job) -> float:
+def _exchanged(job: PublishedJob) -> float:
     """What Ulysses' exchanges receive in one pass through a layer. NCCL's stream marks it as used (record_stream of
     torch.distributed's collectives), so none of its blocks is free before the GPU has come that far, and Python is seconds ahead
     of it. Read off four runs of 70B and 32B over 32 and 64 H100s (arctic-training)."""
-    return 2 * exchanged_width(job) * job.tokens if job.ours and job.context > 1 else 0.0
+    return 2 * exchanged_width(job) * job.tokens if job.ulysses and job.context > 1 else 0.0

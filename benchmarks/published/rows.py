@@ -6,11 +6,12 @@ from typing import Any
 
 from brigade.plan import hardware
 from brigade.plan.choice.job_of_run import attention_of
-from brigade.plan.costs.conventions import OPTIMIZER_BYTES
-from brigade.plan.costs.job import EAGER, FUSED, Job
+from brigade.plan.costs.job import EAGER, FUSED
 from brigade.plan.shape.lora import lora_parameters
 from brigade.plan.shape.model_shape import ModelShape
+from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
 
+from .job import PublishedJob
 from .parse_columns import (
     ATTENTIONS,
     FUSED_KERNELS,
@@ -65,7 +66,7 @@ QUANTISED = r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|int8 weight|int4 grad|z
 SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
 
-def job_of_row(row: Mapping[str, str]) -> Job:
+def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     """The configuration that a row of published.csv's format states. Raises Inexpressible."""
     refuse(row)
     shape, framework = shape_of_row(row), row["framework"].lower()
@@ -151,7 +152,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         traits["engine"] = "ddp"
     if traits["engine"] == "zero" and stage == 3 and _old_deepspeed(row):
         traits["engine"] = "zero-2021"
-    job = Job(
+    job = PublishedJob(
         shape,
         sequence,
         micro,
@@ -176,7 +177,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         tiled_mlp=bool(re.search(r"tiled.?mlp|mlp.{0,12}tiles|\balst\b", text)),
         fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
         offload=offload,
-        ours=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
+        ulysses=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
         optimizer=optimizer,
         **traits,
     )

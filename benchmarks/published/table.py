@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors import UserError
-from brigade.plan.costs.estimate import Estimate, estimate
+from brigade.plan.costs.estimate import Estimate
 from brigade.plan.costs.memory import GIB
 
+from .formulas import estimate_of
 from .parse_columns import Inexpressible
 from .reserved import fits, reserved_gib
 from .rows import as_published, job_of_row
@@ -35,12 +36,12 @@ OF_PLAYBOOK = {"model", "gpus", "dp", "tp", "pp", "zero", "mbs", "grad_acc"}
 def expressed(row: Mapping[str, str]) -> Estimate:
     """The estimate of a row. Raises Inexpressible, or UserError for a GPU that is not known or sizes that do not fit together."""
     job = job_of_row(as_published(row))
-    result = estimate(job)
+    result = estimate_of(job)
     if result.fits or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
         return result
     # The row does not say what was computed again: as few layers as it takes to fit.
-    tried = (estimate(replace(job, checkpointing="full", every=every)) for every in (8, 4, 3, 2))
-    return next((found for found in tried if found.fits), estimate(replace(job, checkpointing="full")))
+    tried = (estimate_of(replace(job, checkpointing="full", every=every)) for every in (8, 4, 3, 2))
+    return next((found for found in tried if found.fits), estimate_of(replace(job, checkpointing="full")))
 
 
 def predict(row: Mapping[str, str]) -> dict[str, Any]:

@@ -8,14 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
-from brigade.plan.costs.conventions import ENGINES, LOGIT_BYTES
-from brigade.plan.costs.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
+from brigade.plan.costs.conventions import LOGIT_BYTES
+from brigade.plan.costs.estimate import FRAGMENTATION, SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
 from brigade.plan.costs.host_memory import PROCESS, host
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
-from brigade.plan.costs.stages import stage_layers
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape
@@ -170,7 +168,7 @@ def test_each_thing_that_saves_memory_saves_some():
         assert memory(replace(plain, **saving)).allocated < memory(plain).allocated, saving
 
 
-@pytest.mark.parametrize("engine, each", [("pure", 10), ("ddp", 20), ("fsdp2", 20)])
+@pytest.mark.parametrize("engine, each", [("ddp", 20), ("fsdp2", 20)])
 def test_foreach_kernels_copy_the_second_moments_in_the_step(engine, each):
     """Weights, gradients, two moments and the roots of one of them; fused kernels need none."""
     plain = Job(LLAMA_8B, 16, engine=engine, checkpointing="full", optimizer="adamw_torch")
@@ -194,8 +192,8 @@ def test_a_compiled_loss_keeps_the_logits_and_nothing_else_as_wide():
 
 def test_activations_need_more_room_than_states():
     """The allocator gives back what it cached, but for the gaps between tensors of many sizes."""
-    states, activations = estimate(Job(LLAMA_8B, 16, engine="pure")), estimate(Job(LLAMA_8B, 2**14, engine="pure"))
-    loose = ENGINES["pure"].fragmentation - 1
+    states, activations = estimate(Job(LLAMA_8B, 16)), estimate(Job(LLAMA_8B, 2**17))
+    loose = FRAGMENTATION - 1
     assert states.held == pytest.approx(states.memory.allocated * (1 + SHORT_IN_STEP * loose))
     assert activations.held == pytest.approx(activations.memory.allocated * (1 + SHORT * loose))
     assert SHORT_IN_STEP < SHORT < 1
@@ -230,27 +228,16 @@ def test_offload_leaves_the_optimizer_on_the_host():
     assert found.gradients == 2 * LLAMA_8B.vocab * LLAMA_8B.hidden  # the head's, which is whole until it is reduced
 
 
-@pytest.mark.parametrize(
-    "engine, stage, tensor", [("fsdp2", 3, 1), ("fsdp2", 3, 2), ("megatron", 1, 1), ("megatron", 1, 4)]
-)
-def test_expert_parallelism_moves_states_and_makes_none_disappear(engine, stage, tensor):
+def test_expert_parallelism_moves_states_and_makes_none_disappear():
     """All experts' optimizer states exist once, however they are spread."""
-    spread = [
-        memory(job(QWEN_MOE, engine=engine, stage=stage, data=16, tensor=tensor, expert=expert)).optimizer
-        for expert in (1, 2, 4, 8, 16)
-    ]
+    spread = [memory(job(QWEN_MOE, data=16, expert=expert)).optimizer for expert in (1, 2, 4, 8, 16)]
     assert spread == pytest.approx([spread[0]] * 5, rel=1e-6)
-
-
-@given(st.sampled_from(["megatron", "nanotron"]), st.integers(1, 32))
-def test_every_layer_has_a_stage(engine, stages):
-    assert sum(stage_layers(job(engine=engine, stage=1, pipeline=stages, accumulation=64))) == LLAMA_8B.layers
 
 
 @pytest.mark.parametrize("virtual, held", [(1, 8), (3, 8 * (1 + 7 / 24)), (12, 8 * (1 + 7 / 96))])
 def test_interleaved_stages_keep_more_micro_batches(virtual, held):
     """Korthikanti et al. 2022, section 4.2.3, for the first of eight stages; the last one keeps its chunks of one at least."""
-    wanted = job(engine="megatron", stage=1, pipeline=8, virtual=virtual, accumulation=64)
+    wanted = job(engine="stages", stage=1, pipeline=8, virtual=virtual, accumulation=64)
     assert micro_batches_in_flight(wanted, 0) == pytest.approx(held)
     assert micro_batches_in_flight(replace(wanted, accumulation=1), 0) == 1 <= micro_batches_in_flight(wanted, 7)
 

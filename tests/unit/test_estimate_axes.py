@@ -14,10 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.published import traffic
 from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
 from brigade.plan.costs.conventions import SCHEDULES
+from brigade.plan.costs.division import division
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, of_axes
 from brigade.plan.costs.memory import micro_batches_in_flight, moments
-from brigade.plan.costs.stages import stage_layers, stages
+from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import gpu
@@ -117,7 +118,7 @@ def test_of_an_adapters_two_matrices_one_is_divided():
 def test_stages_are_cut_by_cost(layers, stages_, head):
     """No other division of so many layers has a cheaper most costly stage, nor as cheap a one and evener others."""
     shape = replace(LLAMA, layers=layers, vocab=round(head * LLAMA.layer_matmul / LLAMA.hidden))
-    counts = stage_layers(job(shape, Axes(stages=stages_), ranks=stages_, accumulation=64))
+    counts = division(job(shape, Axes(stages=stages_), ranks=stages_, accumulation=64)).layers
     worth = shape.vocab * shape.hidden / shape.layer_matmul
 
     def cost(counts):
@@ -147,7 +148,7 @@ def test_the_bubble_is_that_of_the_textbook(stages_, micro_batches):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages_, micro_batches", [(2, 4), (4, 8), (8, 64)])
 def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micro_batches):
-    """engines/pipeline_schedule.py; docs/evidence/pipeline.md has it measured."""
+    """train/parallel/pipeline_schedule.py; docs/evidence/pipeline.md has it measured."""
     axes = Axes(stages=stages_, schedule=schedule, virtual=2 if schedule.startswith("interleaved") else 1)
     of = job(replace(LLAMA, vocab=8), axes, ranks=stages_, accumulation=micro_batches, sequence=32768)
     time = step_time(of)
@@ -158,8 +159,8 @@ def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micr
 
 def test_a_rank_with_several_stages_has_its_turns_of_them():
     of = job(axes=Axes(stages=4, virtual=2))
-    chunks = stage_layers(job(axes=Axes(stages=8)))
-    assert stage_layers(of) == [chunks[rank] + chunks[rank + 4] for rank in range(4)] and of.axes == Axes(
+    chunks = division(job(axes=Axes(stages=8))).layers
+    assert division(of).layers == [chunks[rank] + chunks[rank + 4] for rank in range(4)] and of.axes == Axes(
         stages=4, virtual=2
     )
     assert of.order.bubble == 1 and of.schedule == "interleaved1f1b"
@@ -272,7 +273,7 @@ def test_a_run_s_axes_are_its_job_s():
     zero = {"zero_optimization": {"stage": 1}}
     found = of_run(Strategy("zero1", "zero1", "", ds_config=zero, axes=Axes(tensor=2, stages=2)))
     assert (found.data, found.tensor, found.pipeline, found.gpus, found.accumulation) == (2, 2, 2, 8, 8)
-    assert found.ours and not found.sequence_parallel and found.axes == Axes(tensor=2, stages=2)
+    assert found.axes == Axes(tensor=2, stages=2)
     fsdp2 = Strategy("fsdp2", "fsdp2", "", fsdp={"fsdp_version": 2}, axes=Axes(sequence=4))
     assert of_run(fsdp2).loss == "released"
     found = of_run(fsdp2, words=["--tiled_loss", "auto"])
@@ -337,7 +338,7 @@ def test_parameters_of_a_rank_are_those_of_the_model_that_transformers_builds(na
         (stage,) = stages(job(shape, Axes(tensor=size), engine=engine))
         assert stage.parameters == pytest.approx(counted, rel=1e-9)
     divided = job(shape, Axes(stages=4))
-    layers = list(itertools.accumulate(stage_layers(divided), initial=0))
+    layers = list(itertools.accumulate(division(divided).layers, initial=0))
     for stage in stages(divided):
         own = range(*layers[stage.place : stage.place + 2])
         counted = sum(n for key, n in sizes.items() if (at := re.search(r"layers\.(\d+)\.", key)) and int(at[1]) in own)

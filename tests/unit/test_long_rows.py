@@ -21,7 +21,7 @@ def name(row):
 def test_long_rows_take_what_traces_of_the_models_code_say(row):
     """With and without tiles of loss and MLPs, of a row in parts and whole: what a layer and the loss need at their peaks."""
     tiles = {"loss": "tiled", "tiled_mlp": True} if row["tiles"] != "none" else {"loss": "released"}
-    job = Job(named_shape(row["model"]), row["tokens"], context=row["ranks"], ours=True, checkpointing="full", **tiles)
+    job = Job(named_shape(row["model"]), row["tokens"], context=row["ranks"], checkpointing="full", **tiles)
     kept, back = memory.activation_bytes(job)
     assert kept * job.shape.layers == pytest.approx(row["kept"], rel=0.05)
     assert back == pytest.approx(row["back"], rel=0.01)

@@ -32,6 +32,7 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
 
 # Nothing is sharded, by what shards (loop/fsdp2_engine.py).
 EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
+OLDER = {"ours", "sequence_parallel"}  # fields that records of runs have had, always with train.py's value
 FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
@@ -238,7 +239,8 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))
         measured = not shape.keys() <= {one.name for one in fields(ModelShape)}  # counted in the model's code
-        known: dict[str, Any] = dict(values) | {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
+        known = {key: value for key, value in values.items() if key not in OLDER}
+        known |= {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
         known["replicas"] = Replicas(**known.get("replicas", {}))
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:

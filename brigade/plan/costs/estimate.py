@@ -18,6 +18,7 @@ from .job import Job
 # an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
 # with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
 SHORT, SHORT_IN_STEP = 0.7, 0.4
+FRAGMENTATION = 1.1  # what the allocator reserves of what is allocated at the peak: torchtitan's runs of December 2024
 CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
 COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
 
@@ -46,9 +47,9 @@ class Estimate:
     @functools.cached_property
     def least_seconds(self) -> float:
         """Of a step that computes at the best utilisation that anybody published for the chip, of any where nobody did; 0 with
-        adapters and in FP8. Of attention the visible half counts, of recomputation nothing."""
+        adapters. Of attention the visible half counts, of recomputation nothing."""
         s, known = self.job.shape, intervals()["best"]
-        if self.job.method != "full" or self.job.fp8:
+        if self.job.method != "full":
             return 0.0
         share = self.best or known.get(self.gpu.kind, max(known.values()))
         share *= max(1.0, self.gpu.efficiency)
@@ -151,13 +152,13 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None, b
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
-    found, loose = moments(job, traced), job.conventions.fragmentation - 1
-    held = max(
-        one.allocated * (1 + loose * SHORT) + SHORT * job.conventions.streams * one.moving
-        if one.activations
-        else one.allocated * (1 + loose * SHORT_IN_STEP)
-        for one in found
-    )
-    held += stream_pool(job)
+    peaks = moments(job, traced)
+    held = max(reserved(job, peak) for peak in peaks) + stream_pool(job)
     context = (CONTEXT_GIB + collectives) * GIB
-    return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context, best)
+    return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context, best)
+
+
+@functools.singledispatch
+def reserved(job: Job, peak: Memory, fragmentation: float = FRAGMENTATION) -> float:
+    """Return the bytes that torch's allocator has to hold at a step's moment, where memory is short."""
+    return peak.allocated * (1 + (fragmentation - 1) * (SHORT if peak.activations else SHORT_IN_STEP))

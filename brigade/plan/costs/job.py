@@ -36,8 +36,6 @@ def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
         "pipeline": axes.stages,
         "context": axes.sequence,
         "expert": axes.experts,
-        "sequence_parallel": axes.tensor == 1,
-        "ours": True,
     }
 
 
@@ -63,9 +61,6 @@ class Job:
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     labelled: share of the tokens that have logits: with padding_free those alone that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism, in one of the `replicas`
-    ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and what stands between blocks are
-        whole on each rank, and mostly logits (costs/stages.py). Stages are cut by cost. Context parallelism is Ulysses', which
-        exchanges heads. Else as in Megatron and torchtitan: all is divided, stages evenly, keys and values go round a ring
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
@@ -76,10 +71,7 @@ class Job:
     targets: what adapters lie on (shape/lora.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
-    fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
-    loss, optimizer: keys of LOGIT_BYTES and OPTIMIZER_BYTES (costs/conventions.py)
-    linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
-    offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    loss, optimizer: keys of LOGIT_BYTES (conventions.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
     """
 
     shape: ModelShape
@@ -94,7 +86,6 @@ class Job:
     pipeline: int = 1
     context: int = 1
     expert: int = 1
-    ours: bool = False
     schedule: str = "1f1b"
     virtual: int = 1
     shard: int = 0
@@ -105,22 +96,15 @@ class Job:
     labelled: float = 1.0
     checkpointing: Checkpointing = "none"
     every: int = 1
-    offload_activations: bool = False
-    step_in_backward: bool = False
     kernels: Kernels = EAGER
     attention: Attention = "flash2"
     loss: str = "full"
     tiled_mlp: bool = False
-    fp8: str = ""
-    dropout: bool = False
-    sequence_parallel: bool = True
-    repeat_kv: bool = False
     trained: int = 0
     targets: str = "qkvom"
     adapter_dropout: bool = False
     dora: bool = False
     optimizer: str = "adamw_torch_fused"
-    linear_experts: bool = False
     gpu: str = "H100 80GB"
     node_size: int = 8
     link: str = ""

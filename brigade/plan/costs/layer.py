@@ -10,6 +10,7 @@ keeps its input alone: Liger, Transformer Engine, or torch.compile, whose partit
 reads, so that the outputs of norm and activation are kept.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,8 +31,7 @@ class Op:
     moved, moved_back: bytes read and written, forward and backward
     kept: bytes for the backward pass
     back: bytes that its own backward pass needs besides, at its peak
-    split: tensor parallelism divides it by itself (else only sequence parallelism does)
-    gathered: under tensor parallelism it is gathered over the ranks before the next product
+    split: whether tensor parallelism divides it
     experts: how many weights of that shape the tokens are spread over
     tiled: computed for a tile of tokens at a time, and once more in the backward pass: nothing is kept
     """
@@ -45,11 +45,11 @@ class Op:
     kept: float = 0.0
     back: float = 0.0
     split: bool = True
-    gathered: bool = False
     experts: int = 0
     tiled: bool = False
 
 
+@functools.singledispatch
 def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     """The forward pass of one of the job's layers, in the order in which it runs, with what its adapters do."""
     shape = job.shape
@@ -64,9 +64,9 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         beside = 2 * h * into_product  # the residual stream's gradient
         yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=beside)
         if into_product:
-            yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False, gathered=True)
+            yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False)
 
-    if job.ours and job.context > 1:
+    if job.context > 1:
         # Queries, keys, values and the output are copied to be sent, and the output is kept as it came and as it went; ranks
         # that share a head of keys and values have a copy each (Jacobs et al. 2023, arXiv 2309.14509, section 3).
         moved, copies = 4 * exchanged_width(job), max(1.0, job.context / shape.kv_heads) - 1
@@ -79,15 +79,13 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
-        sliced = family.fused_qkv and not (
-            job.repeat_kv or (job.attention == "eager" and shape.kv_heads != shape.heads)
-        )
+        sliced = family.fused_qkv and not (job.attention == "eager" and shape.kv_heads != shape.heads)
         yield Op("rotary", "pointwise", moved=moved, moved_back=moved, kept=2 * turned * sliced)
     yield from _attention(job)
     yield Op("out", "product", 2 * q * h, (q, h))
     if family.norms == 4:
         yield from norm(2)
-    yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=2 * h * job.dropout, split=False)
+    yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
     if job.method != "full":
         moved, moved_back = adapter_traffic(job, moe)
         yield Op("adapters", "pointwise", moved=moved, moved_back=moved_back)
@@ -133,24 +131,23 @@ def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = 
 
 def _attention(job: Job) -> Iterator[Op]:
     """Kept: queries, keys, values and the output; of the scores a number per head and token, or in eager attention all."""
-    shape, dropout = job.shape, job.dropout
+    shape = job.shape
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
-    keys_values = 4 * q if job.repeat_kv else 2 * kv
+    keys_values = 2 * kv
     if job.attention != "eager":
-        kept, moved = 2 * q + keys_values + 2 * q + 4 * heads, 2 * keys_values * job.repeat_kv
+        kept = 2 * q + keys_values + 2 * q + 4 * heads
         # The output's gradient, those of queries (summed up in fp32), keys and values; where heads share these, first one for
         # each head (flash-attention, csrc/flash_attn/flash_api.cpp: dq_accum, dk_expanded).
-        back = 2 * q + 6 * q + keys_values + 4 * q * (kv < 2 * q and not job.repeat_kv)
-        yield Op("attention", "attention", 4 * q * job.scored / 2, kept=kept, moved=moved, back=back)
+        back = 2 * q + 6 * q + keys_values + 4 * q * (kv < 2 * q)
+        yield Op("attention", "attention", 4 * q * job.scored / 2, kept=kept, back=back)
         return
-    # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. The mask saves no products.
+    # Scores go through memory: written, scaled and masked, softmax, read again. The mask saves no products.
     if "softmax" in job.kernels:
-        # In bf16, and with dropout its mask and its output: 5 a s of Korthikanti et al., section 4.1.
-        passes, kept, back = (11, 5, 2) if dropout else (8, 2, 2)
+        passes, kept, back = 8, 2, 2
     elif shape.family.sinks:  # gpt-oss: softmax in bf16 over scores and sink, of which the product reads a slice
         passes, kept, back, keys_values = 12, 2, 4, 4 * q
     else:  # eager_attention_forward: softmax in fp32, and its bf16 copy, which the product reads
-        passes, kept, back = (21, 7, 6) if dropout else (18, 6, 6)
+        passes, kept, back = 18, 6, 6
         keys_values = 4 * q if shape.kv_heads > 1 else 2 * kv  # repeated, but for one head, which all queries can share
     scores, flops = heads * job.scored, 4 * q * job.scored
     once, again = passes * scores, 1.5 * passes * scores

@@ -6,6 +6,7 @@ gradients are there; and in the optimizer's step, with what that needs and no ac
 the stages of a pipeline.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -14,13 +15,14 @@ from ..shape.lora import all_linears
 from ..shape.trace_settings import Trace, TraceSettings
 from .adapters import NORM_STANDS, adapter_bytes
 from .conventions import LOGIT_BYTES
+from .division import division
 from .job import Job
 from .layer import NORM_BACK, layer_ops
-from .stages import NF4, Stage, experts_whole, logits_divisor, stages
+from .stages import NF4, Stage, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
-TILE = 2**26  # logits that stand at once where the loss is computed in tiles (engines/tiled.py)
+TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/parallel/tiled.py)
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
@@ -60,7 +62,7 @@ def stream_pool(job: Job) -> float:
 def settings_of(job: Job) -> TraceSettings | None:
     """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
-    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
+    if split or job.checkpointing not in ("none", "full") or job.every > 1:
         return None
     attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
     return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
@@ -86,13 +88,13 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
     What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
     """
     kept = freed = peak = inside = 0.0
-    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (engines/tiled.py)
-    pairs = [(op, job.tensor if op.split or job.sequence_parallel else 1) for op in layer_ops(job, moe)]
+    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (train/parallel/tiled.py)
+    pairs = [(op, job.tensor if op.split else 1) for op in layer_ops(job, moe)]
     for op, share in pairs:
         if op.tiled:
             inside += op.kept / share
         elif not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
-            kept += op.kept / (1 if op.gathered and job.conventions.keep_gathered else share)
+            kept += op.kept / share
     for op, share in reversed(pairs):
         needs = tile * (inside + op.back / share) if op.tiled else op.back / share
         peak = max(peak, needs - freed)
@@ -100,6 +102,7 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
     return kept, peak
 
 
+@functools.singledispatch
 def activation_bytes(job: Job) -> tuple[float, float]:
     """(what one layer keeps, mean over layers; what the backward pass of a layer needs besides) per micro-batch.
 
@@ -112,13 +115,11 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         whole += kept * t * count / s.layers
         back = max(back, needed * t)
     whole += adapters_keep(job)
-    boundary = (4 if job.autocast else 2) * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
+    boundary = (4 if job.autocast else 2) * s.hidden * t
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        if job.offload_activations:  # the layer's input comes back, and its output's gradient takes no other's place
-            return 0.0, whole + boundary + back
         return kept, whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
@@ -145,23 +146,25 @@ def norm_bytes(job: Job) -> float:
     return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * largest / job.tensor
 
 
+@functools.singledispatch
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
     s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
-    final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
+    final_norm = norm * s.hidden * t
     if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
         tile = 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
         return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
-    divisor = logits_divisor(job)
-    if divisor > 1 and (job.ours or job.engine == "fsdp2"):
+    divisor = division(job).logits
+    if divisor > 1:
         loss = "parallel"
         final_norm += 2 * s.hidden * t  # gathered for the head
     return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / divisor
 
 
+@functools.singledispatch
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
     """Of every stage; activations and logits by formula, or as `traced` on one rank that holds every layer."""
     layer = activation_bytes(job)
@@ -179,8 +182,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
         kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
     back += norm_bytes(job)
-    buffers = _buffers(job, stage)
-    begun = 0.0 if job.step_in_backward else held
+    standing = buffers(job, stage)
     waiting = held if engine.held or job.accumulation > 1 else 0.0
     head, at_end = 0.0, stage.head or stage.embedding
     # The first gradient that the backward pass makes is whole until it is reduced; FSDP2's is among its buffers.
@@ -192,16 +194,14 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
     first_made = between / max(stage.layers, 1) + last * at_end  # of a layer, and of the head
     made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
-    at_step = 0.0 if job.step_in_backward else states.gradients
-    last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
-    if engine.holds_inputs and job.method != "full" and job.checkpointing == "full":
-        last_layer, standing = last_layer + 2 * kept, buffers
+    at_step, whole_pass = states.gradients, standing if job.stage < 3 else 0.0
+    last_layer = back if job.checkpointing == "full" else 0.0
     return [
-        Memory(weights, waiting + head, optimizer, kept, logits, buffers),
-        Memory(weights, waiting or begun * made, optimizer, kept + back, 0.0, buffers),
-        Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, standing),
+        Memory(weights, waiting + head, optimizer, kept, logits, standing),
+        Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing),
+        Memory(weights, max(at_step, held), optimizer, last_layer, 0.0, whole_pass),
         # Autocast's copies go with the backward pass.
-        Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, standing - 2 * psi * job.autocast),
+        Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, whole_pass - 2 * psi * job.autocast),
     ]
 
 
@@ -212,44 +212,36 @@ def _roots(job: Job, optimizer: float) -> float:
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
     benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
     """
-    if job.optimizer != "adamw_torch" or job.step_in_backward:
+    if job.optimizer != "adamw_torch":
         return 0.0
     if job.deepspeed:
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
     return optimizer / 2
 
 
-def _buffers(job: Job, stage: Stage) -> float:
+@functools.singledispatch
+def buffers(job: Job, stage: Stage) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
     s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
         together, widest = s.experts * s.expert, s.hidden * max(s.vocab, s.ffn, s.query_width)
-        listed = 2 * widest * job.conventions.listed
-        return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full + listed
+        return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
-        # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32
-        # (torchtitan's reshard_after_forward "default"; torch/distributed/pipelining/stage.py: set_requires_gradient_sync).
-        if job.pipeline > 1:
-            return (6 if full else 2) * psi
-        weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
+        weight = NF4 if job.method == "qlora" else 2
         dense = weight * s.dense_layer / job.tensor if s.dense_layers else 0
-        experts = expert * s.experts * s.expert / job.expert / (1 if experts_whole(job) else job.tensor)
+        experts = 2 * s.experts * s.expert / job.expert / (1 if division(job).whole_experts else job.tensor)
         moe = weight * s.moe_base / job.tensor + experts if s.moe_layers else 0
         layer = max(dense, moe)
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
     if job.deepspeed and job.data > 1:
         return 2.0 * BUCKET
-    if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
-        return 2 * psi + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
     if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
         copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)
         return 2 * psi * copies
     if job.engine == "ddp" and full:
         return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
-    if job.conventions.dummies and full:
-        return 2 * ((s.moe_base + s.expert if s.moe_layers else s.dense_layer) / job.tensor + stage.head)
     return 0.0

@@ -4,8 +4,9 @@ import operator
 from dataclasses import replace
 
 from ...train.strategy.state_bytes import OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
+from .division import division
 from .job import Job
-from .stages import Stage, frozen_bytes, same_experts, stages
+from .stages import Stage, frozen_bytes, stages
 
 
 def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
@@ -20,7 +21,7 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
         return _shared(job, stage.trained, frozen, job.shard_ranks)
     trained, under = stage.experts * full, 2 * stage.experts * (not full)
     dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
-    experts, held_too = _shared(job, trained, under, same_experts(job)[0])
+    experts, held_too = _shared(job, trained, under, division(job).same_experts[0])
     return _sum(dense, experts), held + held_too
 
 

@@ -1,25 +1,26 @@
 """Time of an optimizer step, in parts, by formula. Seconds."""
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
 from ..hardware import Gpu, gpu
-from ..hardware.network import CALL_LATENCY, Links, links
+from ..hardware.network import links
 from ..shape.lora import linears
 from .adapters import NORM_MOVED
 from .averaging import synchronising
+from .communication import between_layers, border_seconds, data_seconds
 from .conventions import LOGIT_BYTES
+from .division import division
 from .job import Job
-from .layer import Op, exchanged_width, layer_ops
-from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
+from .layer import Op, layer_ops
+from .stages import gathered_bytes, stages
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
-# Times as fast as bf16, of dense products by how they are scaled, and of those of many experts: read off published rows.
-FP8 = {"": 1.0, "row": 1.15, "torch": 1.5, "tensor": 2.6, "mx": 3.2}
-FP8_GROUPED = 2.2
-# Of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors.
-CONTENTION = 0.2
+# Seconds that Python and torch take to launch a layer's kernels, forward and backward, for which short kernels wait: a Llama
+# layer of Transformers has 115, at 17 us each.
+LAUNCHING = 2e-3
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
 GROUPED = 0.65  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
@@ -59,20 +60,21 @@ class StepTime:
         return sum(vars(self).values())
 
 
-def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: str = "", groups: float = 1) -> float:
+def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: float = 1) -> float:
     """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.product_rate * (GROUPED * (FP8_GROUPED if fp8 else 1) if groups > 1 else FP8[fp8])
+    rate = g.product_rate * (GROUPED if groups > 1 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
     return max(compute, memory)
 
 
+@functools.singledispatch
 def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
     """(forward, backward) of one operation over a micro-batch of one rank."""
     t, stream = job.tokens, g.stream_rate
-    share = job.tensor if op.split or job.sequence_parallel else 1
+    share = job.tensor if op.split else 1
     moved = (op.moved * t / share / stream, op.moved_back * t / share / stream)
     if op.kind == "pointwise":
         return moved
@@ -85,7 +87,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
     times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
-    whole = bool(op.experts) and experts_whole(job)
+    whole = bool(op.experts) and division(job).whole_experts
     if op.name in ("out", "down"):
         inner /= 1 if whole else job.tensor
     else:
@@ -94,10 +96,10 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
     if op.experts:
         groups = op.experts / job.expert
         rows = t * times / groups / (job.tensor if whole else 1)
-    forward = product_seconds(g, rows, inner, outer, job.fp8, groups)
-    back = product_seconds(g, rows, outer, inner, job.fp8, groups)
+    forward = product_seconds(g, rows, inner, outer, groups)
+    back = product_seconds(g, rows, outer, inner, groups)
     if job.method == "full":
-        back += product_seconds(g, inner, rows, outer, job.fp8, groups)
+        back += product_seconds(g, inner, rows, outer, groups)
     return forward, back
 
 
@@ -133,8 +135,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     for moe, count in s.kinds:
         one = [part * count / s.layers for part in layer_seconds(job, g, moe)]
         forward, backward, again = forward + one[0], backward + one[1], again + one[2]
-    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / vocabulary_divisors(job)[1])
-    logits = s.vocab / logits_divisor(job)
+    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / division(job).head)
+    logits = s.vocab / division(job).logits
     head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / stream
     if job.loss == "tiled":  # the product once more
         head *= 4 / 3
@@ -142,22 +144,18 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     most = max(parts, key=lambda stage: stage.trained)
     trained = most.trained
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
-    around, around_across = _tensor(job, net)
-    if job.context > 1:
-        around += _ulysses(job, net, again > 0) if job.ours else _ring(job, net, g, again > 0)
-        around_across = around_across or net.crosses(job.context, job.tensor)
-    if job.expert > 1:
-        around += _experts(job, net, again > 0)
-        around_across = around_across or net.crosses(job.expert, 1 if job.ours else job.tensor)
-    waiting = _waiting(job, again, forward + backward + around)
+    around = between_layers(job, net, again > 0)
+    strides = ((job.tensor, 1), (job.context, job.tensor), (job.expert, division(job).expert_stride))
+    around_across = any(net.crosses(*group) for group in strides)
+    waiting = waiting_seconds(job, again, forward + backward + around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in (stage.layers for stage in parts)]
     per_micro[-1] += head
     slowest = per_micro.index(max(per_micro))
     n, psi = parts[slowest].layers, parts[slowest].parameters
     compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
-    sends = _borders(job, net)
+    sends = border_seconds(job, net)
     bubble = job.order.bubble * (p - 1) * per_micro[slowest] / job.virtual
-    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), most)
+    shared = data_seconds(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), most)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
@@ -172,117 +170,16 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     return replace(found, synchronising=synchronising(job, g, found.total))
 
 
-def _waiting(job: Job, again: float, busy: float) -> float:
+@functools.singledispatch
+def waiting_seconds(job: Job, again: float, busy: float) -> float:
     """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next."""
     engine = job.conventions
-    launching = engine.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    launching = LAUNCHING * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
     if job.stage >= 3:
         launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
     if job.stage < 3 or math.isinf(engine.host_norm):
         return max(0.0, launching - busy)
     return (busy**engine.host_norm + launching**engine.host_norm) ** (1 / engine.host_norm) - busy
-
-
-def _tensor(job: Job, net: Links) -> tuple[float, bool]:
-    """Seconds per layer and micro-batch of tensor parallelism, and whether it crosses nodes.
-
-    Gather before and scatter after attention and MLP, and the same backward: eight halves; computing whole layers again adds
-    four, and gathering again for the weights' gradients two.
-    """
-    if job.tensor == 1:
-        return 0.0, False
-    halves = 8 + 4 * (job.checkpointing == "full") + 2 * (job.sequence_parallel and not job.conventions.keep_gathered)
-    one = net.half(2 * job.shape.hidden * job.tokens, job.tensor)
-    return halves * one * (1 - job.conventions.tensor_hidden), net.crosses(job.tensor)
-
-
-def _experts(job: Job, net: Links, again: bool) -> float:
-    """Seconds per layer and micro-batch of sending each token to its experts and back, and the same backward.
-
-    Published engines send a token once to a node on which it has several experts (DeepEP), train.py to each of them, and once
-    more where layers are computed again; its groups are of neighbours, and each rank of a tensor group sends its part of their
-    tokens, which they then gather.
-    """
-    tokens, share = 2 * job.shape.hidden * job.tokens, job.shape.moe_layers / job.shape.layers
-    if not job.ours:
-        return 4 * net.half(tokens * job.shape.top_k, job.expert, job.tensor) * share
-    one = 2 * net.exchange(tokens * job.shape.top_k / job.tensor, job.expert) + net.half(tokens, job.tensor)
-    return (2 + again) * one * share
-
-
-def _borders(job: Job, net: Links) -> float:
-    """Seconds per step of activations and gradients that cross a stage's border. Megatron's tensor ranks send a part each and
-    gather (Narayanan et al. 2021, section 4.1), train.py's send all."""
-    if job.pipeline == 1:
-        return 0.0
-    one = (4 if job.autocast else 2) * job.shape.hidden * job.tokens / (1 if job.ours else job.tensor)
-    return 2 * net.send(one, job.tensor * job.context * job.data, job.pipeline) * job.accumulation * job.virtual
-
-
-def _ulysses(job: Job, net: Links, again: bool) -> float:
-    """Seconds per layer and micro-batch of exchanging heads: queries, keys and values before attention and its output after
-    it, the same backward, and once more when that is computed again (Jacobs et al. 2023, arXiv 2309.14509, section 3.2)."""
-    one = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
-    return (2 + again) * (one + CALL_LATENCY)  # two calls each way
-
-
-def _ring(job: Job, net: Links, g: Gpu, again: bool) -> float:
-    """Seconds per layer and micro-batch of context parallelism that attention does not hide.
-
-    Keys and values go round the ring, forward (and when that is computed again) and backward, there with their gradients (ring
-    attention, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel).
-    """
-    s = job.shape
-    around = net.half(2 * s.key_value_width * job.tokens * job.context / job.tensor, job.context, job.tensor)
-    forward = 4 * s.query_width * job.scored / 2 * job.tokens / job.tensor / g.attention_rate(job.attention)
-    return (1 + again) * max(0.0, around - forward) + max(0.0, 2 * around - 2.5 * forward)
-
-
-def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -> float:
-    """Seconds per step of data-parallel communication that computing does not hide. Ranks with the same experts have groups of
-    their own."""
-    engine, ranks, m = job.conventions, job.data * job.context, job.accumulation
-    n, layers, full = job.shard_ranks, job.shape.layers / job.pipeline, job.method == "full"
-    gathered = gathered_bytes(job, stage.parameters) / max(stage.parameters, 1)
-    # (parameters, those trained, ranks that shard them, ranks that hold them, from one to the next)
-    dense = stage.parameters - stage.experts
-    parts = [(dense, stage.trained - stage.experts * full, n, ranks, job.tensor)]
-    if stage.experts:
-        stride = job.expert * (1 if job.ours else job.tensor)
-        parts.append((stage.experts, stage.experts * full, *same_experts(job), stride))
-    if job.stage >= 3:
-        # ZeRO++ (arXiv 2306.10209, table 1): half of the weights' bytes and a quarter of the gradients'.
-        gather = scatter = across = 0.0
-        for psi, trained, sharing, holding, stride in parts:
-            weights, reduced = gathered * psi / layers, engine.reduced / (4 if job.quantised else 1)
-            calls = layers * engine.collectives
-            one = calls * net.half(weights / engine.collectives / (2 if job.quantised else 1), sharing, stride)
-            if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-                one = (one + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
-            gather += one
-            if engine.collectives > 1:  # a bucket of hidden^2 elements each: with adapters far fewer
-                calls = min(calls, max(1.0, trained / job.shape.hidden**2))
-            scatter += calls * net.half(reduced * trained / calls, sharing, stride)
-            kept = engine.reduced * trained / sharing / layers
-            across += layers * net.all_reduce(kept, holding // sharing, stride * sharing)
-        gathers, scatters = gather * engine.gathers_hidden, scatter * engine.scatters_hidden  # behind computing
-        exposed = m * (max(0.0, gathers - forward) + max(0.0, gathers + scatters - backward)) + 2 * gathers / layers
-        exposed += m * (2 * (gather - gathers) + scatter - scatters)
-        exposed += max(0.0, across - max(0.0, backward - gathers - scatters))
-        return exposed + CONTENTION * m * min(2 * gathers + scatters + across / m, forward + backward)
-    reduce = gather = 0.0
-    for _, trained, _, holding, stride in parts:
-        calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
-        payload = engine.reduced * trained / calls
-        whole = job.stage == 0 or engine.everywhere
-        reduce += calls * (net.all_reduce if whole else net.half)(payload, holding, stride)
-        if job.stage:
-            tensors = 9 * layers if engine.per_tensor else calls
-            gather += tensors * net.half(engine.gathered * trained / tensors, holding, stride)
-    if job.stage == 2:
-        reduce *= m
-    hidden = min(reduce, engine.hidden * backward * (m if job.stage == 2 else 1))
-    return reduce - hidden + gather
 
 
 def cpu_adam_seconds(job: Job, g: Gpu) -> float:

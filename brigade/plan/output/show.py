@@ -16,11 +16,11 @@ from ...errors.console import billions, counted, figure
 from ...train.model.adapters import trains
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, parts
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
-from ..costs.stages import stage_layers
 from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
@@ -189,7 +189,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     """One configuration in parts, and what so many tokens take at so many US dollars for an hour of a GPU."""
     job, needs = result.job, host(result.job)
     if job.axes:
-        say("axes", division(result))
+        say("axes", axes_line(result))
     low, high = (f"{gib:.1f}" for gib in result.memory_interval())
     held = f"the few runs with experts on several ranks: {low} to {high}" if job.expert > 1 else between(low, high)
     context, pool = result.context / GIB, stream_pool(result.job) / GIB
@@ -252,15 +252,13 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     )
 
 
-def division(result: Estimate) -> str:
+def axes_line(result: Estimate) -> str:
     """`pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
     job, bubble = result.job, result.time.bubble / result.time.total
     said = f"{job.axes} x data {job.data}"
     if job.pipeline == 1:
         return said
-    return (
-        f"{said}; {', '.join(map(str, stage_layers(job)))} layers in its stages, which idle for {bubble:.0%} of a step"
-    )
+    return f"{said}; {', '.join(map(str, division(job).layers))} layers in its stages, which idle for {bubble:.0%} of a step"
 
 
 def checkpoint(size: float) -> str:

@@ -1,0 +1,250 @@
+"""What the planner's formulas say of a PublishedJob: its own engines' terms, registered beside train.py's.
+
+Each function is registered with the planner's function of that name, for which train.py's is `own`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from brigade.plan.costs import communication, estimate, layer, memory, stages, step_time
+from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
+from brigade.plan.costs.division import Division, division
+from brigade.plan.costs.estimate import SHORT, Estimate
+from brigade.plan.costs.job import Job
+from brigade.plan.costs.layer import Op
+from brigade.plan.costs.memory import LOGIT_BYTES, Memory
+from brigade.plan.costs.stages import NF4, Stage
+from brigade.plan.hardware import Gpu, gpu
+from brigade.plan.hardware.network import Links
+from brigade.plan.shape.trace_settings import Trace
+
+from .job import PublishedJob
+
+# Times as fast as bf16, of dense products by how they are scaled, and of those of many experts: read off published rows.
+FP8 = {"row": 1.15, "torch": 1.5, "tensor": 2.6, "mx": 3.2}
+FP8_GROUPED = 2.2
+
+
+def own(function: Any) -> Any:
+    """Return the planner's formula for a job of train.py."""
+    return function.dispatch(Job)
+
+
+def estimate_of(job: PublishedJob, device: Gpu | None = None, best: float = 0.0) -> Estimate:
+    """Return a job's estimate. In FP8 no published run in 16 bits says how fast a step can be at most."""
+    return estimate.estimate(job, device, best=math.inf if job.fp8 else best)
+
+
+# ---- how a model is divided --------------------------------------------------------------------------------------
+class EvenDivision(Division):
+    """How Megatron, torchtitan and nanotron divide a model: evenly, and all of it."""
+
+    job: PublishedJob
+    whole_norms = False
+    whole_experts = False
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        return self.job.tensor, self.job.tensor
+
+    @property
+    def logits(self) -> int:
+        return self.job.tensor
+
+    @property
+    def adapters(self) -> float:
+        return 1 / self.job.tensor
+
+    @property
+    def expert_stride(self) -> int:
+        return self.job.tensor
+
+    @property
+    def layers(self) -> list[int]:
+        """How many layers each stage has: evenly, or by cost, where nanotron fills one stage after the other up to its share."""
+        shape, p = self.job.shape, self.job.pipeline
+        if not self.job.conventions.cut_by_cost:
+            return [shape.layers // p + (stage < shape.layers % p) for stage in range(p)]
+        share, counts, cost = (shape.layers * shape.layer_matmul + shape.vocab * shape.hidden) / p, [0], 0.0
+        for _ in range(shape.layers):
+            if cost >= share * len(counts) and len(counts) < p:
+                counts.append(0)
+            counts[-1] += 1
+            cost += shape.layer_matmul
+        return counts + [0] * (p - len(counts))
+
+    @property
+    def same_experts(self) -> tuple[int, int]:
+        holders = max(1, self.job.data * self.job.context * self.job.tensor // self.experts)
+        return min(self.job.shard_ranks, holders), holders
+
+
+@division.register
+def _(job: PublishedJob) -> Division:
+    return EvenDivision(job)
+
+
+@stages.frozen_bytes.register
+def _(job: PublishedJob, psi: float) -> float:
+    if job.method != "qlora":
+        return float(own(stages.frozen_bytes)(job, psi))
+    s = job.shape
+    experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
+    whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
+    return 2 * whole + NF4 * (psi - whole)
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+@layer.layer_ops.register
+def _(job: PublishedJob, moe: bool) -> Iterator[Op]:
+    ops = list(own(layer.layer_ops)(job, moe))
+    if job.conventions.keep_gathered and job.sequence_parallel and job.tensor > 1:
+        # What norms give is gathered before a product, and kept whole.
+        given = sum(op.kept for op in ops if op.name in ("norm0 out", "norm1 out"))
+        yield Op("gathered", "pointwise", kept=given * (1 - 1 / job.tensor), split=False)
+    for op in ops:
+        if op.name == "exchange" and not job.ulysses:
+            continue
+        if job.dropout and op.name == "residual":
+            op = replace(op, kept=2 * job.shape.hidden)
+        if job.dropout and op.name == "scores":  # their mask and what it leaves: Korthikanti et al. 2022, section 4.1
+            scores, kept = job.shape.heads * job.scored, 3 if "softmax" in job.kernels else 1
+            op = replace(
+                op, moved=op.moved + 3 * scores, moved_back=op.moved_back + 4.5 * scores, kept=op.kept + kept * scores
+            )
+        yield replace(op, split=op.split or job.sequence_parallel)
+
+
+@memory.activation_bytes.register
+def _(job: PublishedJob) -> tuple[float, float]:
+    kept, back = own(memory.activation_bytes)(job)
+    if job.checkpointing != "full":
+        return kept, back
+    whole = (4 if job.autocast else 2) * job.shape.hidden * job.tokens  # what a layer begins with
+    part = whole / job.norm_ranks
+    shared = job.one_kernel_norm or job.autocast
+    kept, back = kept - (whole - part) / job.every, back + (whole - part) * shared
+    if job.offload_activations:  # the layer's input comes back, and its output's gradient takes no other's place
+        return 0.0, back + part * (1 + shared)
+    return kept, back
+
+
+@memory.logit_bytes.register
+def _(job: PublishedJob) -> float:
+    if job.tensor == 1 or job.loss == "fused":
+        return float(own(memory.logit_bytes)(job))
+    s, t, loss = job.shape, job.tokens, job.loss
+    final_norm = (2 if job.one_kernel_norm else 6) * s.hidden * t / job.norm_ranks
+    if job.engine == "fsdp2":
+        loss, final_norm = "parallel", final_norm + 2 * s.hidden * t  # gathered for the head
+    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / job.tensor
+
+
+@memory.moments.register
+def _(job: PublishedJob, traced: Trace | None = None) -> list[Memory]:
+    found: list[Memory] = own(memory.moments)(job, traced)
+    engine = job.conventions
+    if job.step_in_backward:
+        waits = engine.held or job.accumulation > 1
+        for at in range(0, len(found), 4):
+            loss, first, last, step = found[at : at + 4]
+            found[at + 1] = first if waits else replace(first, gradients=0.0)
+            found[at + 2] = replace(last, gradients=0.0)
+            found[at + 3] = replace(step, gradients=0.0, optimizer=loss.optimizer)
+    if engine.holds_inputs and job.method != "full" and job.checkpointing == "full":
+        for at in range(0, len(found), 4):
+            loss, _, last, step = found[at : at + 4]
+            found[at + 2] = replace(last, activations=last.activations + 2 * loss.activations, buffers=loss.buffers)
+            found[at + 3] = replace(step, buffers=loss.buffers)
+    return found
+
+
+@memory.buffers.register
+def _(job: PublishedJob, stage: Stage) -> float:
+    s, full, engine = job.shape, job.method == "full", job.conventions
+    if job.stage >= 3 and not job.deepspeed and job.pipeline > 1:
+        # Stages stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32 (torchtitan's
+        # reshard_after_forward "default"; torch/distributed/pipelining/stage.py: set_requires_gradient_sync).
+        return (6 if full else 2) * stage.parameters
+    if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
+        return 2 * stage.parameters + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
+    found = float(own(memory.buffers)(job, stage))
+    if engine.listed and job.stage >= 3:
+        found += 2 * s.hidden * max(s.vocab, s.ffn, s.query_width)
+    if engine.dummies and full and job.stage < 3:
+        found += 2 * ((s.moe_base + s.expert if s.moe_layers else s.dense_layer) / job.tensor + stage.head)
+    if job.linear_experts and job.method == "qlora" and job.stage >= 3 and not job.deepspeed:
+        found -= 2 * (2 - NF4) * s.experts * s.expert / job.expert / job.tensor
+    return found
+
+
+@estimate.reserved.register
+def _(job: PublishedJob, peak: Memory) -> float:
+    engine = job.conventions
+    streams = SHORT * engine.streams * peak.moving if peak.activations else 0.0
+    return float(own(estimate.reserved)(job, peak, engine.fragmentation)) + streams
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+@step_time.op_seconds.register
+def _(job: PublishedJob, g: Gpu, op: Op) -> tuple[float, float]:
+    if job.fp8 and op.kind == "product":
+        faster = FP8_GROUPED if op.experts / job.expert > 1 else FP8[job.fp8]
+        g = replace(g, sustained=g.sustained * faster)
+    forward, backward = own(step_time.op_seconds)(job, g, op)
+    return forward, backward
+
+
+@step_time.waiting_seconds.register
+def _(job: PublishedJob, again: float, busy: float) -> float:
+    longer = job.conventions.host_layers
+    return float(longer * own(step_time.waiting_seconds)(job, again, busy / longer))
+
+
+@communication.between_layers.register
+def _(job: PublishedJob, net: Links, again: bool) -> float:
+    engine = job.conventions
+    more = 2 * (job.sequence_parallel and not engine.keep_gathered)  # gathered again for the weights' gradients
+    seconds = tensor_seconds(job, net, more) * (1 - engine.tensor_hidden)
+    if job.context > 1:
+        seconds += ulysses_seconds(job, net, again) if job.ulysses else _ring(job, net, again)
+    if job.expert > 1:  # a token goes once to a node on which it has several experts (DeepEP), and once back
+        tokens = 2 * job.shape.hidden * job.tokens * job.shape.top_k
+        seconds += 4 * net.half(tokens, job.expert, job.tensor) * job.shape.moe_layers / job.shape.layers
+    return seconds
+
+
+def _ring(job: PublishedJob, net: Links, again: bool) -> float:
+    """Return the seconds per layer and micro-batch of context parallelism that attention does not hide.
+
+    Keys and values go round the ring, forward (and when that is computed again) and backward, there with their gradients (ring
+    attention, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel).
+    """
+    s = job.shape
+    around = net.half(2 * s.key_value_width * job.tokens * job.context / job.tensor, job.context, job.tensor)
+    rate = gpu(job.gpu).attention_rate(job.attention)
+    forward = 4 * s.query_width * job.scored / 2 * job.tokens / job.tensor / rate
+    return (1 + again) * max(0.0, around - forward) + max(0.0, 2 * around - 2.5 * forward)
+
+
+@communication.border_seconds.register
+def _(job: PublishedJob, net: Links) -> float:
+    """Megatron's tensor ranks send a part each and gather (Narayanan et al. 2021, section 4.1)."""
+    return float(own(communication.border_seconds)(job, net, job.tensor))
+
+
+@communication.data_seconds.register
+def _(job: PublishedJob, net: Links, forward: float, backward: float, stage: Stage) -> float:
+    if job.stage < 3 or job.conventions.gathers_hidden:
+        return float(own(communication.data_seconds)(job, net, forward, backward, stage))
+    m, (gather, scatter, across) = job.accumulation, sharding_seconds(job, net, stage)
+    exposed = m * (2 * gather + scatter) + max(0.0, across - max(0.0, backward))
+    return exposed + CONTENTION * m * min(across / m, forward + backward)
+
+
+@communication.gather_seconds.register
+def _(job: PublishedJob, net: Links, part: Shared, calls: float) -> float:
+    calls = 9 * job.shape.layers / job.pipeline if job.conventions.per_tensor else calls
+    return float(own(communication.gather_seconds)(job, net, part, calls))

@@ -1,0 +1,68 @@
+"""A run of somebody else's as the planner's Job, with what train.py does not do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from brigade.errors.tables import table
+from brigade.plan.costs import conventions
+from brigade.plan.costs.job import Job
+from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
+
+
+@dataclass(frozen=True)
+class Engine(conventions.Engine):
+    """An engine of conventions.yaml, beside this file, whose comments explain these fields; or one of train.py's."""
+
+    gathers_hidden: bool = True
+    per_tensor: bool = False
+    keep_gathered: bool = False
+    cut_by_cost: bool = False
+    tensor_hidden: float = 0.0
+    host_layers: float = 1.0
+    listed: bool = False
+    holds_inputs: bool = False
+    streams: float = 0.0
+    dummies: bool = False
+    fragmentation: float = 1.1
+
+
+_ROWS = table(Path(__file__).with_name("conventions.yaml"))
+ENGINES = {
+    name: Engine(**vars(engine), **_ROWS["own"].get(name, {})) for name, engine in conventions.ENGINES.items()
+} | {name: Engine(**row) for name, row in _ROWS["engines"].items()}
+# These two are tables of the planner's that its formulas read by name.
+conventions.LOGIT_BYTES.update(_ROWS["logit_bytes"])
+OPTIMIZER_BYTES.update(_ROWS["optimizer_bytes"])
+
+
+@dataclass(frozen=True)
+class PublishedJob(Job):
+    """One configuration of any framework.
+
+    Tensor groups, pipelines and expert groups divide as in Megatron and torchtitan: all is divided, stages evenly. Keys and
+    values of a context group go round a ring.
+
+    ulysses: a context group exchanges heads instead
+    sequence_parallel: tensor groups divide what stands between blocks, too
+    dropout: attention drops scores, and what a block adds to the residual stream
+    fp8: how dense products in FP8 are scaled, a key of formulas.FP8; "" for bf16
+    linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
+    offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    """
+
+    ulysses: bool = False
+    sequence_parallel: bool = True
+    dropout: bool = False
+    fp8: str = ""
+    linear_experts: bool = False
+    offload_activations: bool = False
+    step_in_backward: bool = False
+
+    @property
+    def conventions(self) -> Engine:
+        return ENGINES[self.engine]
+
+    @property
+    def norm_ranks(self) -> int:
+        """How many ranks of a tensor group norms and the residual stream are divided over."""
+        return self.tensor if self.sequence_parallel else 1
