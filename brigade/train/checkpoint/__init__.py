@@ -1,1 +1,1 @@
-"""What a run saved: reading it back without the ranks that wrote it, and handing it on."""
+"""Checkpoints: save them whole, choose one to continue from, read it on any number of ranks, and export the model."""

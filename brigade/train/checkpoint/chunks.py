@@ -1,4 +1,4 @@
-"""Slices of tensors in a torch.distributed.checkpoint, read without ranks: from each file only the chunks that overlap."""
+"""Read slices of tensors from a torch.distributed.checkpoint without ranks: from each file only the chunks that overlap."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,10 @@ from ..upstream import unpickling
 
 
 class Chunks:
-    """shapes: of every tensor, by its path in the state dict that was saved: ("optimizer", "state", NAME, "exp_avg")."""
+    """The tensors of one checkpoint.
+
+    shapes: the shape of every tensor, by its path in the saved state dict: ("optimizer", "state", NAME, "exp_avg")
+    """
 
     def __init__(self, folder: Path) -> None:
         unpickling.data_only()
@@ -29,7 +32,7 @@ class Chunks:
         self.shapes: dict[tuple[Any, ...], torch.Size] = {path: entry.size for path, entry in tensors}
 
     def read(self, path: tuple[Any, ...], start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop of the flattened tensor at `path`. In memory are the rows that they lie in, and one chunk."""
+        """Elements start..stop of the flattened tensor at `path`. Memory holds the rows that they lie in, and one chunk."""
         shape, entry = self.shapes[path], self._entries[path]
         if start >= stop:
             return torch.empty(0, dtype=entry.properties.dtype)
@@ -56,7 +59,7 @@ class Chunks:
 
 
 class _Into(DefaultLoadPlanner):
-    """Takes what is read into one tensor, or into `value`."""
+    """Puts what is read into one tensor, or into `value`."""
 
     def __init__(self, tensor: Any) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class _Into(DefaultLoadPlanner):
         return self.tensor[tuple(slice(offset, offset + length) for offset, length in place)]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """It is in its place already."""
+        """Do nothing: the tensor is in its place already."""
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         self.value = torch.load(value, weights_only=True)

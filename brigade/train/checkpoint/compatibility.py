@@ -12,17 +12,18 @@ from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
-# What these keep has a value for each element of a parameter, and no more. bitsandbytes quantises in blocks of what one rank has.
+# The states of these have one value for each element of a parameter. bitsandbytes quantises in blocks of what one rank has.
 BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
-# Where DeepSpeed itself divides states anew, or is asked to.
+# Keys with which DeepSpeed itself divides states anew.
 _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
 
 
 def is_native(folder: Path, run: runs.Run) -> bool:
-    """Whether the engine loads it exactly: files are whole, or torch divides them anew, or ZeRO is divided as it was."""
+    """Whether the engine itself loads the checkpoint exactly: its files are whole, torch divides them anew, or ZeRO is divided as
+    before."""
     before, now = axes_of(folder), run.strategy.axes
     if engine_of(folder) != _engine(run) or before.stages > 1 or now.stages > 1:
-        return False  # a pipeline's checkpoint is by names, as FSDP2's, and each rank reads its own
+        return False  # a pipeline's checkpoint goes by names, as FSDP2's does, and each rank reads its own part
     if not run.strategy.is_deepspeed:
         return True
     if before.tensor != now.tensor:
@@ -58,29 +59,28 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
 
 
 def ranks_of(folder: Path) -> int | None:
-    """How many ranks wrote it, where that is known."""
+    """How many ranks wrote the checkpoint; None where that is not known."""
     if ranks := _run(folder).get("run", {}).get("ranks"):
         return int(ranks)
     return len(list(folder.glob("global_step*/*_optim_states.pt"))) or len(list(folder.glob("rng_state*.pth"))) or None
 
 
 def is_divided_otherwise(folder: Path, run: runs.Run) -> bool:
-    """Whether other ranks wrote it, or as many with other data each."""
+    """Whether another number of ranks wrote the checkpoint, or as many ranks along other axes."""
     return ranks_of(folder) != run.replica.size or axes_of(folder) != run.strategy.axes
 
 
 def axes_of(folder: Path) -> Axes:
-    """Over what the run that wrote it divided more than its data."""
+    """The axes of the run that wrote the checkpoint."""
     cluster = _run(folder).get("cluster") or {}
     config, mesh = _ds_config(folder), cluster.get("accelerate_config")
-    found = of_ds_config(config) if config else NONE
     if isinstance(mesh, dict):
-        found = of_mesh(mesh_sizes(mesh.get("parallelism_config") or {}))
-    return found
+        return of_mesh(mesh_sizes(mesh.get("parallelism_config") or {}))
+    return of_ds_config(config) if config else NONE
 
 
 def written_by(folder: Path) -> str:
-    """The strategy and the ranks in words."""
+    """The strategy and the ranks that wrote the checkpoint, in words."""
     name, ranks, axes = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder), axes_of(folder)
     who = " x ".join(filter(None, (name or engine_of(folder), str(axes))))
     return f"{who} on {counted(ranks, 'rank')}" if ranks else who
@@ -96,11 +96,11 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def _stage(folder: Path) -> int | None:
-    """Of ZeRO, where that wrote it."""
+    """The stage of ZeRO, if that wrote the checkpoint."""
     return (_ds_config(folder) or {}).get("zero_optimization", {}).get("stage")
 
 
 def _ds_config(folder: Path) -> dict[str, Any] | None:
-    """The ds_config that wrote it, with its "auto"s, or None."""
-    found = (_run(folder).get("cluster") or {}).get("ds_config")
-    return found if isinstance(found, dict) else None
+    """The ds_config of the run that wrote the checkpoint, with its "auto"s, or None."""
+    config = (_run(folder).get("cluster") or {}).get("ds_config")
+    return config if isinstance(config, dict) else None

@@ -1,4 +1,4 @@
-"""One Hugging Face directory from what a run saved: the model, or its adapters alone, or the two merged."""
+"""Write one Hugging Face directory from what a run saved: the model, or only its adapters, or the two merged."""
 
 import os
 import shutil
@@ -26,7 +26,8 @@ from . import saved_weights
 
 @dataclass(frozen=True)
 class ExportResult:
-    """source: what was read; base: what the adapters in `directory` go on, or None where it holds a whole model."""
+    """What was written. source: what was read; base: the model that the adapters in `directory` belong to, or None where it
+    holds a whole model"""
 
     directory: Path
     source: Path
@@ -44,10 +45,10 @@ def export(
 ) -> ExportResult:
     """Write `destination`, a new or empty directory, from the directory of a run with these settings.
 
-    dtype: of the weights that are written; default: as they were saved, and merged ones as the run loaded its base.
-    In memory lies one copy of the model; where adapters stay adapters, only they.
+    dtype: of the written weights; default: as they were saved, and merged ones as the run loaded its base
+    Memory holds one copy of the model; where adapters stay adapters, only those.
 
-    Raises UserError: the destination is not empty, there is nothing to read, or no adapters to merge.
+    Raises UserError where the destination is not empty, there is nothing to read, or there are no adapters to merge.
     """
     adapted = settings.recipe.model.use_peft
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -77,12 +78,12 @@ def export(
 
 @contextmanager
 def _written(destination: Path) -> Iterator[Path]:
-    """A directory whose files become the destination's at the end, and are gone where anything fails."""
-    # A directory that is there stays the same one: a shell may stand in it, and a mount cannot be replaced.
+    """A directory whose files become the destination's at the end, and vanish where anything fails."""
+    # An existing directory stays the same one: a shell may be in it, and a mount cannot be replaced.
     there = destination.exists()
     partial = destination / f".{os.getpid()}" if there else destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
-        partial.mkdir(parents=True)  # at once: what cannot be written is known before gigabytes are read
+        partial.mkdir(parents=True)  # at once: an error shows before gigabytes are read
     except OSError as error:
         raise UserError(str(destination), f"it cannot be written: {error.strerror}", "name another directory") from None
     try:
@@ -96,7 +97,7 @@ def _written(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-# Each returns the model, and the adapters' weights where these stay adapters: the model then takes no memory.
+# Each returns the model, and the adapters' weights if these stay adapters; the model then takes no memory.
 def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
     if saved_weights.in_hugging_face_format(source):
         return load_trained(settings, source, dtype=dtype or "auto"), None
@@ -119,8 +120,8 @@ def _adapters(settings: Settings, config: Any, source: Path, dtype: torch.dtype 
 
 
 def _merged(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
-    """One in 4 bits is dequantised for that: what the adapters were trained on is not the original model but its rounded
-    copy."""
+    """The base with its adapters merged. One in 4 bits is dequantised first: the adapters were trained on its rounded weights,
+    not on the original ones."""
     from peft import set_peft_model_state_dict
 
     loaded, base = half_or_full(settings), weights(settings, config)
@@ -145,7 +146,7 @@ def _state_of(model: Any, source: Path, dtype: torch.dtype | None) -> dict[str, 
 
 
 def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
-    """As PEFT does."""
+    """Save adapters as PEFT does."""
     from safetensors.torch import save_file
 
     model.peft_config["default"].inference_mode = True
@@ -163,7 +164,7 @@ def _generate_as_its_base(model: Any, settings: Settings) -> None:
 
 
 def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> Any:
-    """The run's own tokenizer: FSDP2's checkpoints hold none."""
+    """The tokenizer in the checkpoint or else in the run's directory: FSDP2's checkpoints hold none."""
     from transformers import AutoTokenizer
 
     for folder in (source, output):

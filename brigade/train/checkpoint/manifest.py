@@ -1,7 +1,7 @@
-"""What belongs to a checkpoint, written down when it is whole, and what of it is missing or damaged.
+"""The record of a whole checkpoint: which files belong to it, and which of them are missing or damaged.
 
-Checksums find what disks and copies have done to a file. They are no signature: who changes a file can change the record too.
-What a stranger has put into a file is upstream/unpickling.py's to find.
+Checksums find what disks and copies have done to a file. They are no signature: whoever changes a file can change the record
+too. upstream/unpickling.py finds what a stranger has put into a file.
 """
 
 import json
@@ -22,7 +22,7 @@ RECORD = "brigade.json"  # the last file of a checkpoint; write() says what is i
 FORMAT = 2  # 1: sizes without checksums, {"run": run.yaml, "base": digests, "files": {name: bytes}}
 CHECKSUM = "xxh3_128"  # 5.6 GiB/s on one core, where CRC-32 has 1.6 and SHA-256 has 1.0
 ONE = "one process or DDP"
-# What a checkpoint of each engine holds; by the first it is known. For those that earlier versions wrote, without a record.
+# The files of each engine's checkpoint; the first pattern identifies it. For checkpoints of earlier versions, without a record.
 _PARTS = {
     "DeepSpeed": ("global_step*", "latest", "global_step*/*_model_states.pt", "global_step*/*_optim_states.pt"),
     "FSDP2": ("pytorch_model_fsdp*", "optimizer*"),
@@ -30,7 +30,7 @@ _PARTS = {
 }
 _DIRECTORIES = ("global_step*", "pytorch_model_fsdp*", "optimizer*")
 _PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
-# What others take for granted of a record, where it is there.
+# Types that the readers of a record rely on, where the key is there.
 _KINDS: dict[str, type] = {
     "base": dict,
     "files": dict,
@@ -49,9 +49,9 @@ _BLOCK = 16 * 2**20
 
 
 def write(folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write down what belongs to a checkpoint and whose it is.
+    """Write the record of a checkpoint: its files, and the run it belongs to.
 
-    document: `step`; `samples` and `tokens` seen; `position`, where the data goes on; `world`: ranks and hosts; `base`: digests
+    document: `step`; `samples` and `tokens` seen; `position`: where the data goes on; `world`: ranks and hosts; `base`: digests
     of the weights that the run began with; `run`: its run.yaml, with strategy, versions and the data's fingerprint
     files: name -> {"bytes": ..., "checksum": hexadecimal digits}
     """
@@ -61,21 +61,21 @@ def write(folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping
 
 
 def flaw(folder: Path) -> str | None:
-    """Why nothing can continue from a checkpoint, in words: what is missing, cut short or unreadable. It compares sizes; a
-    changed byte inside a file is damage()'s to find."""
+    """Why no run can continue from a checkpoint, in words: what is missing, cut short or unreadable; None: nothing. It compares
+    sizes; damage() finds a changed byte inside a file."""
     if not finished(folder):
         return "it was not written to its end"
     try:
-        if odd := odd_file(folder):
-            return f"{odd.name} is a pipe, a socket or a device, and no file"
-        read = _whole_record(folder)
-        if found := missing(folder, sizes(read)):
-            return " ".join(found)
+        if strange := odd_file(folder):
+            return f"{strange.name} is a pipe, a socket or a device, and no file"
+        record = _whole_record(folder)
+        if absent := missing(folder, sizes(record)):
+            return " ".join(absent)
         tag_of(folder)
-        parts = () if read else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
-        if absent := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
-            return f"{absent} is missing"
-        if read.get("format", 1) < 2:
+        parts = () if record else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
+        if pattern := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
+            return f"{pattern} is missing"
+        if record.get("format", 1) < 2:
             _open_what_has_no_checksum(folder)
     except (OSError, ValueError, RecursionError) as error:
         return f"it cannot be read: {error}"
@@ -83,7 +83,7 @@ def flaw(folder: Path) -> str | None:
 
 
 def missing(folder: Path, files: Mapping[str, int]) -> tuple[str, str] | None:
-    """(name, what is wrong) of the first of these files (name -> bytes) that is not there with its size; None: all are."""
+    """(name, what is wrong) of the first file that is not there with its size; None: all are. files: name -> bytes"""
     for name, size in files.items():
         try:
             there = (folder / name).stat().st_size if is_inside(name) else None
@@ -97,8 +97,8 @@ def missing(folder: Path, files: Mapping[str, int]) -> tuple[str, str] | None:
 
 
 def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
-    """Which of these files (default: all) is not what was written, in words, or None. It reads them whole. Checkpoints of
-    earlier versions have no checksums: nothing is found there."""
+    """Which of these files (default: all) is not what was written, in words, or None. Reads them whole. Checkpoints of earlier
+    versions have no checksums, so nothing is found there."""
     try:
         files = _whole_record(folder).get("files", {})
         for name in files if names is None else names:
@@ -111,13 +111,13 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
 
 
 def odd_file(folder: Path) -> Path | None:
-    """The first thing in a checkpoint that is neither file nor directory (files.odd)."""
+    """The first thing in a checkpoint that is neither a file nor a directory (files.odd), or None."""
     return odd((*folder.iterdir(), *(path for part in _DIRECTORIES for path in folder.glob(f"{part}/*"))))
 
 
 def tag_of(folder: Path) -> Path:
-    """The directory in which DeepSpeed has its part of a checkpoint; the checkpoint itself where it has none. Raises ValueError
-    where `latest` names one that is elsewhere."""
+    """The directory of DeepSpeed's part of a checkpoint; the checkpoint itself where it has none. Raises ValueError where
+    `latest` names a directory elsewhere."""
     latest = folder / "latest"
     tag = read_text(latest, LINE).strip() if latest.is_file() else "."
     if tag != "." and not (is_inside(tag) and (folder / tag).is_dir()):
@@ -126,6 +126,7 @@ def tag_of(folder: Path) -> Path:
 
 
 def checksum(path: Path) -> str:
+    """The xxh3_128 of a file, in hexadecimal digits."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -134,36 +135,39 @@ def checksum(path: Path) -> str:
 
 
 def shares(files: Mapping[str, int], ranks: int) -> list[list[str]]:
-    """Of files with so many bytes, which are each rank's to read, so that all have about as much. The same on all ranks."""
-    loads, found = [0] * ranks, [list[str]() for _ in range(ranks)]
+    """The files that each rank has to read, so that all read about as much. The same on all ranks. files: name -> bytes"""
+    loads, names = [0] * ranks, [list[str]() for _ in range(ranks)]
     for name in sorted(files, key=lambda name: (-files[name], name)):
         least = loads.index(min(loads))
         loads[least] += files[name]
-        found[least].append(name)
-    return found
+        names[least].append(name)
+    return names
 
 
 def sizes(record: Mapping[str, Any]) -> dict[str, int]:
-    """Name -> bytes, of a record of any format."""
+    """{name: bytes} of the files in a record of any format."""
     files = record.get("files", {})
     return {name: entry["bytes"] if isinstance(entry, dict) else entry for name, entry in files.items()}
 
 
 def finished(folder: Path) -> bool:
+    """Whether a checkpoint was written to its end, by the file that is written last."""
     return any((folder / name).is_file() for name in (RECORD, runs.STATE))
 
 
 def engine_of(folder: Path) -> str:
+    """The engine that wrote a checkpoint, by its files: DeepSpeed, FSDP2 or ONE."""
     return next((name for name, (sign, *_) in _PARTS.items() if any(folder.glob(sign))), ONE)
 
 
 def recorded(folder: Path) -> dict[str, Any]:
+    """The record of a checkpoint; {} where it has none."""
     path = folder / RECORD
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def other_versions(folder: Path) -> str:
-    """What of Python, the packages and Brigade was another when a checkpoint was written (`torch 2.12.0, now 2.13.0`), or ""."""
+    """The versions that have changed since a checkpoint was written: `torch 2.12.0, now 2.13.0`; "" where none has."""
     run = recorded(folder).get("run", {}).get("run", {})
     before = run.get("versions", {}) | ({"Brigade": run["commit"]} if run.get("commit") else {})
     now = runs.versions() | {"Brigade": runs.git_commit()}
@@ -172,11 +176,11 @@ def other_versions(folder: Path) -> str:
 
 
 def _whole_record(folder: Path) -> dict[str, Any]:
-    """recorded(), of which every byte is what was written. Raises ValueError where it is not, or is of a later version."""
+    """As recorded(), with every byte as it was written. Raises ValueError where it is not, or where a later version wrote it."""
     path = folder / RECORD
     if not path.is_file():
         return {}
-    text = read_file(path).decode()  # read_text would take one kind of line's end for another
+    text = read_file(path).decode()  # read_text would change line endings
     record = json.loads(text)
     kinds = {key: value_at(record, key) for key in _KINDS}
     wrong = [key for key, value in kinds.items() if value is not None and not isinstance(value, _KINDS[key])]
@@ -204,7 +208,7 @@ def _digest(text: str) -> str:
 
 
 def _open_what_has_no_checksum(folder: Path) -> None:
-    """Raises ValueError or OSError where a file is not even what its name says."""
+    """Raise ValueError or OSError where a file is not even what its name says."""
     from safetensors import SafetensorError, safe_open
 
     json.loads((folder / runs.STATE).read_bytes())

@@ -187,7 +187,7 @@ def _check_method(folder: Path, place: str, run: runs.Run) -> None:
 
 
 def _check(folder: Path, place: str, run: runs.Run, base: Mapping[str, str]) -> None:
-    """Raises UserError at `place` where this run can neither read nor reshard the checkpoint's states, and where its
+    """Raise UserError at `place` where this run can neither read nor reshard the checkpoint's states, and where its
     adapters were trained on another base."""
     _check_method(folder, place, run)
     if refused := compatibility.refusal(folder, run):

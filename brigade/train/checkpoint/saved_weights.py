@@ -14,41 +14,41 @@ OTHER_STEP = "name another step: --step N"
 
 
 def find(output: Path, step: int | None) -> Path:
-    """Where to read from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
+    """Where to read weights from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
 
-    Raises UserError when there is no such step (it lists those there are), when a finished run's model is gone (another step is
-    another model), when there is nothing or nothing whole at all, and when something there is no file.
+    Raises UserError where there is no such step (and lists the steps there are), where a finished run's model is gone (another
+    step is another model), where nothing is whole, and where something is no file.
     """
     folder = _find(output, step)
-    if odd := odd_file(folder):
-        raise UserError(str(odd), "it is a pipe, a socket or a device, and no file", "remove it")
+    if strange := odd_file(folder):
+        raise UserError(str(strange), "it is a pipe, a socket or a device, and no file", "remove it")
     return folder
 
 
 def _find(output: Path, step: int | None) -> Path:
     check_run(output)
-    found = whole_checkpoints(output)
-    steps = f"checkpoints there are: {', '.join(map(str, sorted(found))) or 'none'}"
+    whole = whole_checkpoints(output)
+    steps = f"checkpoints there are: {', '.join(map(str, sorted(whole))) or 'none'}"
     if step is not None:
-        if step not in found:
+        if step not in whole:
             broken = (output / f"checkpoint-{step}").is_dir()
             died = f"checkpoint-{step} is incomplete: its run died while it was saved"
             raise UserError("flag --step", f"{died if broken else f'no step {step}'} in {output}", steps)
-        return found[step]
+        return whole[step]
     if (output / SUCCESS).exists():
         if not _reader(output):
             problem = "the run is finished, and its model is gone: no *.safetensors"
             cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
             raise UserError(str(output), problem, cure)
         return output
-    if not found:
+    if not whole:
         cure = "wait for its first (save_steps), or start the run's command again"
         raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet", cure)
-    return found[max(found)]
+    return whole[max(whole)]
 
 
 def check_run(output: Path) -> None:
-    """Raises UserError for what is no run's output directory."""
+    """Raise UserError where `output` is no run's output directory."""
     check_exists(output)
     if not (output / RECORD).is_file():
         problem = f"there is no {RECORD} in it, so it is no run's output directory"
@@ -56,9 +56,9 @@ def check_run(output: Path) -> None:
 
 
 def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
-    """Name -> whole tensor, on the CPU: all weights, or of an adapter run those that were trained.
+    """{name: whole tensor} on the CPU: all weights, or the trained ones of a run with adapters.
 
-    dtype: torch's, what floating-point tensors become, one after another; None: they stay.
+    dtype: the torch.dtype that floating-point tensors get, one after another; None: they keep theirs
 
     Raises UserError where a file is missing or damaged.
     """
@@ -71,17 +71,18 @@ def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
     try:
         state = reader(folder)
         for name, tensor in state.items():
-            whole = tensor.contiguous()  # of ZeRO: put together from all ranks' slices only now
+            whole = tensor.contiguous()  # under ZeRO a tensor is put together from all ranks' slices only now
             state[name] = whole.to(dtype) if dtype and whole.is_floating_point() else whole
         return state
     except UserError:
         raise
-    except (Exception, CheckpointException) as error:  # torch's is no Exception
+    except (Exception, CheckpointException) as error:  # torch's is not an Exception
         problem = f"it cannot be read: {type(error).__name__}: {first_line(error)}"
         raise UserError(str(folder), problem, OTHER_STEP) from None
 
 
 def in_hugging_face_format(folder: Path) -> bool:
+    """Whether a directory holds whole weights as Transformers reads them."""
     return any(folder.glob(FULL))
 
 
@@ -101,7 +102,7 @@ def _safetensors(folder: Path) -> dict[str, Any]:
 
 
 def _deepspeed(folder: Path) -> dict[str, Any]:
-    """ZeRO-1, 2 and 3: the fp32 masters from each rank's slices."""
+    """The weights under ZeRO-1, 2 and 3: fp32 master copies, put together from each rank's slices."""
     unpickling.data_only()
     unpickling.check(unpickling.pickled(tag_of(folder)))
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -110,7 +111,7 @@ def _deepspeed(folder: Path) -> dict[str, Any]:
 
 
 def _fsdp(folder: Path) -> dict[str, Any]:
-    """FSDP2 and HSDP: DTensors' shards in torch's distributed checkpoint."""
+    """The weights under FSDP2 and HSDP: shards of DTensors in torch's distributed checkpoint."""
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict

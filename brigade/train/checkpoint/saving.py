@@ -2,8 +2,8 @@
 
 The engines write all files into a stage, one on each host: in /dev/shm where there is room, else on the disk. From there a
 thread of each rank brings its share to OUTPUT/.saving/checkpoint-N, with a checksum, and syncs it to the disk. One rank waits
-until it sees all files of all shares there, writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`: whoever
-looks finds all or nothing, whenever a host dies or loses sight of the directory. The threads tell each other by torch's store and
+until it sees all files of all shares there, writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`. So
+whoever looks finds all or nothing, even if a host dies or loses sight of the directory. The threads talk through torch's store,
 not by collectives, whose order would differ between ranks. Where hosts have output directories of their own, all this happens on
 each.
 """
@@ -33,12 +33,12 @@ from ..run.leftovers import REPLACED, SAVING
 from ..upstream import file_modes
 from . import manifest, memory_stage
 
-TELLING = 2.0  # seconds for the rank that failed to say so first
-SEEN = 10.0  # seconds for a network file system to show the file that another host has written and synced
-GRACE = 30.0  # seconds for a checkpoint that is being written while the run ends with an error
+TELLING = 2.0  # seconds in which the rank that failed may say so first
+SEEN = 10.0  # seconds in which a network file system should show a file that another host has written and synced
+GRACE = 30.0  # seconds for finishing a checkpoint while the run ends with an error
 _BLOCK = 16 * 2**20
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
-_saves = itertools.count()  # of this process, which may make several runs: as many on every rank
+_saves = itertools.count()  # saves of this process, which may do several runs; the same number on every rank
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Job:
     step: int
     key: str  # in torch's store
     stage: Path
-    sources: dict[str, BinaryIO | Path]  # this rank's share: open files that have no name any more, or paths
+    sources: dict[str, BinaryIO | Path]  # this rank's share: open files that no longer have a name, or paths
     document: dict[str, Any]
     best: Path | None
     began: float
@@ -58,7 +58,7 @@ class _Job:
 
 
 class Saving:
-    """Of one run. blocked: seconds that the last save() held this rank up."""
+    """Saves the checkpoints of one run. blocked: seconds for which the last save() held this rank up"""
 
     def __init__(self, run: runs.Run) -> None:
         self.run, self.world, self.blocked = run, run.world, 0.0
@@ -69,7 +69,7 @@ class Saving:
         self.closers = (
             [0] if run.shared else list({host: rank for rank, (_, host) in reversed([*enumerate(given)])}.values())
         )
-        self._on_host = 0  # bytes that the last checkpoint had on this host
+        self._on_host = 0  # bytes of the last checkpoint on this host
         self._memory: Path | None = None
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None
@@ -77,7 +77,7 @@ class Saving:
     def save(self, step: int, write: Callable[[Path], None], document: dict[str, Any], best: Path | None) -> None:
         """Write checkpoint-`step`. A collective, on the main thread.
 
-        write: writes all files of this rank into a directory; document: manifest.write's; best: a checkpoint that stays
+        write: writes all files of this rank into a directory; document: as in manifest.write(); best: a checkpoint to keep
         Raises UserError where the one before could not be written, and where this host sees another output directory.
         """
         began = time.perf_counter()
@@ -88,11 +88,11 @@ class Saving:
             write(stage)
         ranks.barrier()
         lead = self.world.local_rank == 0
-        found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
-        # ZeRO looks for its empty folders, too.
+        listing = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
+        # ZeRO looks for its empty folders too.
         for folder in sorted(path for path in stage.rglob("*") if lead and path.is_dir()):
             (self._unnamed(step) / folder.relative_to(stage)).mkdir(exist_ok=True)
-        mine = self._share(ranks.gather((self.world.host, found)))
+        mine = self._share(ranks.gather((self.world.host, listing)))
         sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}
         if in_memory:  # without names: the memory is free when this process ends, however it ends
             sources = {name: (stage / name).open("rb", buffering=0) for name in mine}
@@ -119,14 +119,14 @@ class Saving:
         self.check()
 
     def check(self) -> None:
-        """Raise the UserError that the last checkpoint met in the background on this rank, which then tells it. The others end
-        with this one, or in wait()."""
+        """Raise the UserError that the last checkpoint met in the background on this rank, which then reports it. The other ranks
+        end with this one, or in wait()."""
         failure = self._job.failure if self._job else None
         if failure and failure["rank"] == self.world.rank:
             raise UserError(*failure["error"])
 
     def let_finish(self) -> None:
-        """Before the run ends with another error: the time that a checkpoint may still need, if the others still write."""
+        """Give a checkpoint the time that it may still need before the run ends with another error."""
         with suppress(UserError):
             self.wait(GRACE)
 
@@ -136,12 +136,12 @@ class Saving:
         return self.world.rank in self.closers
 
     def _unnamed(self, step: int) -> Path:
-        """Where a checkpoint lies until it is whole."""
+        """The directory in which a checkpoint lies until it is whole."""
         return self.run.directory / SAVING / f"checkpoint-{step}"
 
     def _stage(self, step: int) -> tuple[Path, bool]:
-        """This host's directory to write into, and whether it is in memory: where all hosts have room for what the last
-        checkpoint took. Of the first one nobody knows the size."""
+        """(this host's directory to write into, whether it is in memory). It is if all hosts have room for as much as the last
+        checkpoint took. Nobody knows the size of the first one."""
         wanted = self.run.settings.recipe.training.async_save and self._on_host > 0
         fits = all(ranks.gather(bool(wanted) and self._on_host <= memory_stage.room()))
         if fits and self._memory is None:
@@ -151,20 +151,20 @@ class Saving:
             self._memory = memory_stage.path(self.name)
         parent = self._memory if fits and self._memory else self.run.directory / SAVING
         stage = parent / f"stage-{step}-{self.world.host}"
-        # No parents: those of a directory that is gone would be made on another disk.
+        # Without parents: those of a directory that is gone would be made on another disk.
         for folder in (self.run.directory / SAVING, self._unnamed(step), stage):
             folder.mkdir(exist_ok=True)
         return stage, fits
 
     def _share(self, listings: list[tuple[str, dict[str, int]]]) -> list[str]:
-        """Which files of this host's stage this rank brings to their place."""
-        files = next((found for host, found in listings if found and host == self.world.host), {})
+        """The files of this host's stage that this rank brings to their place."""
+        files = next((listing for host, listing in listings if listing and host == self.world.host), {})
         self._on_host = sum(files.values())
         return manifest.shares(files, self.world.local_size)[self.world.local_rank]
 
     # ---- in the background ---------------------------------------------------------------------------------------
     def _settle(self, job: _Job) -> None:
-        """Bring this rank's share; close the checkpoint if that is this rank's to do; learn how it ended."""
+        """Bring this rank's share, close the checkpoint if this rank has to, and learn how it ended."""
         try:
             notes = board(self.world.size)
             notes.put(f"{job.key}/{self.world.rank}", self._brought(job))
@@ -191,15 +191,15 @@ class Saving:
                     source.close()
 
     def _close(self, job: _Job, notes: Board) -> dict[str, Any]:
-        """Give the checkpoint its name when all parts are there; or return what failed."""
+        """Give the checkpoint its name when all parts are there, or return what failed."""
         files: dict[str, Any] = {}
         writers: dict[str, int] = {}
         for rank in self.group:
-            said = notes.get(f"{job.key}/{rank}")
-            if "error" in said:
-                return said
-            files |= said["files"]
-            writers |= dict.fromkeys(said["files"], rank)
+            brought = notes.get(f"{job.key}/{rank}")
+            if "error" in brought:
+                return brought
+            files |= brought["files"]
+            writers |= dict.fromkeys(brought["files"], rank)
         directory, name = self.run.directory, f"checkpoint-{job.step}"
         target, final = self._unnamed(job.step), directory / name
         try:
@@ -211,7 +211,7 @@ class Saving:
             for folder in {target, *(path for path in target.rglob("*") if path.is_dir())}:
                 _sync(folder)
             replaced = directory / SAVING / f"{name}{REPLACED}"
-            if final.exists():  # damaged, or of steps that were gone back over
+            if final.exists():  # it is damaged, or the run went back before its step
                 final.rename(replaced)
             target.rename(final)
             _sync(directory)
@@ -227,13 +227,13 @@ class Saving:
         return {}
 
     def _unseen(self, job: _Job, files: Mapping[str, Any], writers: Mapping[str, int]) -> dict[str, Any] | None:
-        """Wait until every file of a checkpoint is there with its size. Returns what failed where one does not come: its host has
-        written it to another directory of the same path."""
+        """Wait until every file of a checkpoint is there with its size. Returns what failed if one does not appear: its host has
+        written it to another directory with the same path."""
         target, deadline = self._unnamed(job.step), time.monotonic() + SEEN
         size = {name: entry["bytes"] for name, entry in files.items()}
-        while found := manifest.missing(target, size):
+        while absent := manifest.missing(target, size):
             if time.monotonic() > deadline:
-                name, problem = found
+                name, problem = absent
                 rank = writers[name]
                 wrote = f"{name}, which rank {rank} on {self.hosts[rank]} wrote, {problem} as {self.world.host} sees it"
                 what = f"checkpoint-{job.step} is not whole and got no name: {wrote}"
@@ -241,14 +241,14 @@ class Saving:
                 return {"rank": rank, "error": fault}
             time.sleep(0.1)
             for folder in {(target / name).parent for name in files}:
-                list(folder.iterdir())  # asks an NFS server anew, where looking for a name may not
+                list(folder.iterdir())  # asks an NFS server again; looking up a name may not
         return None
 
     def _rotate(self, newest: Path, best: Path | None) -> None:
-        """Remove what is more than save_total_limit: never this checkpoint or the best one, and others only when as many as the
-        limit are whole. One that is removed loses its name first.
+        """Remove the checkpoints beyond save_total_limit: never the newest or the best, and others only while as many as the
+        limit are whole. A checkpoint that is removed loses its name first.
 
-        newest: seen whole
+        newest: known to be whole
         """
         limit = self.run.settings.recipe.training.save_total_limit
         if limit is None:
@@ -267,7 +267,7 @@ class Saving:
                 shutil.rmtree(gone, ignore_errors=True)
 
     def _failed(self, error: BaseException, job: _Job) -> dict[str, Any]:
-        """Of an error on this rank: _Job.failure."""
+        """An error on this rank, as _Job.failure has it."""
         known = error if isinstance(error, UserError) else of_disk(error, self.run.directory)
         if known is None and isinstance(error, FileNotFoundError):
             try:
@@ -281,13 +281,13 @@ class Saving:
             if known
             else "look at the file system; the same command continues from the newest whole checkpoint"
         )
-        of = whose.of_error(known or error)[0], (self.world.host,)
-        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure, *of]}
+        fault = whose.of_error(known or error)[0], (self.world.host,)
+        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure, *fault]}
 
 
 @contextmanager
 def _no_second_checksum() -> Iterator[None]:
-    """torch.save takes a CRC-32 of everything, a quarter of its time in memory; nothing of torch's reads it."""
+    """Turn off the CRC-32 that torch.save computes: a quarter of its time when it writes to memory, and torch never reads it."""
     from torch import serialization
 
     before = serialization.get_crc32_options()

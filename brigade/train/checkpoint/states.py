@@ -1,7 +1,7 @@
-"""What training keeps of each parameter, read from a checkpoint of any engine on any number of ranks, slice by slice.
+"""What training keeps for each parameter, read slice by slice from a checkpoint of any engine on any number of ranks.
 
-Parameters go by their names in the model, and a slice is a range of the flattened whole parameter. So whoever continues reads
-its own share, whatever the shares were when the checkpoint was written. Files are mapped or read in part, and never written.
+Parameters go by their names in the model, and a slice is a range of the flattened whole parameter. So each rank that continues
+reads its own share, whatever the shares were when the checkpoint was written. Files are mapped or read in part, never written.
 """
 
 import re
@@ -27,7 +27,10 @@ WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg,
 
 
 class States:
-    """moments: names of what the optimizer keeps for every element of a parameter; sizes: elements of each parameter."""
+    """The states in one checkpoint.
+
+    moments: names of what the optimizer keeps for every element of a parameter; sizes: elements of each parameter
+    """
 
     moments: tuple[str, ...] = ()
     sizes: Mapping[str, int]
@@ -37,22 +40,22 @@ class States:
         raise NotImplementedError
 
     def step(self, name: str) -> float | None:
-        """How many steps the optimizer has made with a parameter, where it counts them."""
+        """The number of steps that the optimizer has made with a parameter; None where it does not count them."""
         raise NotImplementedError
 
     def buffer(self, name: str) -> Tensor | None:
-        """Something that the model keeps beside its parameters, where it is saved."""
+        """A buffer, which the model keeps beside its parameters; None where it is not saved."""
         raise NotImplementedError
 
     def loss_scale(self) -> float | None:
-        """fp16's, where the engine keeps it inside its states."""
+        """The loss scale of fp16; None where the engine does not keep it in its states."""
         return None
 
 
 def of_checkpoint(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> States:
     """The states in a checkpoint-N.
 
-    order: names of the trained parameters as an unsharded optimizer numbers them
+    order: names of the trained parameters, in the order of an unsharded optimizer
     saved_as: a parameter's name -> its name among saved weights, where that differs (adapters)
 
     Raises UserError where they cannot be read, and where a file could run code when it is loaded.
@@ -66,7 +69,7 @@ def of_checkpoint(folder: Path, order: Sequence[str], saved_as: Mapping[str, str
 
 @contextmanager
 def telling(folder: Path) -> Iterator[None]:
-    """States are read from a checkpoint here. Raises UserError where they are not what an engine writes."""
+    """Read states from a checkpoint inside. Raises UserError where they are not what an engine writes."""
     try:
         yield
     except UserError:
@@ -87,14 +90,14 @@ def _zero(folder: Path, saved_as: Mapping[str, str]) -> States:
 
 
 def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in a parameter's state that have a value for each of so many elements."""
+    """The names in a parameter's state that have a value for each of its `weight` elements."""
     return tuple(
         key for key, value in state.items() if torch.is_tensor(value) and value.dim() and value.numel() == weight
     )
 
 
 class _Whole(States):
-    """One process and DDP: safetensors, and optimizer.pt in the optimizer's own order."""
+    """States of one process or DDP: safetensors, and optimizer.pt in the optimizer's own order."""
 
     def __init__(self, folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> None:
         from safetensors import safe_open
@@ -136,8 +139,8 @@ class _Whole(States):
 
 
 def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
-    """Parameters that the files of a mixture of experts hold by expert (Qwen3-MoE, Mixtral), and a model fused. Whole, in memory:
-    what one process has trained fits there."""
+    """Parameters that a mixture of experts has fused, and its files hold expert by expert (Qwen3-MoE, Mixtral). They lie whole in
+    memory: what one process has trained fits there."""
     from transformers import AutoModelForCausalLM
 
     with without_zero3():
@@ -148,11 +151,11 @@ def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
 
 
 class _Zero(States):
-    """ZeRO-1, 2 and 3. Each rank's file holds flat slices: in stages 1 and 2 of a parameter group's parameters laid end to end
-    (stage_1_and_2.py: state_dict), in stage 3 of every parameter by itself (stage3.py: _rigid_state_dict)."""
+    """States of ZeRO-1, 2 and 3. Each rank's file holds flat slices: in stages 1 and 2 of a group's parameters laid end to end
+    (stage_1_and_2.py: state_dict), in stage 3 of each parameter by itself (stage3.py: _rigid_state_dict)."""
 
     def __init__(self, tag: Path, part: int) -> None:
-        """part: which rank's of a tensor group"""
+        """part: the rank in a tensor group"""
         files = sorted(
             tag.glob(f"*mp_rank_{part:02d}_optim_states.pt"),
             key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)],
@@ -186,7 +189,7 @@ class _Zero(States):
         return held[self._masters][number] if key == WEIGHT else held[self._moments]["state"][number][key]
 
     def _pieces(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(rank, where in its slice of the group, until where) of elements start..stop."""
+        """(rank, start, stop in its slice of the group) of the pieces that make up elements start..stop."""
         number, offset = self._place[name]
         if self._each_by_itself:
             share, begin = -(-self.sizes[name] // len(self._ranks)), 0
@@ -218,10 +221,10 @@ class _Zero(States):
 
 
 class Divided(States):
-    """What DeepSpeed wrote of a model that was divided over tensor groups: parameters put together from their parts.
+    """States of a model that DeepSpeed divided over tensor groups: parameters are put together from their parts.
 
-    parts: the states of the group's first rank, its second, and so on
-    whole: shape of each whole parameter. A part is shorter along one dimension, or along none: then all parts are the same.
+    parts: the states of a group's first rank, its second, and so on
+    whole, local: shape of each parameter, whole and in a part. A part is shorter along one dimension, or all parts are the same.
     """
 
     def __init__(
@@ -260,14 +263,14 @@ class Divided(States):
 
 
 def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Of all weights in the Hugging Face files of a checkpoint, by their headers."""
+    """The shapes of all weights in the Hugging Face files of a checkpoint, by their headers."""
     from safetensors import safe_open
 
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob(saved_weights.FULL)) or [folder / saved_weights.ADAPTER]:
         with safe_open(file, framework="pt") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-    return found
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    return shapes
 
 
 def _mapped(file: Path) -> Any:
@@ -275,7 +278,7 @@ def _mapped(file: Path) -> Any:
 
 
 class _Sharded(States):
-    """FSDP2 and HSDP: torch's distributed checkpoints, of which only the chunks are read that overlap."""
+    """States of FSDP2 and HSDP: torch's distributed checkpoints, of which only the overlapping chunks are read."""
 
     def __init__(self, folder: Path, saved_as: Mapping[str, str]) -> None:
         self._weights, self._optimizer = Chunks(folder / "pytorch_model_fsdp_0"), Chunks(folder / "optimizer_0")
@@ -298,11 +301,11 @@ class _Sharded(States):
         counted: tuple[Any, ...] = ("optimizer", "state", name, "step")
         if counted in self._optimizer.shapes:
             return float(self._optimizer.read(counted, 0, 1))
-        return self._of_all
+        return self._common_step
 
     @cached_property
-    def _of_all(self) -> float | None:
-        """Of an optimizer that counts once for all parameters (LAMB, LARS)."""
+    def _common_step(self) -> float | None:
+        """The steps of an optimizer that counts once for all parameters (LAMB, LARS)."""
         return self._optimizer.value(("optimizer", "param_groups", 0, "step"))
 
     def buffer(self, name: str) -> Tensor | None:
