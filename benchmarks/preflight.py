@@ -11,9 +11,8 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, markdown
-from brigade.check.registry import checks
+from brigade.check.checks import checks, thresholds
 from brigade.check.result_file import schema
-from brigade.check.results import thresholds
 from brigade.errors.console import counted
 from testbed.cluster import Cluster
 from testbed.needs import require

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from brigade.check.hosts import Facts, Recorded, Wanted
-from brigade.check.probes import nvml
-from brigade.check.registry import checks
-from brigade.check.results import Result
+from brigade.check.checks import Facts, Recorded, Result, Wanted, checks
+from brigade.check.probes import gpus as nvml
 from brigade.check.run import judge
 from brigade.train.recipe.files import REPOSITORY
 
@@ -25,7 +23,7 @@ STAND_IN = REPOSITORY / "testbed" / "stand_in" / "nvml"
 
 
 def facts(kind: str, own: Facts | None = None) -> Facts:
-    """What probes/nvml.py answers of a host. own: figures of GPU 1 that differ"""
+    """What probes/gpus.py answers of a host. own: figures of GPU 1 that differ"""
     said = KINDS[kind]
     gpus = [{"index": n, **copy.deepcopy(said["gpu"])} for n in range(said["count"])]
     for number, gpu in enumerate(gpus):
@@ -49,7 +47,7 @@ def judged(
         hello[host]["gpus"] = number
     logs = {host: {"xids": []} for host in answers} | (log or {})
     wanted = Wanted(dict.fromkeys(answers, slots), environment=environment or {})
-    hosts = Recorded(wanted, {"nvml.gpus": answers, "devices.kernel_log": logs}, hello)
+    hosts = Recorded(wanted, {"gpus.look": answers, "gpus.kernel_log": logs}, hello)
     return by_host(name, hosts)
 
 
@@ -74,7 +72,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     def answer(said: Any) -> Facts:
         (tmp_path / "said.yaml").write_text(yaml.safe_dump(said))
         monkeypatch.setenv("STAND_IN_NVML", str(tmp_path / "said.yaml"))
-        return nvml.gpus()
+        return nvml.look()
 
     yield answer
     sys.modules.pop("pynvml", None)

@@ -3,9 +3,7 @@
 import asyncio
 from typing import Any
 
-from brigade.check.hosts import Facts, Recorded, Wanted
-from brigade.check.registry import Function
-from brigade.check.results import Result
+from brigade.check.checks import Facts, Function, Recorded, Result, Wanted
 
 NODES = [f"node{number}" for number in range(1, 5)]
 CARD = {"name": "eth0", "kind": "mlx5_core", "mtu": 1500}
@@ -39,7 +37,7 @@ def judged(
     **own: Facts,
 ) -> dict[str, tuple[str, str]]:
     """host -> (level, problem); own: host -> what differs of its look()"""
-    answers = {"reach.look": {host: look(host, **own.get(host, {})) for host in hosts}} | answers
+    answers = {"names.look": {host: look(host, **own.get(host, {})) for host in hosts}} | answers
     hello: dict[str, Facts] = {
         host: {"addresses": {address(host): "eth0"}, "gpus": gpus, "machine": host} for host in hosts
     }

@@ -17,18 +17,16 @@ from ..hosts.environment import forwarded
 from ..hosts.job import hosts_of_slurm_job, make
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import CALIBRATION, calibration_file, find
-from . import fix, meaning, result_file, sweep
-from .bandwidth import Sweep
-from .hosts import Wanted
+from . import fix, result_file, sweep, waiting
+from .checks import Wanted, exit_code
+from .collectives import Sweep
 from .result_file import changes, compared
-from .results import exit_code
 from .run import LOGIN
 from .sweep import figures
 from .table import lines, table
 
 if TYPE_CHECKING:
-    from .hosts import Wanted
-    from .registry import Check, Size
+    from .checks import Check, Size, Wanted
     from .result_file import Document
     from .run import Outcome
 
@@ -72,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0: sound, 1: with warnings, 3: not sound."""
-    from .registry import checks
+    from .checks import checks
 
     size: Size = "quick" if options.quick else "full" if options.full else "usual"
     if "--recipe" in (word.partition("=")[0] for word in options.rest):
@@ -194,7 +192,7 @@ def _check(
 
 def _others(only: list[str] | None, size: "Size") -> list[str]:
     """Names of the checks that --only leaves out."""
-    from .registry import checks
+    from .checks import checks
 
     sizes = {check.name: check.size for check in checks()}
     here = [check.name for check in checks(size)]
@@ -265,7 +263,7 @@ def _measured(wanted: "Wanted") -> None:
 
 def _calibrate(wanted: "Wanted") -> None:
     file = _calibration_file()
-    print(*meaning.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
+    print(*waiting.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
     print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
 

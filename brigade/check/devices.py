@@ -6,10 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from ..errors.console import counted
 from ..hosts.rendezvous import usable_gpus
 from . import gpus as of_gpus
-from . import xids as of_xids
-from .hosts import Facts, Hosts
-from .registry import check
-from .results import NotHere, Result, sound, unknown
+from .checks import Facts, Hosts, NotHere, Result, check, sound, unknown
 
 
 async def _gpus(hosts: Hosts) -> dict[str, Facts]:
@@ -17,7 +14,7 @@ async def _gpus(hosts: Hosts) -> dict[str, Facts]:
     asked = {host: Facts() for host, hello in hosts.hello.items() if hello.get("gpus")}
     if not asked:
         raise NotHere
-    found = await hosts.ask("nvml.gpus", 20, each=asked)
+    found = await hosts.ask("gpus.look", 20, each=asked)
     if not any("gpus" in facts for facts in found.values()):
         raise NotHere
     return _with_use(hosts, found)
@@ -55,7 +52,7 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
             )
         return
     asked = {host: Facts() for host, count in counts.items() if count}
-    found = _with_use(hosts, await hosts.ask("nvml.gpus", 20, each=asked) if asked else {})
+    found = _with_use(hosts, await hosts.ask("gpus.look", 20, each=asked) if asked else {})
     kinds = {host: of_gpus.kinds(facts["gpus"]) for host, facts in found.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
@@ -139,14 +136,14 @@ async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
     this user may read it. Threshold: none whose action in xids.yaml is red that comes now or that NVML confirms (it wants a
     reset, or a row of memory waits for it); none of the last day (a warning); NVIDIA's Xid catalog, grouped as AWS does."""
     found = await _gpus(hosts)
-    logs = await hosts.ask("devices.kernel_log", 15, each={host: Facts() for host in found})
+    logs = await hosts.ask("gpus.kernel_log", 15, each={host: Facts() for host in found})
     for host, facts in found.items():
         if "gpus" not in facts:
             yield unknown(host, "NVML says nothing there; see the row gpus")
             continue
         log = logs.get(host, {})
         results = of_gpus.judged(
-            host, of_xids.with_log(facts["gpus"], log.get("xids", [])), {}, (of_xids.xids,), "none"
+            host, of_gpus.with_log(facts["gpus"], log.get("xids", [])), {}, (of_gpus.xids,), "none"
         )
         if results[0].level == "green" and "unreadable" in log:
             yield unknown(host, f"past ones: {log['unreadable']}; `ssh {host} sudo dmesg | grep Xid` shows them")

@@ -6,11 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from .hosts import Wanted
-from .registry import checks
-from .results import Result
-from .run import Outcome, Told, run
-from .session import Session, View
+from .checks import Result, Wanted, checks
+from .run import Outcome, Session, Told, View, run
 
 SECONDS = 900.0  # that a line may take: pip may have to load torch
 
@@ -86,7 +83,7 @@ async def _on(wanted: Wanted, host: str, own: list[str], told: Callable[[Done], 
 
 
 async def _run(view: View, host: str, line: str) -> Done:
-    facts = (await view.ask("fix.run", SECONDS + 5, each={host: {"line": line}}, limit=SECONDS)).get(host)
+    facts = (await view.ask("actions.run", SECONDS + 5, each={host: {"line": line}}, limit=SECONDS)).get(host)
     if facts is None:
         return Done(host, line, view.failed.get(host, "the host cannot be reached"), ())
     ended = f"it ended with {facts['code']}" if facts["code"] else ""

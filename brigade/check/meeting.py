@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ..hosts.rendezvous import candidates
-from .hosts import Facts, Hosts
-from .results import Result
+from .checks import Facts, Hosts, Result
 
 HANG = "ranks that do not reach each other wait until a timeout ends the run"
 PORTS = "open all ports between the hosts, both ways: gloo and NCCL choose from /proc/sys/net/ipv4/ip_local_port_range"
@@ -40,7 +39,7 @@ class Meeting:
 async def meet(hosts: Hosts) -> AsyncIterator[Meeting]:
     """All hosts listen; each finds the first one by an address that the others use too, as ranks do (hosts/rendezvous.py)."""
     found = Meeting(secrets.token_hex(8))
-    async with hosts.hold("network.serve", 20, token=found.token) as serving:
+    async with hosts.hold("pairs.serve", 20, token=found.token) as serving:
         names = list(serving)
         found.port = {host: facts["port"] for host, facts in serving.items()}
         found.links = {host: facts["links"] for host, facts in serving.items()}
@@ -77,7 +76,7 @@ async def _find(hosts: Hosts, names: list[str], found: Meeting) -> None:
 
 async def _ways(hosts: Hosts, asked: list[str], addresses: list[str], port: int, token: str) -> dict[str, Facts]:
     each: dict[str, Facts] = {host: {} for host in asked}
-    return await hosts.ask("network.way", 15, each, addresses=addresses, port=port, token=token) if asked else {}
+    return await hosts.ask("pairs.way", 15, each, addresses=addresses, port=port, token=token) if asked else {}
 
 
 def lost(found: Meeting) -> list[Result]:

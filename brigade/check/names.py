@@ -1,14 +1,18 @@
 """Whether hosts find each other by their names, and by which interface."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+import random
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from typing import Any, Literal
 
 from ..errors.console import counted
-from . import interfaces as choice
-from .hosts import Facts, Hosts
-from .pairs import partners
-from .registry import check
-from .results import NotHere, Result, sound
+from .checks import Facts, Hosts, NotHere, Result, check, sound
+
+ALL_PAIRS = 64  # hosts, up to which each one tries every other; beyond, a sample, so that no host is asked for more
+SAMPLE = 16
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# Of bridges and containers: on every host under the same address, and they lead nowhere.
+VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lxc", "lxd")
+_LEFT_OUT = ("docker", "lo", "virbr")  # by NCCL, in its first round
 
 
 def look(hosts: Hosts) -> Any:
@@ -19,7 +23,7 @@ def look(hosts: Hosts) -> Any:
         host: {"names": [host, *others], "towards": own.get(second if host == first else first, [])}
         for host, others in partners(hosts.hello).items()
     }
-    return hosts.ask("reach.look", each=each)
+    return hosts.ask("names.look", each=each)
 
 
 def need_two(hosts: Hosts) -> None:
@@ -34,8 +38,8 @@ def addresses_of(hosts: Hosts) -> dict[str, list[str]]:
     found = {}
     for host, hello in hosts.hello.items():
         own: dict[str, str] = hello.get("addresses", {})
-        real = sorted(own, key=lambda address: choice.is_virtual(own[address]))
-        found[host] = [address for address in real if named and choice.takes(named, own[address])] or real
+        real = sorted(own, key=lambda address: is_virtual(own[address]))
+        found[host] = [address for address in real if named and takes(named, own[address])] or real
     return found
 
 
@@ -61,9 +65,9 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
             problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
             yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
             continue
-        others = [name for name in found["resolved"] if name != host and name in facts and not choice.is_own(name)]
+        others = [name for name in found["resolved"] if name != host and name in facts and not is_own(name)]
         wrong = [(name, what) for name in others if (what := _wrong(hosts, name, found))]
-        if choice.is_own(host):
+        if is_own(host):
             problem = f"the hostfile says {host}, which is on every host that host itself"
             why = "`launch` goes by addresses; ranks of deepspeed and torchrun, given this name, would wait in vain"
             cure = f"write this host's network name into the hostfile; `hostname` says {found['hostname']} there"
@@ -84,7 +88,7 @@ def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
     """What is wrong with another host's name here, or ""."""
     if not (addresses := found["resolved"].get(name)):
         return f"has no address ({found['unresolved'].get(name, 'no answer')})"
-    if loopback := next((address for address in addresses if choice.is_loopback(address)), None):
+    if loopback := next((address for address in addresses if is_loopback(address)), None):
         return f"is {loopback}, the loopback,"
     its = hosts.hello[name].get("addresses", {})
     if its and not set(addresses) & set(its):
@@ -104,7 +108,7 @@ async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
         host: {"addresses": [a for other in others for a in own[other] if ":" not in a]}
         for host, others in tried.items()
     }
-    found = await hosts.ask("reach.neighbours", each=each)
+    found = await hosts.ask("names.neighbours", each=each)
     cards = {host: set(facts["cards"]) for host, facts in found.items()}
     seen = [
         (host, other, address, facts["arp"][address])
@@ -156,9 +160,7 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     for host, found in looks.items():
         variables, wanted = found["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
         gpus = bool(hosts.hello[host].get("gpus"))
-        named = {
-            name: choice.named_wrongly(name, wanted[name], found, shared) for name in choice.VARIABLES if name in wanted
-        }
+        named = {name: named_wrongly(name, wanted[name], found, shared) for name in VARIABLES if name in wanted}
         bad = [(level, f"{name}={wanted[name]}: {said}", name) for name, (level, said) in named.items() if level]
         if bad:
             level, problem, name = min(bad)  # "red" is before "yellow"
@@ -170,10 +172,10 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
                 why = "every rank gets this variable; where that bridge leads to no other host, ranks wait in vain"
             yield Result(host, level, "wrong variable", None, problem, why, cure)
         else:
-            taken = {"GLOO_SOCKET_IFNAME": choice.of_gloo(found, variables)}
+            taken = {"GLOO_SOCKET_IFNAME": of_gloo(found, variables)}
             if gpus:
-                taken["NCCL_SOCKET_IFNAME"] = choice.of_nccl(found, variables)
-            wrong = {name: problem for name, its in taken.items() if (problem := choice.unfit(its, found))}
+                taken["NCCL_SOCKET_IFNAME"] = of_nccl(found, variables)
+            wrong = {name: problem for name, its in taken.items() if (problem := unfit(its, found))}
             if not wrong:
                 yield sound(host, "fit")
                 continue
@@ -193,3 +195,110 @@ def _shared(hosts: Hosts) -> set[str]:
         for address in hello.get("addresses", {}):
             machines.setdefault(address, set()).add(hello.get("machine") or host)
     return {address for address, its in machines.items() if len(its) > 1}
+
+
+def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
+    """host -> those that it tries: all others; of more than ALL_PAIRS hosts its neighbours in the list, by which each one is
+    tried at least twice, and others that are drawn by its name."""
+    names = list(hosts)
+    if len(names) <= ALL_PAIRS:
+        return {host: [other for other in names if other != host] for host in names}
+    found = {}
+    for number, host in enumerate(names):
+        steps = [-1, 1, *random.Random(host).sample(range(2, len(names) - 1), SAMPLE - 2)]
+        found[host] = [names[(number + step) % len(names)] for step in steps]
+    return found
+
+
+def is_virtual(name: str) -> bool:
+    return name == "lo" or name.startswith(VIRTUAL)
+
+
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def is_own(name: str) -> bool:
+    """Whether a hostfile's name means, on every host, that host itself."""
+    return name.startswith(("localhost", "ip6-localhost")) or is_loopback(name)
+
+
+def takes(pattern: str, name: str) -> bool:
+    """Whether NCCL_SOCKET_IFNAME allows an interface: "eth,ib" beginnings, "=eth0" whole names, "^docker" all but these."""
+    words = [word.partition(":")[0] for word in pattern.lstrip("^=").split(",") if word]
+    exact = pattern.lstrip("^").startswith("=")
+    hit = any(name == word if exact else name.startswith(word) for word in words)
+    return not hit if pattern.startswith("^") else hit
+
+
+def _all(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in found["interfaces"] if one["addresses"] or one["kind"] == "loopback"]
+
+
+def of_nccl(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+    """All that NCCL uses: those that are named, else InfiniBand's, else all but Docker's bridges and the loopback, else those."""
+    names = [one["name"] for one in _all(found)]
+    if pattern := variables.get("NCCL_SOCKET_IFNAME"):
+        return [name for name in names if takes(pattern, name)]
+    rounds = (
+        [name for name in names if name.startswith("ib")],
+        [name for name in names if not name.startswith(_LEFT_OUT)],
+        [name for name in names if name.startswith("docker")],
+    )
+    return next((some for some in rounds if some), ["lo"])
+
+
+def of_gloo(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+    """The one that gloo uses: that is named, else that of the host name's address, else the loopback."""
+    if named := variables.get("GLOO_SOCKET_IFNAME"):
+        return named.split(",")
+    for address in found["own"]:
+        if is_loopback(address):
+            return ["lo"]
+        if name := next((one["name"] for one in _all(found) if address in one["addresses"]), None):
+            return [name]
+    return ["lo"]
+
+
+def unfit(names: list[str], found: Mapping[str, Any]) -> str:
+    """What is wrong with interfaces that are taken, in words, or ""."""
+    kinds = {one["name"]: one["kind"] for one in found["interfaces"]}
+    for name in names:
+        if kinds.get(name) == "loopback" or name == "lo":
+            own = f": {found['hostname']} is {found['own'][0]} there" if found["own"] else ""
+            return f"the loopback is taken{own}"
+        if (is_virtual(name) or kinds.get(name) == "bridge") and name != found["leads"]:
+            way = f"the way to the others is {found['leads']}" if found["leads"] else "which may lead to no other host"
+            return f"the bridge {name} is taken, {way}"
+    return ""
+
+
+def _is_certain(name: str, found: Mapping[str, Any], shared: Collection[str]) -> bool:
+    """Whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the same."""
+    one = next((one for one in found["interfaces"] if one["name"] == name), {"kind": "", "addresses": []})
+    return name == "lo" or one["kind"] == "loopback" or bool(set(one["addresses"]) & set(shared))
+
+
+def named_wrongly(
+    variable: str, value: str, found: Mapping[str, Any], shared: Collection[str] = ()
+) -> tuple[Literal["", "yellow", "red"], str]:
+    """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes whole names alone.
+
+    Ranks meet over the first interface that is allowed (src/bootstrap.cc takes one), so "^docker0,lo" is no fault where a bridge
+    stands behind a card: red where none is allowed, or where the first leads to nobody for certain; another bridge is a warning.
+    shared: addresses that more than one host has, by which each one reaches itself
+    """
+    value = f"={value}" if variable.startswith("GLOO") else value
+    names = [one["name"] for one in _all(found) if takes(value, one["name"])]
+    if not names:
+        there = ", ".join(one["name"] for one in _all(found))
+        return "red", f"no such interface with an address is up; there are {there}"
+    if first := unfit(names[:1], found):
+        return ("red" if _is_certain(names[0], found, shared) else "yellow"), first
+    problem = unfit(names, found)
+    return ("yellow", f"behind {names[0]} {problem}") if problem else ("", "")
+
+
+def mtu_of(found: Mapping[str, Any]) -> int:
+    """The MTU of the interface that leads to the first host; 0 where that is not known."""
+    return next((int(one["mtu"]) for one in found["interfaces"] if one["name"] == found["leads"]), 0)

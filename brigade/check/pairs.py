@@ -1,58 +1,280 @@
-"""Pairs of hosts: who tries whom, and whose fault it is where some do not reach each other."""
+"""How fast pairs of hosts exchange, and from their rates: which host is slow, or which link."""
 
-import random
-from collections.abc import Collection, Iterable, Mapping
+import statistics
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 
-ALL_PAIRS = 64  # hosts, up to which each one tries every other; beyond, a sample, so that no host is asked for more
-SAMPLE = 16
+from ..errors.console import figure
+from .checks import Facts, Hosts, Level, Result, check, sound, thresholds
+from .meeting import HANG, PORTS, Meeting, lost, meet
+from .sweep import FEW, MANY, MEASURED, STREAMS, WARM_UP, rounds
 
-Pair = tuple[str, str]  # from, to
+SLOWEST = "all ranks wait for the slowest one in every collective: the whole run gets this host's speed"
+TCP = 20.0  # Gbit/s that these streams are expected to reach, whatever the card can do
+
+LOSSY = 0.005  # share of packets from which on TCP slows down: at 0.5 % and 1 ms of round trip to some 0.2 Gbit/s (Mathis 1997)
+LONG = 2.0  # ms: hosts of one building answer in a tenth of that
+BUSY = 0.5  # share of the time from which on an end's processor, and not the network, may have bounded a rate
 
 
-def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
-    """host -> those that it tries: all others; of more than ALL_PAIRS hosts its neighbours in the list, by which each one is
-    tried at least twice, and others that are drawn by its name."""
-    names = list(hosts)
-    if len(names) <= ALL_PAIRS:
-        return {host: [other for other in names if other != host] for host in names}
-    found = {}
-    for number, host in enumerate(names):
-        steps = [-1, 1, *random.Random(host).sample(range(2, len(names) - 1), SAMPLE - 2)]
-        found[host] = [names[(number + step) % len(names)] for step in steps]
+@dataclass(frozen=True)
+class Way:
+    """What one host could send to another one. gbit: Gbit/s; busy, lost, round_trip: see probes/pairs.py: send; error: it could
+    not, and why"""
+
+    gbit: float = 0.0
+    busy: float = 0.0
+    error: str = ""
+    lost: float = 0.0
+    round_trip: float = 0.0
+
+
+Ways = Mapping[tuple[str, str], Way]  # (sender, receiver)
+
+
+@dataclass
+class Blame:
+    """usual: Gbit/s of a sound way, see usual_rate(); sends, receives: host -> its own median, of hosts that are slow in that
+    direction with most others; links: slow ways between hosts that are not"""
+
+    usual: float
+    sends: dict[str, float] = field(default_factory=dict)
+    receives: dict[str, float] = field(default_factory=dict)
+    links: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys([*self.sends, *self.receives]))
+
+
+def level(way: Way, usual: float) -> Level:
+    """Threshold: pair_rate of thresholds.yaml. What a busy processor bounded says nothing of the network."""
+    if way.error:
+        return "red"
+    if way.busy > BUSY or not usual:
+        return "green"
+    return thresholds()["pair_rate"].level(way.gbit / usual)
+
+
+def usual_rate(ways: Ways) -> float:
+    """The median of all ways. Of less than five hosts the median of each host's best one: a slow host has two thirds of the ways
+    of three, and half of those of four."""
+    fine = {pair: way.gbit for pair, way in ways.items() if not way.error}
+    hosts = list(dict.fromkeys(host for pair in ways for host in pair))
+    if len(hosts) < 5:
+        best = [max((gbit for pair, gbit in fine.items() if host in pair), default=0.0) for host in hosts]
+        return statistics.median(best) if best else 0.0
+    return statistics.median(fine.values()) if fine else 0.0
+
+
+def blame(ways: Ways) -> Blame:
+    """A host is slow in one direction where most of its ways in it are, of two at least. A slow way of a host that is not is a
+    slow link: with two hosts nobody can say whose fault it is."""
+    found = Blame(usual_rate(ways))
+    slow = {pair for pair, way in ways.items() if level(way, found.usual) != "green"}
+    for end, guilty in ((0, found.sends), (1, found.receives)):
+        for host in dict.fromkeys(pair[end] for pair in ways):
+            own = [pair for pair in ways if pair[end] == host]
+            if len(own) > 1 and 2 * len([pair for pair in own if pair in slow]) > len(own):
+                guilty[host] = statistics.median(ways[pair].gbit for pair in own)
+    # With three hosts and one of them slow both ways, each other host has half of its ways slow, and is not blamed.
+    found.links = [
+        pair for pair in ways if pair in slow and pair[0] not in found.sends and pair[1] not in found.receives
+    ]
     return found
 
 
-def blame(
-    tried: Mapping[str, Collection[str]], failed: Collection[Pair]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """(host -> from whom nothing comes in there, host -> to whom nothing goes out from there), of the pairs that failed.
+def to_confirm(ways: Ways, found: Blame, each: int = 3, most: int = 16) -> list[tuple[str, str]]:
+    """Ways to measure once more, with nothing else on the network, before anybody is blamed: a few of each slow host's, to hosts
+    that are not, and the slow links. Those that could not connect at all among them."""
+    chosen = list(found.links)
+    for end, guilty in ((0, found.sends), (1, found.receives)):
+        for host in guilty:
+            own = [pair for pair in ways if pair[end] == host and level(ways[pair], found.usual) != "green"]
+            chosen += sorted(own, key=lambda pair: pair[1 - end] in found.hosts)[:each]
+    return list(dict.fromkeys(chosen))[:most]
 
-    Whom nobody reaches has closed its own door. Who reaches nobody, while others reach the same hosts, cannot get out of its own.
-    Else it is the one that should have been reached: firewalls that drop what comes in are more common.
+
+def better(one: Way, other: Way) -> Way:
+    """The one that says more for the network."""
+    if one.error or other.error:
+        return other if one.error else one
+    return max(one, other, key=lambda way: (way.busy > BUSY, way.gbit))
+
+
+def typical(ways: Ways, host: str) -> float:
+    """Median Gbit/s of a host's ways, in both directions."""
+    own = [way.gbit for pair, way in ways.items() if host in pair]
+    return statistics.median(own) if own else 0.0
+
+
+def gravest(ways: Ways, host: str, end: int, usual: float) -> Level:
+    """Of a slow host: what most of its ways in that direction are."""
+    levels = [level(way, usual) for pair, way in ways.items() if pair[end] == host]
+    return "red" if 2 * levels.count("red") > len(levels) else "yellow"
+
+
+def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(ways[pair].error for pair in pairs if ways[pair].error))
+
+
+def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
+    """(what TCP saw on slow ways, in words; a cure that fits it), each "" where that is nothing odd.
+
+    A queue that is full loses packets too, so what is lost may come from a limit of the rate.
     """
-    failed = set(failed)
-    sources: dict[str, list[str]] = {}
-    for source, targets in tried.items():
-        for target in targets:
-            sources.setdefault(target, []).append(source)
-    closed = {target for target, its in sources.items() if all((source, target) in failed for source in its)}
-    silent = {source for source, its in tried.items() if its and all((source, target) in failed for target in its)}
-    incoming: dict[str, list[str]] = {}
-    outgoing: dict[str, list[str]] = {}
-    place = {host: number for number, host in enumerate(tried)}
-    for source, target in sorted(failed, key=lambda pair: (place[pair[0]], pair[1])):
-        if source in silent and target not in closed:
-            outgoing.setdefault(source, []).append(target)
+    fine = [way for way in own if not way.error]
+    if not fine:
+        return "", ""
+    lost, trip = max(way.lost for way in fine), statistics.median(way.round_trip for way in fine)
+    usual = statistics.median(way.round_trip for way in others) if others else 0.0
+    words, cures = [], []
+    if trip > max(LONG, 3 * usual):
+        words.append(f"a round trip takes {figure(trip, 1)} ms" + (f", {figure(usual, 1)} elsewhere" if others else ""))
+        cures.append("is it in another place, or behind a VPN or a tunnel? `tracepath` shows the way")
+    if lost > LOSSY:
+        words.append(f"{figure(100 * lost, 1)} % of the packets are lost and sent again")
+        cures.append(
+            "`ip -s link` and `ethtool -S` on both ends count what is lost there; `tc qdisc show` shows limits"
+        )
+    return " and ".join(words), "; ".join(cures)
+
+
+def judged(ways: Ways, found: Meeting) -> list[Result]:
+    """What the rates say of each host that was met."""
+    said = blame(ways)
+    results = []
+    for host in (host for host in found.address if host not in found.lost):
+        mean = typical(ways, host)
+        if host in said.hosts:
+            results.append(_slow_host(host, ways, found, said.usual, host in said.sends, host in said.receives))
+        elif links := [pair for pair in said.links if pair[0] == host]:
+            results.append(_slow_links(host, links, ways, said.usual))
+        elif (own := _against_own_speed(host, ways, found)) is not None:
+            results.append(own)
         else:
-            incoming.setdefault(target, []).append(source)
-    return incoming, outgoing
+            results.append(sound(host, f"{figure(mean, 1)} Gbit/s", mean))
+    return results
 
 
-def one_way(failed: Collection[Pair], heard: Mapping[str, Collection[str]]) -> set[Pair]:
-    """The pairs that failed without those that failed only since no answer comes back: a connection needs both directions.
+def _slow_host(host: str, ways: Ways, found: Meeting, usual: float, sends: bool, receives: bool) -> Result:
+    interface = found.interface[host] or "its interface"
+    look = f"ssh {host} 'ethtool {interface}; tc qdisc show dev {interface}'"
+    cure = f"{look}: are speed and limits those of the others? then its cable and its port of the switch"
+    parts, its_level, why, value = [], "yellow", SLOWEST, f"{figure(typical(ways, host), 2)} Gbit/s"
+    for end, does, here in ((0, "sends", sends), (1, "receives", receives)):
+        if not here:
+            continue
+        own = [pair for pair in ways if pair[end] == host]
+        rate, why_not = statistics.median(ways[pair].gbit for pair in own), errors(ways, own)
+        if why_not and not rate:
+            parts.append(
+                f"{'cannot connect to' if end == 0 else 'takes no connections from'} most hosts ({why_not[0]})"
+            )
+            why, cure, value = HANG, PORTS, "not reached"
+        else:
+            parts.append(f"{does} at {figure(rate, 2)} Gbit/s")
+        its_level = "red" if gravest(ways, host, end, usual) == "red" else its_level
+    problem = f"it {' and '.join(parts)}; {figure(usual, 2)} are usual here"
+    slow = [way for pair, way in ways.items() if (sends and pair[0] == host) or (receives and pair[1] == host)]
+    told, instead = seen(slow, [way for pair, way in ways.items() if host not in pair and not way.error])
+    if told:
+        problem, cure = f"{problem}; {told}", instead
+    return Result(
+        host, "red" if its_level == "red" else "yellow", value, typical(ways, host) or None, problem, why, cure
+    )
 
-    heard: host -> from whom datagrams came in, which need one direction
-    """
-    failed = set(failed)
-    innocent = {(a, b) for a, b in failed if (b, a) in failed and a in heard.get(b, ()) and b not in heard.get(a, ())}
-    return failed - innocent
+
+def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: float) -> Result:
+    worst = min(links, key=lambda pair: ways[pair].gbit)
+    way, back = ways[worst], ways.get((worst[1], worst[0]))
+    to = worst[1]
+    what = f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s"
+    more = f", and to {len(links) - 1} more so" if len(links) > 1 else ""
+    other = f"; {to} sends back at {figure(back.gbit, 2)}" if back and not back.error else ""
+    problem = f"it {what}{more}{other}; {figure(usual, 2)} are usual here, and both have it with others"
+    if len(ways) == 2:
+        problem = f"it {what}{other}; with two hosts nobody can say which one is slow"
+    why = "a ring of ranks that takes this link runs at its speed"
+    cure = f"look at the way between the two: `tracepath {to}` on {host}, limits per address (`tc filter`, firewalls), switches"
+    told, instead = seen([way], [ways[pair] for pair in ways if not {*pair} >= {host, to} and not ways[pair].error])
+    if told:
+        problem, cure = f"{problem}; {told}", instead
+    red = any(level(ways[pair], usual) == "red" for pair in links)
+    return Result(host, "red" if red else "yellow", f"slow to {to}", None, problem, why, cure)
+
+
+def _against_own_speed(host: str, ways: Ways, found: Meeting) -> Result | None:
+    """Where a card knows its speed, its best pair has to come near to it."""
+    own = [way for pair, way in ways.items() if host in pair and not way.error]
+    speed = found.speed(host)
+    if not own or not speed or any(way.busy > BUSY for way in own):
+        return None
+    best = max(way.gbit for way in own)
+    found_level = thresholds()["link_speed"].level(best / min(speed, TCP))
+    if found_level == "green":
+        return None
+    interface = found.interface[host]
+    problem = f"its best pair reaches {figure(best, 2)} Gbit/s, and {interface} says it has {speed:g}"
+    cure = (
+        f"is {interface} the one that should be taken? else look at `ethtool {interface}` on {host} and at the switch"
+    )
+    return Result(host, found_level, f"{figure(best, 2)} of {speed:g} Gbit/s", best, problem, SLOWEST, cure)
+
+
+# ---- pairs -------------------------------------------------------------------------------------------------------
+@check("pairs", size="usual", seconds=240, alone=True)
+async def pairs(hosts: Hosts) -> AsyncIterator[Result]:
+    """Measures what TCP reaches between hosts, in rounds in which each host has one partner: all pairs of up to 8 hosts, a sample
+    of 7 rounds of more. Threshold: pair_rate and link_speed of thresholds.yaml; a slow way is measured once more with nothing
+    else on the network before anybody is blamed, and one that a busy processor bounded blames nobody. TCP does not show
+    InfiniBand, which NCCL takes where it is: see the row of collectives."""
+    async for result in _pairs(hosts, FEW):
+        yield result
+
+
+@check("every pair", size="full", seconds=900, alone=True)
+async def every_pair(hosts: Hosts) -> AsyncIterator[Result]:
+    """As pairs, for more than 8 hosts: all pairs of up to 64 hosts in 63 rounds at most, 63 rounds of more. Threshold: as
+    there."""
+    if len(hosts.hello) <= FEW + 1:
+        for host in hosts.hello:
+            yield sound(host, "as above")
+        return
+    async for result in _pairs(hosts, MANY):
+        yield result
+
+
+async def _pairs(hosts: Hosts, most: int) -> AsyncIterator[Result]:
+    if len(hosts.hello) == 1:
+        yield sound(next(iter(hosts.hello)), "one host")
+        return
+    async with meet(hosts) as found:
+        for result in lost(found):
+            yield result
+        ways = await measure(hosts, found, most)
+    hosts.wanted.measured["apart"] = [pair for pair, way in ways.items() if way.error]
+    for result in judged(ways, found):
+        yield result
+
+
+async def measure(hosts: Hosts, found: Meeting, most: int) -> dict[tuple[str, str], Way]:
+    names = [host for host in found.address if host not in found.lost]
+    ways: dict[tuple[str, str], Way] = {}
+    for games in rounds(len(names), most):
+        named = [(names[a], names[b]) for a, b in games]
+        for direction in (named, [(b, a) for a, b in named]):
+            ways |= await _send(hosts, found, direction)
+    for number, pair in enumerate(to_confirm(ways, blame(ways))):
+        again = await _send(hosts, found, [pair], attempt=1 + number)
+        ways[pair] = better(ways[pair], again[pair])
+    return ways
+
+
+async def _send(
+    hosts: Hosts, found: Meeting, direction: list[tuple[str, str]], attempt: int = 0
+) -> dict[tuple[str, str], Way]:
+    each: dict[str, Facts] = {a: {"address": found.address[b], "port": found.port[b]} for a, b in direction}
+    limits: Facts = {"streams": STREAMS, "warm_up": WARM_UP, "window": MEASURED}
+    facts = await hosts.ask("pairs.send", 20, each, token=found.token, attempt=attempt, **limits)
+    return {(a, b): Way(**facts.get(a, {"error": hosts.failed.get(a, "no answer")})) for a, b in direction}

@@ -9,9 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..hosts.job import Job
-from .hosts import Hosts
-from .registry import check
-from .results import Result, sound, unknown
+from .checks import Hosts, Result, check, sound, unknown
 
 GRACE = 30.0  # seconds that launch has to stop all ranks when the check is interrupted
 
@@ -31,7 +29,7 @@ async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
         try:
             code, said = await _launch(job, hosts, logs)
         finally:
-            await hosts.ask("rehearsal.remove", directory=str(directory(job).absolute()))
+            await hosts.ask("actions.remove", directory=str(directory(job).absolute()))
     if code == 0:
         for host in hosts.hello:
             yield sound(host, "trained, saved, resumed")

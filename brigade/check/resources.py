@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from ..errors.console import counted, figure
 from ..hosts.job import Job
-from .hosts import Facts, Hosts
-from .registry import check
-from .results import Result, sound, thresholds, unknown
+from .checks import Facts, Hosts, Result, check, sound, thresholds, unknown
 from .storage import on_host
 
 GIB = 2**30
@@ -16,7 +14,7 @@ PIECES, AGAIN = 3, 6  # of arithmetic, of which the best counts; and of a host t
 
 
 async def _host(hosts: Hosts) -> dict[str, Facts]:
-    return await hosts.ask("devices.host", 10)
+    return await hosts.ask("resources.host", 10)
 
 
 def _limit(name: str, level: str) -> float:
@@ -165,7 +163,7 @@ async def core_speed(hosts: Hosts) -> AsyncIterator[Result]:
     """Times the same arithmetic on one core of each host. Threshold: core_speed of thresholds.yaml, against the median host; of
     several pieces the best counts, and a host that looks slow is asked for more of them. Hosts that are containers of one machine
     wait for one another: of them the processor's own time counts, elsewhere the clock's."""
-    found = await hosts.ask("devices.core_speed", 60, pieces=PIECES)
+    found = await hosts.ask("resources.core_speed", 60, pieces=PIECES)
     if not found:
         return
     machines = Counter(_machine(hosts, host) for host in found)
@@ -176,7 +174,7 @@ async def core_speed(hosts: Hosts) -> AsyncIterator[Result]:
     seconds = {host: took(host, facts) for host, facts in found.items()}
     median, limits = statistics.median_low(seconds.values()), thresholds()["core_speed"]
     slow: dict[str, Facts] = {host: {} for host in seconds if limits.level(median / seconds[host]) != "green"}
-    for host, facts in (await hosts.ask("devices.core_speed", 60, each=slow, pieces=AGAIN) if slow else {}).items():
+    for host, facts in (await hosts.ask("resources.core_speed", 60, each=slow, pieces=AGAIN) if slow else {}).items():
         seconds[host] = min(seconds[host], took(host, facts))
     median = statistics.median_low(seconds.values())
     for host in seconds:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import UserError
 from ..errors.console import counted
 from ..train import files
-from .bandwidth import Sweep
-from .results import SIGNS, Level
+from .checks import SIGNS, Level
+from .collectives import Sweep
 from .run import Outcome
 from .sweep import bus_bandwidth
 

@@ -1,34 +1,41 @@
-"""Whether all hosts have the same: versions, code, variables, paths."""
+"""Whether all hosts have the same: code, variables, paths."""
 
 import re
 import secrets
+import shlex
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors.console import counted
 from ..errors.tables import table
 from ..hosts.job import Job
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.schema import Source
-from . import clone, pins
-from .hosts import Facts, Hosts
-from .registry import check
-from .results import LEVELS, Level, NotHere, Result, most_common, sound
+from .checks import LEVELS, Facts, Hosts, Level, Result, check, most_common, sound
 
 VARIABLES = table(Path(__file__).with_name("variables.yaml"))
 _KEY = secrets.token_hex(16)  # of the hashes of secrets: of no use to anybody after this process
 SHOWN = 60  # characters of a variable's value
 MADE = "output"  # the run makes it
+FILES = ("requirements.txt", "constraints.txt")
+_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;#]+)")
+FILES_SHOWN = 4  # files that a sentence names
+WHY = "ranks of two versions of the code wait for each other, or train different things"
+WHY_COMMIT = "no file differs that a run reads, but results can no longer be traced to one commit"
+WHY_PINS = "whoever runs `make setup` there gets other versions"
+WHY_OTHERS = "this run does not read them; a later one may"
+Files = Mapping[str, str | None]  # path -> hash, None of what cannot be read
 
 
-async def _look(hosts: Hosts) -> dict[str, Facts]:
+async def look(hosts: Hosts) -> dict[str, Facts]:
     """What every check of this module reads: one question, one process on each host."""
     compared = [*VARIABLES["red"], *VARIABLES["yellow"]]
     secret = {"secret": VARIABLES["secret"], "salt": _KEY}
-    names, paths, own = list(pins.pins()), paths_of(hosts.wanted.job), own_files(hosts.wanted.job)
+    names, paths, own = list(pins()), paths_of(hosts.wanted.job), own_files(hosts.wanted.job)
     return await hosts.ask(
         "sameness.look", 20, names=names, patterns=compared, left_out=VARIABLES["own"], paths=paths, own=own, **secret
     )
@@ -71,84 +78,6 @@ def own_files(job: Job | None) -> list[str]:
     return found
 
 
-@check("python", seconds=30)
-async def python(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the interpreter's version. Threshold: none differs from what most hosts have; objects that DeepSpeed and torch pickle
-    from rank to rank are read by the same version alone, and `launch` refuses other ones."""
-    found = {host: facts["python"] for host, facts in (await _look(hosts)).items()}
-    why = "ranks exchange pickled objects, and packages are installed for one version of Python"
-    usual = most_common(found) if found else ""
-    for host, version in found.items():
-        if version == usual:
-            yield sound(host, version)
-            continue
-        cure = f"install {usual} on {host}, then `make clean setup PYTHON=...` with it in {REPOSITORY}"
-        yield Result(host, "red", version, None, f"{version}, elsewhere {usual}", why, cure)
-
-
-@check("packages", seconds=30)
-async def packages(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the version of every package that requirements.txt or constraints.txt pins, and whether the modules at its top are
-    there, of which its RECORD speaks. Threshold: none is missing; the pin, and of builds of one version (2.13.0+cpu,
-    2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate, Transformers, Datasets
-    or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
-    looked = await _look(hosts)
-    found = {host: facts["packages"] for host, facts in looked.items()}
-    for host, facts in looked.items():
-        if lost := facts["lost"]:
-            yield pins.incomplete(host, lost, facts["packages"])
-    for host, differs in pins.differences(found, pins.pins()).items():
-        for result in pins.judge(host, found[host], differs):
-            yield result
-
-
-@check("imports", size="usual", seconds=120)
-async def imports(hosts: Hosts) -> AsyncIterator[Result]:
-    """Imports torch and Transformers, and DeepSpeed and PEFT where the recipe uses them. Threshold: it goes well. A package may
-    be there with the right version, and not load for a library of the system or a file that it lacks."""
-    job, modules = hosts.wanted.job, ["torch", "transformers"]
-    if job:
-        modules += ["deepspeed"] * job.strategy.is_deepspeed + ["peft"] * job.settings.recipe.model.use_peft
-    for host, facts in (await hosts.ask("sameness.imports", 110, modules=modules)).items():
-        if not (failed := facts["failed"]):
-            yield sound(host, counted(len(modules), "package"))
-            continue
-        name, said = next(iter(failed.items()))
-        cure = (
-            f"`ssh {host} {sys.executable} -c 'import {name}'` repeats it; `make clean setup` there installs all anew"
-        )
-        why = "every rank of this host would end as it starts"
-        yield Result(host, "red", f"{name} fails", None, f"{name} cannot be imported: {said}", why, cure)
-
-
-@check("CUDA libraries", seconds=30)
-async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the CUDA version in torch/version.py, the versions of NVIDIA's cuDNN and NCCL wheels, and the driver's in /sys.
-    Threshold: none differs from what most hosts have; NCCL refuses or hangs between two of its own versions (red), another
-    driver or cuDNN is a warning."""
-    found = {host: {**facts["torch"], "driver": facts["driver"]} for host, facts in (await _look(hosts)).items()}
-    if not any(any(versions.values()) for versions in found.values()):
-        raise NotHere
-    why = "two versions of NCCL or CUDA hang in the first collective; other drivers and kernels round in another way"
-    cure = f"`make setup` in {REPOSITORY} there; a driver is the administrator's"
-    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
-        yield result
-
-
-@check("CUDA libraries as loaded", size="usual", seconds=90)
-async def loaded(hosts: Hosts) -> AsyncIterator[Result]:
-    """Imports torch where it was built for CUDA, and asks it for the versions of CUDA, cuDNN and NCCL that it loads: a
-    LD_LIBRARY_PATH may put others before its own. Threshold: none differs from what most hosts have."""
-    wanted = {host: Facts() for host, facts in (await _look(hosts)).items() if facts["torch"]["cuda"]}
-    if not wanted:
-        raise NotHere
-    found = await hosts.ask("sameness.loaded", 60, each=wanted)
-    why = "NCCL hangs or fails between two of its own versions"
-    cure = "look for another NCCL or cuDNN in LD_LIBRARY_PATH there"
-    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
-        yield result
-
-
 @check("system", seconds=30)
 async def system(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads kernel, glibc and processor. Threshold: the processor's kind is everywhere the same (red); another glibc, or another
@@ -156,7 +85,7 @@ async def system(hosts: Hosts) -> AsyncIterator[Result]:
     older glibc. Other patches of one kernel are usual, and sound."""
     found = {
         host: {"processor": facts["machine"], "kernel": _minor(facts["kernel"]), "glibc": facts["glibc"]}
-        for host, facts in (await _look(hosts)).items()
+        for host, facts in (await look(hosts)).items()
     }
     why = "what one host compiles, in a cache that all share, may not load on the other"
     cure = "boot the same image everywhere; or give each host its own TORCH_EXTENSIONS_DIR and TRITON_CACHE_DIR"
@@ -173,8 +102,8 @@ async def code(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the commit and the changed files by git, and a hash of train.py, brigade/, recipes and configs. Threshold: none
     differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs. Others,
     those that `make setup` reads, and another commit with the same files, are a warning."""
-    looked = await _look(hosts)
-    own = {host: {clone.short(path): found for path, found in facts["own"].items()} for host, facts in looked.items()}
+    looked = await look(hosts)
+    own = {host: {short_path(path): found for path, found in facts["own"].items()} for host, facts in looked.items()}
     clones = {
         host: (hosts.hello[host].get("project"), _key(facts["git"]), str(own[host])) for host, facts in looked.items()
     }
@@ -187,8 +116,8 @@ async def code(hosts: Hosts) -> AsyncIterator[Result]:
             continue
         git, names = looked[host]["git"], []
         if host in odd:
-            names = clone.differing(files[host]["files"] | own[host], files[first]["files"] | own[first])
-        result = clone.judge(host, git, names, looked[first]["git"], first, own[host].keys())
+            names = differing(files[host]["files"] | own[host], files[first]["files"] | own[first])
+        result = judged(host, git, names, looked[first]["git"], first, own[host].keys())
         yield replace(result, detail=tuple(git["changed"]) if git else ())
 
 
@@ -200,7 +129,7 @@ def _key(git: Facts | None) -> str:
 async def variables(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the variables of variables.yaml as the ranks will have them. Threshold: none differs from what most hosts have, each
     with the level that the table gives it; of secrets only whether they are set, and the same."""
-    found = {host: facts["variables"] for host, facts in (await _look(hosts)).items()}
+    found = {host: facts["variables"] for host, facts in (await look(hosts)).items()}
     names = sorted({name for values in found.values() for name in values})
     usual = {name: most_common({host: _hashable(values.get(name)) for host, values in found.items()}) for name in names}
     for host, values in found.items():
@@ -248,7 +177,7 @@ def _short(text: str) -> str:
 async def paths(hosts: Hosts) -> AsyncIterator[Result]:
     """Looks for code, environment, data, model, recipe and output at the launching host's paths. Threshold: what a run
     reads is there on each host (red); where most hosts' paths lead through links to one place, another place is a warning."""
-    found = {host: facts["paths"] for host, facts in (await _look(hosts)).items()}
+    found = {host: facts["paths"] for host, facts in (await look(hosts)).items()}
     asked = paths_of(hosts.wanted.job)
     usual = {
         what: most_common({host: places[what]["real"] for host, places in found.items()}) for what in asked if found
@@ -290,3 +219,84 @@ def alike(found: Mapping[str, Mapping[str, Any]], levels: Mapping[str, Level], w
         pairs = (f"{name} {values.get(name) or 'is missing'}, elsewhere {usual[name] or 'none'}" for name in odd)
         results.append(Result(host, level, shown, None, "; ".join(pairs), why, cure))  # type: ignore[arg-type]
     return results
+
+
+@cache
+def pins(folder: Path = REPOSITORY) -> dict[str, str]:
+    """Package -> the one version that the files allow."""
+    lines = (line for name in FILES for line in (folder / name).read_text(encoding="utf-8").splitlines())
+    return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
+
+
+def differing(files: Files, reference: Files) -> list[str]:
+    """Paths that two clones do not have in common, missing ones included."""
+    return sorted(path for path in files.keys() | reference.keys() if files.get(path) != reference.get(path))
+
+
+def short_path(path: str) -> str:
+    """Of what lies in the clone, its path there."""
+    with suppress(ValueError):
+        return Path(path).relative_to(REPOSITORY).as_posix()
+    return path
+
+
+def is_read(path: str, own: Collection[str]) -> bool:
+    """Whether ranks read it. own: the run's recipe and configs"""
+    return path == "train.py" or path.startswith("brigade/") or path in own
+
+
+def value(git: Facts | None) -> str:
+    if not git:
+        return "no git, same files"
+    changed = len(git["changed"])
+    return git["commit"][:9] + (f" + {changed} changed" if changed else "")
+
+
+def judged(
+    host: str,
+    git: Facts | None,
+    odd: list[str],
+    reference: Facts | None,
+    reference_host: str,
+    own: Collection[str] = (),
+) -> Result:
+    """git: of this host; odd: files that differ from the reference host's, whose git is `reference`; own: see is_read()"""
+    odd = sorted(odd, key=lambda path: not is_read(path, own))
+    other = git is not None and reference is not None and git["commit"] != reference["commit"]
+    if not odd and not other:
+        return sound(host, value(git))
+    names = f"{', '.join(odd[:FILES_SHOWN])}{f' and {len(odd) - FILES_SHOWN} more' if len(odd) > FILES_SHOWN else ''}"
+    differ = f"{names} {'differs' if len(odd) == 1 else 'differ'} from {reference_host}'s"
+    commits = f"another commit ({git['commit'][:9]}) than {reference_host} ({reference['commit'][:9]})" if other else ""  # type: ignore[index]
+    problem = "; ".join(filter(None, [commits, differ if odd else ""]))
+    grave, others = any(is_read(path, own) for path in odd), set(odd) - set(FILES)
+    why = WHY if grave else WHY_OTHERS if others else WHY_PINS if odd else WHY_COMMIT
+    level = "red" if grave else "yellow"
+    cure, fix = _cure(host, git, odd, reference, reference_host)
+    shown = value(git) if other or not odd else f"{odd[0]} differs"
+    return Result(host, level, shown, None, problem, why, cure, fix)  # type: ignore[arg-type]
+
+
+def _cure(host: str, git: Facts | None, odd: list[str], reference: Facts | None, first: str) -> tuple[str, str]:
+    """Words, and the line for --fix: only where no file is changed, for a changed file is somebody's work."""
+    where = shlex.quote(str(REPOSITORY))
+    if odd and all(path.startswith(("/", "~")) for path in odd):
+        return f"copy {', '.join(odd[:FILES_SHOWN])} from {first} to {host}, or put it where all hosts see it", ""
+    if git is None or reference is None:
+        return f"copy the clone of {first} to {host}: rsync -a {first}:{where}/ {where}/", ""
+    commit = reference["commit"]
+    if reference["changed"]:
+        names = ", ".join(reference["changed"][:FILES_SHOWN])
+        return f"commit on {first} what was changed there ({names}), and check that commit out on {host}", ""
+    if git["changed"]:
+        names = ", ".join(git["changed"][:FILES_SHOWN])
+        look = f"ssh {host} git -C {where} diff"
+        return (
+            f"look at what was changed there ({names}): `{look}`; commit or stash it, then check out {commit[:9]}",
+            "",
+        )
+    if git["commit"] == commit:
+        return f"copy {', '.join(odd[:FILES_SHOWN])} from {first}: git does not follow it", ""
+    fetch = f"(git cat-file -e {commit}^{{commit}} 2>/dev/null || git fetch --quiet --all)"
+    fix = f'cd {where} && test -z "$(git status --porcelain -uno)" && {fetch} && git checkout --quiet --detach {commit}'
+    return f"ssh {host} git -C {where} checkout {commit[:9]}, or --fix --yes", fix

@@ -13,9 +13,7 @@ from ..errors import UserError
 from ..errors.console import figure
 from ..hosts.job import Job
 from ..plan.choice.job_of_recipe import job_of
-from .hosts import Facts, Hosts
-from .registry import check
-from .results import NotHere, Result, gravest, sound, thresholds
+from .checks import Facts, Hosts, NotHere, Result, check, gravest, sound, thresholds
 
 if TYPE_CHECKING:
     from ..plan.costs.host_memory import Host

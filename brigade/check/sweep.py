@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors.console import counted
 from ..hosts.rendezvous import AT_ONCE
-from .registry import SIZES, Size, checks
+from .checks import SIZES, Size, checks
 
 # What a bus carries for each byte of the payload, over n ranks: nccl-tests' doc/PERFORMANCE.md. The payload is what the larger
 # end of the operation holds on one rank: gathers' output, scatters' input.

@@ -4,8 +4,7 @@ import re
 from typing import Any
 
 from ..errors.console import counted
-from .registry import GROUPS
-from .results import LEVELS, SIGNS, Level, Result
+from .checks import GROUPS, LEVELS, SIGNS, Level, Result
 from .run import LOGIN, UNREACHED, Outcome, Row
 
 STYLES = {"green": "green", "yellow": "bold yellow", "red": "bold red", "grey": "dim"}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,14 @@ class Agent(Probes):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._leave, reader, f"its agent got {number.name}")
         self._background(self._beat(reader))
+        handlers = self._handlers()
         self.writer.write(b"\n")  # a start-up file may have printed without a line's end
         self.say("hello", **look_around())
         try:
             while line := await reader.readline():
                 self.hearing.hear()
                 order = json.loads(line)
-                handler = getattr(self, f"do_{order.pop('do')}")
+                handler = handlers[order.pop("do")]
                 self._background(self._answer(handler, order.pop("id", None), order))
         finally:
             if self.why:
@@ -104,6 +106,25 @@ class Agent(Probes):
         if self.orders:
             self.orders.pause_reading()  # asyncio's reader may be given nothing more after its end
         reader.feed_eof()
+
+    def _handlers(self) -> dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any] | None]]]:
+        """What obeys each order of the other end."""
+        return {
+            "beat": self.do_beat,
+            "files": self.do_files,
+            "progress": self.do_progress,
+            "usage": self.do_usage,
+            "clean": self.do_clean,
+            "check": self.do_check,
+            "probe": self.do_probe,
+            "release": self.do_release,
+            "listen": self.do_listen,
+            "reach": self.do_reach,
+            "start": self.do_start,
+            "stacks": self.do_stacks,
+            "finish": self.do_finish,
+            "stop": self.do_stop,
+        }
 
     # ---- orders ------------------------------------------------------------------------------------------------
     async def do_beat(self, patience: float) -> None:

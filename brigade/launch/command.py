@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..check import run as checks
-from ..check.hosts import Wanted
-from ..check.results import refusal
+from ..check.checks import Wanted, refusal
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
@@ -140,7 +139,7 @@ def checking(
 ) -> "Callable[[list[Channel], str], Awaitable[None]]":
     """The quick checks, over the connections that launch has open. What they find is told.
 
-    A fault with which no run can begin (check/registry.py: STOP) ends the launch, unless hosts are replaceable: then the launch
+    A fault with which no run can begin (check/checks.py: STOP) ends the launch, unless hosts are replaceable: then the launch
     finds out by itself which ones it can do without.
     """
 

@@ -1,6 +1,7 @@
 """Who judges a launch: takes in what the hosts tell of their ranks, and keeps what of it went wrong."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ def _left(seen: dict[str, Any]) -> str:
 
 
 class Judge:
-    """Takes in what the hosts tell, each kind of message by its method on_KIND, and keeps what went wrong.
+    """Takes in what the hosts tell and keeps what went wrong.
 
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
     stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
@@ -70,6 +71,18 @@ class Judge:
     def log(self, rank: int) -> str:
         """The name of a rank's log."""
         return f"rank-{rank:0{len(str(len(self.ranks) - 1))}d}-{self.ranks[rank].host}"
+
+    def hear(self, channel: Channel, kind: str, fields: dict[str, Any]) -> None:
+        """Take in one message of a host. kind: of hosts/messages.py, or "lost" where the line to it is gone"""
+        takers: dict[str, Callable[..., None]] = {
+            "rank": self.on_rank,
+            "launcher": self.on_launcher,
+            "ended": self.on_ended,
+            "leaving": self.on_leaving,
+            "stopped": self.on_stopped,
+            "lost": self.on_lost,
+        }
+        takers[kind](channel, **fields)
 
     def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
         """Something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""

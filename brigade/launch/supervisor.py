@@ -142,7 +142,7 @@ class Launch:
                 event = await self.events.get()
             while True:
                 channel, kind, fields = event
-                getattr(self.judge, f"on_{kind}")(channel, **fields)
+                self.judge.hear(channel, kind, fields)
                 if self.events.empty():
                     break
                 event = self.events.get_nowait()

@@ -6,7 +6,8 @@ import sys
 from contextlib import contextmanager
 
 from brigade.check import sweep
-from brigade.check.probes import collectives, network
+from brigade.check.probes import collectives
+from brigade.check.probes import pairs as network
 
 ORDER = {"world": 2, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0}
 

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from brigade.check.hosts import Recorded, Wanted
-from brigade.check.registry import GROUPS, SIZES, Check, checks
-from brigade.check.results import (
+from brigade.check.checks import (
+    GROUPS,
     LEVELS,
     NO_ANSWER,
+    SIZES,
+    Check,
+    Recorded,
     Result,
     Threshold,
+    Wanted,
+    checks,
     exit_code,
     most_common,
     refusal,

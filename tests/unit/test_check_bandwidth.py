@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.check import meaning, network, sweep
-from brigade.check.bandwidth import Sweep, floor, of_inside, of_sweep
-from brigade.check.hosts import Recorded, Wanted
+from brigade.check import collectives, pairs, sweep, waiting
+from brigade.check.checks import Recorded, Wanted
+from brigade.check.collectives import Sweep, floor, of_inside, of_sweep
 from brigade.check.run import judge
 from brigade.errors import UserError
 from brigade.hosts.job import make
@@ -24,11 +24,11 @@ def recorded(names=("node1", "node2"), gpus=0, slots=1, faults=None, **answers):
     swept = {host: {"figures": ROWS, "device": "CPU", "error": ""} for host in names} | (faults or {})
     way = {"peer": "10.0.0.1", "own": "10.0.0.9", "interface": "eth0"}
     known = {
-        "network.serve": dict.fromkeys(names, SERVE),
-        "network.way": {
+        "pairs.serve": dict.fromkeys(names, SERVE),
+        "pairs.way": {
             host: {"node1": way | {"own": f"10.0.0.{number + 1}"}} for number, host in enumerate(names) if number
         },
-        "network.send": {host: {"gbit": 1.0, "busy": 0.1} for host in names},
+        "pairs.send": {host: {"gbit": 1.0, "busy": 0.1} for host in names},
         "collectives.sweep": {host: facts for host, facts in swept.items() if facts},
     }
     hello = {"gpus": gpus, "addresses": {"10.0.0.1": "eth0"}}
@@ -36,7 +36,7 @@ def recorded(names=("node1", "node2"), gpus=0, slots=1, faults=None, **answers):
 
 
 def results(name, hosts):
-    from brigade.check.registry import checks
+    from brigade.check.checks import checks
 
     check = next(check for check in checks() if check.name == name)
     return {result.host: result for result in asyncio.run(judge(check, hosts))}
@@ -67,13 +67,13 @@ def test_one_host_has_nothing_to_exchange():
 
 def test_a_host_that_nobody_meets_is_named():
     hosts = recorded(names=("node1", "node2", "node3"))
-    hosts.answers["network.way"]["node3"] = {"node1": {"error": "no answer within 3 s"}}
+    hosts.answers["pairs.way"]["node3"] = {"node1": {"error": "no answer within 3 s"}}
     found = results("collectives", hosts)
     assert found["node3"].level == "red"
     assert found["node3"].problem == "it cannot connect to node1 on port 1: no answer within 3 s"
     assert found["node1"].level == found["node2"].level == "grey"
     for host in ("node2", "node3"):
-        hosts.answers["network.way"][host] = {"node1": {"error": "no answer within 3 s"}}
+        hosts.answers["pairs.way"][host] = {"node1": {"error": "no answer within 3 s"}}
     assert results("collectives", hosts)["node1"].level == "red"
 
 
@@ -93,7 +93,7 @@ def test_a_host_that_hangs_in_a_collective_is_named():
 
 def test_pairs_that_do_not_reach_each_other_spare_the_collectives():
     hosts = recorded(names=("node1", "node2", "node3"))
-    hosts.answers["network.send"]["node2"] = {"error": "no answer within 3 s"}
+    hosts.answers["pairs.send"]["node2"] = {"error": "no answer within 3 s"}
     assert results("pairs", hosts)["node2"].level == "red"
     assert {result.level for result in results("collectives", hosts).values()} == {"grey"}
 
@@ -158,7 +158,7 @@ def test_the_recipes_strategy_waits_less_on_a_faster_network():
     shares = {}
     for seconds in (0.01, 0.1, 10.0):
         rows = [(name, 2**30, seconds) for name in sweep.BUS]
-        said = meaning.say(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows))
+        said = waiting.say(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows))
         shares[seconds] = said.share
         assert re.search(r"at this bandwidth \(.* GB/s\) \S+ waits \d+% of each step; ", said.sentence)
         assert "on 16 H100 80GB" in said.sentence
@@ -173,7 +173,7 @@ def test_a_measured_bandwidth_goes_into_the_users_file_beside_what_is_there(tmp_
     rows = [(name, 2**30, 0.01) for name in sweep.BUS]
     for seconds in (0.01, 0.02):  # the second time takes the first one's place
         rows = [(name, 2**30, seconds) for name in sweep.BUS]
-        lines = meaning.calibrate(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows), file)
+        lines = waiting.calibrate(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows), file)
     assert "H100 80GB: network" in lines[0]
     found = yaml.safe_load(file.read_text())["factors"]["H100 80GB"]
     assert file.read_text().startswith("# mine\n")
@@ -187,7 +187,7 @@ def test_nothing_is_written_of_what_no_gpu_measured(tmp_path):
     rows = [(name, 2**20, 0.01) for name in sweep.BUS]
     for measured in (None, Sweep("gloo", 2, 2, "CPU", rows)):
         with pytest.raises(UserError, match="calibrate"):
-            meaning.calibrate(Wanted({"a": 1, "b": 1}), measured, tmp_path / "file")
+            waiting.calibrate(Wanted({"a": 1, "b": 1}), measured, tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
 
@@ -203,5 +203,5 @@ def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys)
 
 def test_all_checks_of_the_network_say_what_they_read():
     assert all("Threshold" in check.__doc__ or "As pairs" in check.__doc__ for check in (
-        network.pairs, network.every_pair, network.pairs_by_nccl, network.collectives, network.inside, network.waiting,
+        pairs.pairs, pairs.every_pair, collectives.pairs_by_nccl, collectives.collectives, collectives.inside, waiting.waiting,
     ))  # fmt: skip

@@ -10,9 +10,8 @@ import time
 import pytest
 
 from brigade.check import result_file
-from brigade.check.bandwidth import Sweep
-from brigade.check.registry import checks
-from brigade.check.results import exit_code, sound
+from brigade.check.checks import checks, exit_code, sound
+from brigade.check.collectives import Sweep
 from brigade.errors import UserError
 from brigade.train.recipe.files import REPOSITORY
 from tests.unit.test_check import NODES, bad, outcome

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from brigade.check import fix
-from brigade.check.hosts import Wanted
-from brigade.check.probes import fix as fix_probe
-from brigade.check.results import Result, sound
+from brigade.check.checks import Result, Wanted, sound
+from brigade.check.probes import actions as fix_probe
 from brigade.check.run import Outcome, Row
 from brigade.train.recipe.files import REPOSITORY
 

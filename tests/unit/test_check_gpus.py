@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from brigade.check import gpus as of_gpus
-from brigade.check.probes import nvml
-from brigade.check.results import NotHere
+from brigade.check.checks import NotHere
+from brigade.check.probes import gpus as nvml
 from brigade.train.recipe.files import REPOSITORY
 from testing.gpus import KINDS, ROWS, facts, judged, levels, stand_in  # noqa: F401  a fixture
 
@@ -219,14 +219,14 @@ def test_live_events_end_with_the_last_one(stand_in):  # noqa: F811
 def test_a_driver_that_fails_and_a_library_that_is_missing(stand_in, monkeypatch):  # noqa: F811
     assert stand_in({"problem": "Driver/library version mismatch"}) == {"problem": "Driver/library version mismatch"}
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.gpus() == {"absent": "nvidia-ml-py is not installed there"}
+    assert nvml.look() == {"absent": "nvidia-ml-py is not installed there"}
 
 
 def test_the_installed_library_has_every_name_that_is_asked_for(monkeypatch):
     """The stand-in must have no name that NVIDIA's module lacks."""
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     there = pytest.importorskip("pynvml")
-    text = (REPOSITORY / "brigade/check/probes/nvml.py").read_text()
+    text = (REPOSITORY / "brigade/check/probes/gpus.py").read_text()
     names = set(re.findall(r"\bnvml\.(\w+)", text)) - {"gpus"}
     assert len(names) > 25
     assert [name for name in sorted(names) if not hasattr(there, name)] == []

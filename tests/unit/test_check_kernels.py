@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from brigade.check.hosts import Recorded, Wanted
-from brigade.check.registry import checks
+from brigade.check.checks import Recorded, Wanted, checks
 from brigade.check.run import judge
 from brigade.hosts.job import make
 
@@ -22,7 +21,7 @@ def proof(**statuses):
 def judged(answers, gpus=1, recipe="recipes/tiny/full.yaml", name="kernels"):
     check = next(check for check in checks() if check.name == name)
     job = recipe and make(recipe, [], None, dict(HOSTS))
-    hosts = Recorded(Wanted(dict(HOSTS), job), {"kernels.prove": answers}, {host: {"gpus": gpus} for host in HOSTS})
+    hosts = Recorded(Wanted(dict(HOSTS), job), {"actions.prove": answers}, {host: {"gpus": gpus} for host in HOSTS})
     return asyncio.run(judge(check, hosts))
 
 

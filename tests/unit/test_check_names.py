@@ -5,12 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.check import interfaces as choice
 from brigade.check import names
-from brigade.check.hosts import Recorded, Wanted
-from brigade.check.pairs import SAMPLE
-from brigade.check.probes import reach as probe
-from brigade.check.results import NotHere
+from brigade.check.checks import NotHere, Recorded, Wanted
+from brigade.check.names import SAMPLE
+from brigade.check.probes import names as probe
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, look
 
 
@@ -32,7 +30,7 @@ def test_a_host_that_the_hostfile_calls_localhost_has_no_network_name():
     hosts = ["localhost", "node2"]
     looks = {host: look("node2") | {"resolved": {"localhost": ["127.0.0.1"], "node2": ["10.0.0.2"]}} for host in hosts}
     hello = {host: {"machine": host, "addresses": {f"10.0.0.{number}": "eth0"}} for number, host in enumerate(hosts, 1)}
-    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello)
 
     async def run():
         return [result async for result in names.names(recorded)]
@@ -57,7 +55,7 @@ def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
         host: {"machine": host, "addresses": {f"10.1.{n // 250}.{n % 250}": "eth0"}} for n, host in enumerate(hosts)
     }
     looks = {host: look("node1") | {"resolved": {}} for host in hosts}
-    recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+    recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello)
 
     async def run():
         return [result.level async for result in names.names(recorded)]
@@ -70,7 +68,7 @@ def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
 
 def test_two_names_of_one_machine_are_no_two_hosts():
     hello = {host: {"machine": "the same", "addresses": {}} for host in NODES[:2]}
-    recorded = Recorded(Wanted(dict.fromkeys(hello, 1)), {"reach.look": {host: look(host) for host in hello}}, hello)
+    recorded = Recorded(Wanted(dict.fromkeys(hello, 1)), {"names.look": {host: look(host) for host in hello}}, hello)
 
     async def run():
         return [result async for result in names.names(recorded)]
@@ -87,12 +85,12 @@ def test_what_nccl_and_gloo_take_without_launch():
     found = look("node1")
     docker = found | {"interfaces": [LOOPBACK, bridge("docker0"), *found["interfaces"][1:]]}
     compose = found | {"interfaces": [bridge("br-1a2b"), *found["interfaces"]]}
-    assert choice.of_nccl(docker, {}) == ["eth0"]
-    assert choice.of_nccl(compose, {}) == ["br-1a2b", "eth0"], "NCCL leaves out docker0, and not what compose makes"
-    assert choice.of_nccl(found, {"NCCL_SOCKET_IFNAME": "^eth"}) == ["lo"]
-    assert choice.of_gloo(found, {}) == ["eth0"]
-    assert choice.of_gloo(found | {"own": ["127.0.1.1"]}, {}) == ["lo"]
-    assert choice.of_gloo(found | {"own": []}, {}) == ["lo"], "gloo falls back to it"
+    assert names.of_nccl(docker, {}) == ["eth0"]
+    assert names.of_nccl(compose, {}) == ["br-1a2b", "eth0"], "NCCL leaves out docker0, and not what compose makes"
+    assert names.of_nccl(found, {"NCCL_SOCKET_IFNAME": "^eth"}) == ["lo"]
+    assert names.of_gloo(found, {}) == ["eth0"]
+    assert names.of_gloo(found | {"own": ["127.0.1.1"]}, {}) == ["lo"]
+    assert names.of_gloo(found | {"own": []}, {}) == ["lo"], "gloo falls back to it"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_what_nccl_and_gloo_take_without_launch():
     ],
 )
 def test_nccls_patterns(pattern, takes):
-    assert choice.takes(pattern, "eth0") is takes
+    assert names.takes(pattern, "eth0") is takes
 
 
 def test_a_bridge_matters_where_nccl_is_used():
@@ -153,9 +151,9 @@ def test_a_bridge_behind_the_card_is_no_fault():
 
 def test_a_bridge_of_the_same_address_on_two_hosts_leads_to_nobody():
     found = look("node2") | {"interfaces": [LOOPBACK, bridge("docker0"), look("node2")["interfaces"][1]]}
-    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, {"172.17.0.1"})[0] == "red"
-    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, set())[0] == "yellow"
-    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "eth0", found, {"172.17.0.1"}) == ("", "")
+    assert names.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, {"172.17.0.1"})[0] == "red"
+    assert names.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, set())[0] == "yellow"
+    assert names.named_wrongly("NCCL_SOCKET_IFNAME", "eth0", found, {"172.17.0.1"}) == ("", "")
     hello = {host: {"machine": host, "addresses": {"172.17.0.1": "docker0", address(host): "eth0"}} for host in NODES}
     assert names._shared(Recorded(Wanted(dict.fromkeys(NODES, 1)), {}, hello)) == {"172.17.0.1"}
 
@@ -167,7 +165,7 @@ def test_a_cure_names_no_interface_that_nobody_knows():
         wanted = Wanted(dict.fromkeys(NODES, 1), environment={"GLOO_SOCKET_IFNAME": "lo"})
 
         async def run():
-            return {one.cure async for one in names.interface(Recorded(wanted, {"reach.look": looks}, hello))}
+            return {one.cure async for one in names.interface(Recorded(wanted, {"names.look": looks}, hello))}
 
         return asyncio.run(run())
 
@@ -201,7 +199,7 @@ def neighbours(hosts=NUMBERS, **odd):
             if other != host
         }
         facts[host] = {"cards": ["00:00:00:00:00:00", f"02:00:00:00:00:0{number}"], "arp": arp}
-    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"reach.neighbours": facts}, hello)
+    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"names.neighbours": facts}, hello)
 
     async def run():
         return {result.host: (result.level, result.problem) async for result in names.addresses(recorded)}

@@ -11,8 +11,8 @@ import pytest
 from brigade.__main__ import main
 from brigade.check import sweep
 from brigade.check.meeting import Meeting
-from brigade.check.probes import network as probe
-from brigade.check.slow_pairs import Way, better, blame, judged, to_confirm
+from brigade.check.pairs import Way, better, blame, judged, to_confirm
+from brigade.check.probes import pairs as probe
 
 NAMES = [f"node{number}" for number in range(1, 6)]
 

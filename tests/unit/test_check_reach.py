@@ -3,9 +3,9 @@
 import pytest
 
 from brigade.check import reach
-from brigade.check.hosts import Recorded, Wanted
-from brigade.check.pairs import ALL_PAIRS, SAMPLE, blame, one_way, partners
-from brigade.check.results import NotHere
+from brigade.check.checks import NotHere, Recorded, Wanted
+from brigade.check.names import ALL_PAIRS, SAMPLE, partners
+from brigade.check.reach import blame, one_way
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, listening, look
 
 
@@ -53,8 +53,8 @@ def test_a_direction_in_which_datagrams_pass_is_innocent():
 def ports(failed, heard=None, **more):
     listen = {host: listening(host) | more.get(host, {}) for host in NODES}
     answers = {
-        "ports.listen": listen, "ports.heard": {host: {"heard": names} for host, names in (heard or {"node1": []}).items()},
-        "ports.connect": {host: {"failed": failed.get(host, {})} for host in NODES},
+        "reach.listen": listen, "reach.heard": {host: {"heard": names} for host, names in (heard or {"node1": []}).items()},
+        "reach.connect": {host: {"failed": failed.get(host, {})} for host in NODES},
     }  # fmt: skip
     return judged(reach.ports, answers)
 
@@ -109,7 +109,7 @@ def packets(arrived, **own):
     """arrived: (from, to) -> what, where it is not all"""
     sent = {a: {"sent": {b: {"size": 1500, "arrived": arrived.get((a, b), "all")} for b in TRIED[a]}} for a in NODES}
     return judged(
-        reach.packets, {"ports.listen": {host: listening(host) for host in NODES}, "ports.packets": sent}, **own
+        reach.packets, {"reach.listen": {host: listening(host) for host in NODES}, "reach.packets": sent}, **own
     )
 
 
@@ -151,5 +151,5 @@ def test_one_host_has_nobody_to_reach():
 
 
 def test_one_host_needs_the_master_port_alone():
-    answers = {"ports.listen": {"node1": listening("node1") | {"ports": []}}, "ports.heard": {"node1": {"heard": []}}}
+    answers = {"reach.listen": {"node1": listening("node1") | {"ports": []}}, "reach.heard": {"node1": {"heard": []}}}
     assert judged(reach.ports, answers, NODES[:1]) == {"node1": ("green", "")}

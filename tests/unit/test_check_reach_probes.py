@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from brigade.check.probes import ports as ports_probe
-from brigade.check.probes import reach as reach_probe
+from brigade.check.probes import names as reach_probe
+from brigade.check.probes import reach as ports_probe
 
 
 def test_both_ends_of_ports_and_packets_on_this_machine():

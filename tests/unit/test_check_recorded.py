@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from brigade.check.probes import devices as probe
+from brigade.check.probes import gpus as probe
 from testing.gpus import FOLDER, ROWS, judged, stand_in  # noqa: F401  a fixture
 
 RECORDINGS = FOLDER / "recorded"
@@ -13,7 +13,7 @@ LOG = yaml.safe_load((RECORDINGS / "kernel_log.yaml").read_text())
 
 
 def facts(said):
-    """What probes/nvml.py answers of the host that was recorded."""
+    """What probes/gpus.py answers of the host that was recorded."""
     own = said.get("own", {})
     gpus = [said.get("written", {}) | said["gpu"] | own.get(n, {}) | {"index": n} for n in range(said["count"])]
     return {"gpus": gpus, "peers": [], "xids": [], "nvswitches": 0, "fabric_manager": False}

@@ -9,9 +9,8 @@ import time
 import pytest
 
 from brigade.check import resources
-from brigade.check.hosts import Recorded, Wanted
-from brigade.check.probes import devices as probe
-from brigade.check.registry import checks
+from brigade.check.checks import Recorded, Wanted, checks
+from brigade.check.probes import resources as probe
 from brigade.check.run import judge
 from brigade.hosts.job import make
 
@@ -30,7 +29,7 @@ HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "locked memory")
 
 def of_host(name, own, slots=8, gpus=8, environment=None):
     wanted = Wanted({"node1": slots, "node2": slots}, environment=environment or {})
-    answers = {"devices.host": {"node1": HOST, "node2": HOST | own}}
+    answers = {"resources.host": {"node1": HOST, "node2": HOST | own}}
     check = next(check for check in checks() if check.name == name)
     hello = {host: {"gpus": gpus} for host in wanted.slots}
     return {result.host: result for result in asyncio.run(judge(check, Recorded(wanted, answers, hello)))}
@@ -108,7 +107,7 @@ def test_hosts_may_be_of_several_sizes():
     whole, half = HOST["memory"], {"total": 2**37, "available": 2**37}
     check = next(check for check in checks() if check.name == "memory")
     for memory, slots in ((half, 4), (whole, 4), (whole, 8)):
-        answers = {"devices.host": {"node1": HOST, "node2": HOST | {"memory": memory}}}
+        answers = {"resources.host": {"node1": HOST, "node2": HOST | {"memory": memory}}}
         found = asyncio.run(judge(check, Recorded(Wanted({"node1": 8, "node2": slots}), answers)))
         assert {result.level for result in found} == {"green"}
 

@@ -5,15 +5,14 @@ import sys
 
 import pytest
 
-from brigade.check import clone, pins
-from brigade.check.hosts import Recorded, Wanted
+from brigade.check import sameness
+from brigade.check.checks import NotHere, Recorded, Wanted, checks
+from brigade.check.packages import meets
 from brigade.check.probes import sameness as probe
-from brigade.check.registry import checks
-from brigade.check.results import NotHere
 from brigade.check.run import judge
 from brigade.train.recipe.files import REPOSITORY
 
-PINS = pins.pins()
+PINS = sameness.pins()
 LOOK = {
     "python": "CPython 3.11.7",
     "lost": {},
@@ -124,9 +123,9 @@ def test_builds_of_one_version_meet_the_pin_and_must_be_equal():
     assert result.problem == f"torch {PINS['torch']}+cpu, elsewhere {PINS['torch']}+cu128"
     assert result.fix == ""  # PyPI has no such build, and of the version pip would say that it is there
     assert f"torch=={PINS['torch']}+cu128 from the index" in result.cure
-    assert pins.meets("2.13.0+cpu", "2.13.0")
-    assert not pins.meets("2.13.0", "2.13.0+cpu")
-    assert not pins.meets("2.13.0.1", "2.13.0")
+    assert meets("2.13.0+cpu", "2.13.0")
+    assert not meets("2.13.0", "2.13.0+cpu")
+    assert not meets("2.13.0.1", "2.13.0")
 
 
 def test_all_hosts_with_the_same_other_version_are_warned():
@@ -235,7 +234,7 @@ def test_a_recipe_that_this_run_does_not_read_is_a_warning_and_its_own_is_red():
     git = {"git": {"commit": "a" * 40, "changed": ["recipes/x.yaml"]}}
     other = files(**{"recipes/x.yaml": "9"})
     result = odd("code", git, files=other)
-    assert (result.level, result.why) == ("yellow", clone.WHY_OTHERS)
+    assert (result.level, result.why) == ("yellow", sameness.WHY_OTHERS)
     own = [{"own": {f"{REPOSITORY}/recipes/x.yaml": of}} for of in ("1", "9", "1")]
     found = judged("code", *own, files=files())  # git does not follow it
     assert [found[host][0].level for host in found] == ["green", "red", "green"]
@@ -255,7 +254,7 @@ def test_a_clone_without_git_is_compared_by_its_files():
 
 
 def test_files_that_one_clone_lacks_differ():
-    assert clone.differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
+    assert sameness.differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
 
 
 # ---- packages that are there by name -----------------------------------------------------------------------------

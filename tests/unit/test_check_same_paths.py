@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from brigade.check import pins, sameness
+from brigade.check import packages, sameness
 from brigade.check.probes import sameness as probe
 from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
@@ -124,7 +124,7 @@ def test_this_clone_is_read_without_torch():
     program += "print(found['packages']['torch'], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     version, imported = done.stdout.split()
-    assert pins.meets(version, PINS["torch"])
+    assert packages.meets(version, PINS["torch"])
     assert imported == "False"
 
 

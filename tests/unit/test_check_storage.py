@@ -11,10 +11,8 @@ import time
 import pytest
 
 from brigade.check import storage
-from brigade.check.hosts import Recorded, Wanted
+from brigade.check.checks import NotHere, Recorded, Wanted, checks
 from brigade.check.probes import storage as probes
-from brigade.check.registry import checks
-from brigade.check.results import NotHere
 from brigade.check.run import judge
 from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY

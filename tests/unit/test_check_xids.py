@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from brigade.check.probes import devices as probe
+from brigade.check.probes import gpus as probe
 from testing.gpus import facts, judged
 
 

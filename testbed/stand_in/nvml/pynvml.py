@@ -1,4 +1,4 @@
-"""Takes the place of nvidia-ml-py on a host without GPUs: answers from a file what probes/nvml.py asks.
+"""Takes the place of nvidia-ml-py on a host without GPUs: answers from a file what probes/gpus.py asks.
 
 STAND_IN_NVML names a YAML file as in tests/data/nvml/; without it there is no NVML library, as on a host without a driver.
 STAND_IN_GPUS: how many GPUs (default: the file's count). What the file does not have is not supported, as NVML says it.

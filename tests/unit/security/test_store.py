@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from brigade.check import users
-from brigade.check.probes import users as probe
-from brigade.check.results import NotHere
+from brigade.check import reach
+from brigade.check.checks import NotHere
+from brigade.check.probes import reach as probe
 from brigade.errors import UserError
 from brigade.train.distributed import one_host, process_group, ranks
 from testing.reaching import NODES, judged
@@ -142,19 +142,19 @@ def test_one_process_opens_no_port(monkeypatch):
 def test_check_names_other_users_of_hosts_where_anybody_can_join_the_ranks():
     seen = {host: {"others": [], "hidden": False} for host in NODES}
     seen |= {"node2": {"others": ["alice", "bob"], "hidden": False}, "node3": {"others": [], "hidden": True}}
-    found = judged(users.other_users, {"users.look": seen})
+    found = judged(reach.other_users, {"reach.users": seen})
     assert [found[host][0] for host in NODES] == ["green", "yellow", "grey", "green"]
     assert found["node2"][1] == "alice, bob have processes here"
     with pytest.raises(NotHere):
-        judged(users.other_users, {}, hosts=NODES[:1])
+        judged(reach.other_users, {}, hosts=NODES[:1])
 
 
 @as_root
 def test_a_host_knows_who_else_works_on_it():
     with subprocess.Popen(["sleep", "60"], user=54321, group=54321, extra_groups=[]) as process:
-        assert "54321" in probe.look()["others"]
+        assert "54321" in probe.users()["others"]
         process.kill()
-    assert "root" not in probe.look()["others"] and "nobody" not in probe.look()["others"]
+    assert "root" not in probe.users()["others"] and "nobody" not in probe.users()["others"]
 
 
 # ---- connections between ranks -----------------------------------------------------------------------------------

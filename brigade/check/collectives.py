@@ -1,77 +1,24 @@
-"""How fast hosts exchange what training exchanges."""
+"""How fast hosts exchange what training exchanges, against the floor of that kind of link."""
 
 import re
 import secrets
 import statistics
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from . import meaning
-from .bandwidth import Sweep, of_inside, of_sweep, slowest
-from .hosts import Facts, Hosts
+import yaml
+
+from ..errors.console import figure
+from .checks import Facts, Hosts, Result, Threshold, check, sound, thresholds, unknown
 from .meeting import Meeting, lost, meet
-from .registry import check
-from .results import Result, sound, thresholds, unknown
-from .slow_pairs import Way, better, blame, judged, to_confirm
-from .sweep import FEW, LONGEST, MANY, MEASURED, PAYLOADS, STREAMS, WARM_UP, rounds
+from .pairs import SLOWEST, Way, judged, measure
+from .sweep import FEW, LONGEST, MANY, PAYLOADS, bus_bandwidth, rounds
 
-
-# ---- pairs -------------------------------------------------------------------------------------------------------
-@check("pairs", size="usual", seconds=240, alone=True)
-async def pairs(hosts: Hosts) -> AsyncIterator[Result]:
-    """Measures what TCP reaches between hosts, in rounds in which each host has one partner: all pairs of up to 8 hosts, a sample
-    of 7 rounds of more. Threshold: pair_rate and link_speed of thresholds.yaml; a slow way is measured once more with nothing
-    else on the network before anybody is blamed, and one that a busy processor bounded blames nobody. TCP does not show
-    InfiniBand, which NCCL takes where it is: see the row of collectives."""
-    async for result in _pairs(hosts, FEW):
-        yield result
-
-
-@check("every pair", size="full", seconds=900, alone=True)
-async def every_pair(hosts: Hosts) -> AsyncIterator[Result]:
-    """As pairs, for more than 8 hosts: all pairs of up to 64 hosts in 63 rounds at most, 63 rounds of more. Threshold: as
-    there."""
-    if len(hosts.hello) <= FEW + 1:
-        for host in hosts.hello:
-            yield sound(host, "as above")
-        return
-    async for result in _pairs(hosts, MANY):
-        yield result
-
-
-async def _pairs(hosts: Hosts, most: int) -> AsyncIterator[Result]:
-    if len(hosts.hello) == 1:
-        yield sound(next(iter(hosts.hello)), "one host")
-        return
-    async with meet(hosts) as found:
-        for result in lost(found):
-            yield result
-        ways = await _measure(hosts, found, most)
-    hosts.wanted.measured["apart"] = [pair for pair, way in ways.items() if way.error]
-    for result in judged(ways, found):
-        yield result
-
-
-async def _measure(hosts: Hosts, found: Meeting, most: int) -> dict[tuple[str, str], Way]:
-    names = [host for host in found.address if host not in found.lost]
-    ways: dict[tuple[str, str], Way] = {}
-    for games in rounds(len(names), most):
-        named = [(names[a], names[b]) for a, b in games]
-        for direction in (named, [(b, a) for a, b in named]):
-            ways |= await _send(hosts, found, direction)
-    for number, pair in enumerate(to_confirm(ways, blame(ways))):
-        again = await _send(hosts, found, [pair], attempt=1 + number)
-        ways[pair] = better(ways[pair], again[pair])
-    return ways
-
-
-async def _send(
-    hosts: Hosts, found: Meeting, direction: list[tuple[str, str]], attempt: int = 0
-) -> dict[tuple[str, str], Way]:
-    each: dict[str, Facts] = {a: {"address": found.address[b], "port": found.port[b]} for a, b in direction}
-    limits: Facts = {"streams": STREAMS, "warm_up": WARM_UP, "window": MEASURED}
-    facts = await hosts.ask("network.send", 20, each, token=found.token, attempt=attempt, **limits)
-    return {(a, b): Way(**facts.get(a, {"error": hosts.failed.get(a, "no answer")})) for a, b in direction}
+# Gbit/s over TCP that one process is expected to reach, whatever the card can do.
+REACHED = {"gloo": 4.0, "nccl": 40.0}
 
 
 @check("pairs by NCCL", size="full", seconds=1200, alone=True)
@@ -80,7 +27,7 @@ async def pairs_by_nccl(hosts: Hosts) -> AsyncIterator[Result]:
     one process group for all rounds. Threshold: pair_rate of thresholds.yaml."""
     names = list(hosts.hello)
     alike = len(set(hosts.wanted.slots.values())) == 1 and len(names) == len(hosts.wanted.slots)
-    if not _gpus(hosts) or not alike or len(names) < 2 or hosts.wanted.measured.get("apart"):
+    if not have_gpus(hosts) or not alike or len(names) < 2 or hosts.wanted.measured.get("apart"):
         for host in names:
             yield unknown(
                 host, "it needs several hosts that reach each other, each with a GPU for each slot, as many on all"
@@ -108,7 +55,7 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
     Threshold: floors.yaml for GPUs on a fabric, else link_speed of thresholds.yaml for a card that knows its speed; without
     either none."""
     apart = hosts.wanted.measured.get("apart")
-    backend = "nccl" if _gpus(hosts) else "gloo"
+    backend = "nccl" if have_gpus(hosts) else "gloo"
     ranks = {host: hosts.wanted.slots[host] if backend == "nccl" else 1 for host in hosts.hello}
     if len(hosts.hello) < len(hosts.wanted.slots) or len(ranks) < 2 or apart:
         because = "there is one host" if len(hosts.wanted.slots) < 2 else "it needs all hosts"
@@ -159,7 +106,7 @@ async def _sweep(
     )
 
 
-def _gpus(hosts: Hosts) -> bool:
+def have_gpus(hosts: Hosts) -> bool:
     return all((hello.get("gpus") or 0) >= hosts.wanted.slots[host] for host, hello in hosts.hello.items())
 
 
@@ -169,7 +116,7 @@ async def _ended(hosts: Hosts, found: Meeting, facts: dict[str, Facts]) -> list[
     why = "the run would hang in its first collective"
     said = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in found.address if host not in facts}
-    ways = {} if at_fault else await _measure(hosts, found, FEW)
+    ways = {} if at_fault else await measure(hosts, found, FEW)
     broken = [result for result in judged(ways, found) if result.level == "red"] if ways else []
     if broken:
         at_fault = {result.host: result.problem for result in broken}
@@ -202,12 +149,12 @@ def _names(error: str, address: str) -> bool:
 async def inside(hosts: Hosts) -> AsyncIterator[Result]:
     """Times the collectives over each host's own GPUs by NCCL. Threshold: floors.yaml for eight GPUs of a known kind; else a host
     against the others: inside of thresholds.yaml."""
-    if not _gpus(hosts) or min(hosts.wanted.slots.values()) < 2:
+    if not have_gpus(hosts) or min(hosts.wanted.slots.values()) < 2:
         for host in hosts.hello:
             yield unknown(host, "it needs two GPUs on each host")
         return
     rest: Facts = {"address": "127.0.0.1", "interface": "lo", "backend": "nccl", "longest": LONGEST}
-    async with hosts.hold("network.serve", 20, token=secrets.token_hex(8)) as serving:
+    async with hosts.hold("pairs.serve", 20, token=secrets.token_hex(8)) as serving:
         each: dict[str, Facts] = {}
         for host, facts in serving.items():
             count = hosts.wanted.slots[host]
@@ -230,23 +177,83 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
         yield of_inside(host, one, usual)
 
 
-# ---- what it means -----------------------------------------------------------------------------------------------
-@check("waiting", size="usual", seconds=30, alone=True)
-async def waiting(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads what the row of collectives measured, and asks the planner what part of each step the recipe's ranks wait for the
-    network with it, and with other strategies. Without a recipe: for a stated model. Threshold: network_wait of thresholds.yaml,
-    for hosts with GPUs and a recipe."""
-    measured = hosts.wanted.measured.get("network")
-    said = meaning.say(hosts.wanted, measured) if isinstance(measured, Sweep) else "no collective was measured"
-    if not isinstance(said, str):
-        hosts.wanted.measured["meaning"] = said.sentence
-    for host in hosts.hello:
-        if isinstance(said, str):
-            yield unknown(host, said)
-            continue
-        its_level = thresholds()["network_wait"].level(said.share) if _gpus(hosts) and hosts.wanted.job else "green"
-        if its_level == "green":
-            yield sound(host, said.value, said.share)
-            continue
-        why = "GPUs that wait for the network compute nothing"
-        yield Result(host, its_level, said.value, None, said.sentence, why, said.cure)
+@dataclass(frozen=True)
+class Sweep:
+    """rows: (collective, bytes, seconds of the slowest rank); device: the GPUs' name, or CPU"""
+
+    backend: str
+    ranks: int
+    hosts: int
+    device: str
+    rows: list[tuple[str, int, float]]
+
+    def bandwidth(self, collective: str) -> float:
+        """Bus bandwidth in GB/s of its best payload."""
+        own = [row for row in self.rows if row[0] == collective]
+        return max((1e-9 * bus_bandwidth(*row, self.ranks) for row in own), default=0.0)
+
+    @property
+    def rate(self) -> float:
+        """GB/s that a host's network gives to what training sends: the median of the three collectives that it consists of."""
+        return statistics.median(map(self.bandwidth, ("all_reduce", "all_gather", "reduce_scatter")))
+
+
+def slowest(figures: list[list[list[Any]]]) -> list[tuple[str, int, float]]:
+    """A collective is over when its last rank is."""
+    return [
+        (str(same[0][0]), int(same[0][1]), max(float(row[2]) for row in same)) for same in zip(*figures, strict=False)
+    ]
+
+
+@cache
+def floors() -> list[dict[str, Any]]:
+    """The table of floors.yaml."""
+    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("floors.yaml").read_text(encoding="utf-8"))
+    return rows
+
+
+def floor(device: str, kind: str) -> dict[str, Any]:
+    """The row of a GPU that has a floor of that kind, or {}."""
+    return next((row for row in floors() if kind in row and re.search(row["gpu"], device)), {})
+
+
+def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
+    best = sweep.bandwidth("all_reduce")
+    value = f"all-reduce {best:.3g} GB/s, {sweep.backend}"
+    known, fabric = floor(sweep.device, "between"), found.fabric[host]
+    if known and fabric >= known["fabric"] and sweep.ranks == 8 * sweep.hosts:
+        least = float(known["between"])
+        limit, of = Threshold(least, least / 2, "GB/s", "floors.yaml", below=True), f"{fabric:g} Gbit/s of RDMA"
+        its_level = limit.level(best)
+    elif sweep.backend == "nccl" and fabric:
+        least, of = fabric / 8, f"{fabric:g} Gbit/s of RDMA"
+        its_level = thresholds()["link_speed"].level(best / least)
+    elif speed := found.speed(host):
+        least, of = min(speed, REACHED[sweep.backend]) / 8, f"a card of {speed:g} Gbit/s"
+        its_level = thresholds()["link_speed"].level(best / least)
+    else:
+        return sound(host, value, best)
+    if its_level == "green":
+        return sound(host, value, best)
+    should = f"{of} should give about {figure(least, 1)}"
+    problem = f"an all-reduce over all hosts reaches {best:.3g} GB/s of bus bandwidth; {should}"
+    cure = "the row of pairs names a slow host or link; else NCCL_DEBUG=INFO says which network NCCL takes (NET/IB or NET/Socket)"
+    return Result(host, its_level, value, best, problem, "each step waits for it", cure)
+
+
+def of_inside(host: str, sweep: Sweep, usual: float) -> Result:
+    best, known = sweep.bandwidth("all_reduce"), floor(sweep.device, "inside")
+    its_level, least = thresholds()["inside"].level(best / usual), usual
+    if known and sweep.ranks == 8:
+        limit = float(known["inside"])
+        against = Threshold(limit, limit / 2, "GB/s", "floors.yaml", below=True).level(best)
+        if against == "red" or its_level == "green":
+            its_level, least = against, limit
+    value = f"{figure(best, 0)} GB/s"
+    if its_level == "green":
+        return sound(host, value, best)
+    problem = f"an all-reduce over its {sweep.ranks} GPUs reaches {figure(best, 0)} GB/s of bus bandwidth, not {figure(least, 0)}"
+    cure = (
+        f"ssh {host} 'nvidia-smi topo -m; nvidia-smi nvlink --status': are all links up, is the fabric manager running?"
+    )
+    return Result(host, its_level, value, best, problem, SLOWEST, cure)

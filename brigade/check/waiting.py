@@ -1,9 +1,8 @@
 """What a measured bandwidth means for training: the part of each step that ranks wait for the network, by the planner."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UserError
 from ..errors.console import figure
@@ -15,27 +14,33 @@ from ..plan.hardware import gpu
 from ..plan.hardware.network import LINE_SHARE
 from ..plan.hardware.write_factors import take_network
 from ..plan.shape.find import named_shape
-from .hosts import Wanted
-
-if TYPE_CHECKING:
-    from ..plan.costs.job import Job
+from .checks import Hosts, Result, Wanted, check, sound, thresholds, unknown
+from .collectives import Sweep, have_gpus
 
 # What is spoken of without a recipe.
 USUAL_MODEL, USUAL_LENGTH, USUAL_BATCH, USUAL_GPU = "qwen3-8b", 4096, 128, "H100 80GB"
 BESIDE = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2")  # strategies that are told of beside the recipe's own
 
 
-class Measured(Protocol):
-    """backend: nccl or gloo; device: the GPUs' name; rate: GB/s of bus bandwidth between hosts"""
-
-    @property
-    def backend(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def rate(self) -> float: ...
+@check("waiting", size="usual", seconds=30, alone=True)
+async def waiting(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads what the row of collectives measured, and asks the planner what part of each step the recipe's ranks wait for the
+    network with it, and with other strategies. Without a recipe: for a stated model. Threshold: network_wait of thresholds.yaml,
+    for hosts with GPUs and a recipe."""
+    measured = hosts.wanted.measured.get("network")
+    said = say(hosts.wanted, measured) if isinstance(measured, Sweep) else "no collective was measured"
+    if not isinstance(said, str):
+        hosts.wanted.measured["meaning"] = said.sentence
+    for host in hosts.hello:
+        if isinstance(said, str):
+            yield unknown(host, said)
+            continue
+        its_level = thresholds()["network_wait"].level(said.share) if have_gpus(hosts) and hosts.wanted.job else "green"
+        if its_level == "green":
+            yield sound(host, said.value, said.share)
+            continue
+        why = "GPUs that wait for the network compute nothing"
+        yield Result(host, its_level, said.value, None, said.sentence, why, said.cure)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Said:
     cure: str
 
 
-def say(wanted: Wanted, measured: Measured) -> Said | str:
+def say(wanted: Wanted, measured: Sweep) -> Said | str:
     """What the planner says, or why it says nothing."""
     try:
         return _say(wanted, measured)
@@ -56,7 +61,7 @@ def say(wanted: Wanted, measured: Measured) -> Said | str:
         return f"the planner has no estimate of this recipe: {error.problem}"
 
 
-def _say(wanted: Wanted, measured: Measured) -> Said:
+def _say(wanted: Wanted, measured: Sweep) -> Said:
     link = f"{measured.rate * 8 / LINE_SHARE:.6f} Gb/s"  # with which the formulas' rings have the measured rate
     job, own = _job(wanted, measured, link)
     # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
@@ -88,7 +93,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     return Said(f"{own} waits {shares[own]:.0%}{beside}", shares[own], sentence, cure)
 
 
-def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
+def _job(wanted: Wanted, measured: Sweep, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
     kind = _kind(measured)
@@ -104,7 +109,7 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     return job, STRATEGIES.get(strategy.name) or KINDS.get(strategy.kind, strategy.name)
 
 
-def _kind(measured: Measured) -> str:
+def _kind(measured: Sweep) -> str:
     """The kind of GPU that was found, "" without one or where nobody knows it."""
     try:
         return gpu(measured.device).kind if measured.backend == "nccl" else ""
@@ -112,7 +117,7 @@ def _kind(measured: Measured) -> str:
         return ""
 
 
-def calibrate(wanted: Wanted, measured: Measured | None, file: Path) -> list[str]:
+def calibrate(wanted: Wanted, measured: Sweep | None, file: Path) -> list[str]:
     """Take the measured bandwidth into the user's calibration file; returns what changed, a line each.
 
     Raises UserError where nothing was measured by which GPUs' runs can be judged.

@@ -1,4 +1,4 @@
-"""What TCP reaches between two hosts. By the standard library alone: no host imports torch for it.
+"""What TCP reaches between two hosts. By the standard library only: no host imports torch for it.
 
 One host listens until it is released, and others send to it. The receiving end decides when the time is over, so that each pair
 takes equally long, however slow its link is.

@@ -1,31 +1,98 @@
-"""Versions of packages, against requirements.txt and constraints.txt where they pin, else against what most hosts have."""
+"""Whether hosts have the same packages, and those that requirements.txt and constraints.txt pin."""
 
-import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 
 from ..errors.console import counted
 from ..hosts.host_facts import PACKAGES
 from ..train.recipe.files import REPOSITORY
-from .results import Result, most_common, sound
+from .checks import Facts, Hosts, NotHere, Result, check, most_common, sound
+from .sameness import alike, look, pins
 
-FILES = ("requirements.txt", "constraints.txt")
-_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;#]+)")
 Versions = Mapping[str, str | None]  # package -> version, None where it is missing
 SHOWN = 4  # packages that a sentence names
 WHY_RED = "ranks of two versions disagree about what they send each other: they hang, or compute something else"
 WHY = "the tests passed with the pinned version alone"
 
 
-@cache
-def pins(folder: Path = REPOSITORY) -> dict[str, str]:
-    """Package -> the one version that the files allow."""
-    lines = (line for name in FILES for line in (folder / name).read_text(encoding="utf-8").splitlines())
-    return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
+@check("python", seconds=30)
+async def python(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads the interpreter's version. Threshold: none differs from what most hosts have; objects that DeepSpeed and torch pickle
+    from rank to rank are read by the same version alone, and `launch` refuses other ones."""
+    found = {host: facts["python"] for host, facts in (await look(hosts)).items()}
+    why = "ranks exchange pickled objects, and packages are installed for one version of Python"
+    usual = most_common(found) if found else ""
+    for host, version in found.items():
+        if version == usual:
+            yield sound(host, version)
+            continue
+        cure = f"install {usual} on {host}, then `make clean setup PYTHON=...` with it in {REPOSITORY}"
+        yield Result(host, "red", version, None, f"{version}, elsewhere {usual}", why, cure)
+
+
+@check("packages", seconds=30)
+async def packages(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads the version of every package that requirements.txt or constraints.txt pins, and whether the modules at its top are
+    there, of which its RECORD speaks. Threshold: none is missing; the pin, and of builds of one version (2.13.0+cpu,
+    2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate, Transformers, Datasets
+    or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
+    looked = await look(hosts)
+    found = {host: facts["packages"] for host, facts in looked.items()}
+    for host, facts in looked.items():
+        if lost := facts["lost"]:
+            yield incomplete(host, lost, facts["packages"])
+    for host, differs in differences(found, pins()).items():
+        for result in judged(host, found[host], differs):
+            yield result
+
+
+@check("imports", size="usual", seconds=120)
+async def imports(hosts: Hosts) -> AsyncIterator[Result]:
+    """Imports torch and Transformers, and DeepSpeed and PEFT where the recipe uses them. Threshold: it goes well. A package may
+    be there with the right version, and not load for a library of the system or a file that it lacks."""
+    job, modules = hosts.wanted.job, ["torch", "transformers"]
+    if job:
+        modules += ["deepspeed"] * job.strategy.is_deepspeed + ["peft"] * job.settings.recipe.model.use_peft
+    for host, facts in (await hosts.ask("sameness.imports", 110, modules=modules)).items():
+        if not (failed := facts["failed"]):
+            yield sound(host, counted(len(modules), "package"))
+            continue
+        name, said = next(iter(failed.items()))
+        cure = (
+            f"`ssh {host} {sys.executable} -c 'import {name}'` repeats it; `make clean setup` there installs all anew"
+        )
+        why = "every rank of this host would end as it starts"
+        yield Result(host, "red", f"{name} fails", None, f"{name} cannot be imported: {said}", why, cure)
+
+
+@check("CUDA libraries", seconds=30)
+async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads the CUDA version in torch/version.py, the versions of NVIDIA's cuDNN and NCCL wheels, and the driver's in /sys.
+    Threshold: none differs from what most hosts have; NCCL refuses or hangs between two of its own versions (red), another
+    driver or cuDNN is a warning."""
+    found = {host: {**facts["torch"], "driver": facts["driver"]} for host, facts in (await look(hosts)).items()}
+    if not any(any(versions.values()) for versions in found.values()):
+        raise NotHere
+    why = "two versions of NCCL or CUDA hang in the first collective; other drivers and kernels round in another way"
+    cure = f"`make setup` in {REPOSITORY} there; a driver is the administrator's"
+    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
+        yield result
+
+
+@check("CUDA libraries as loaded", size="usual", seconds=90)
+async def loaded(hosts: Hosts) -> AsyncIterator[Result]:
+    """Imports torch where it was built for CUDA, and asks it for the versions of CUDA, cuDNN and NCCL that it loads: a
+    LD_LIBRARY_PATH may put others before its own. Threshold: none differs from what most hosts have."""
+    wanted = {host: Facts() for host, facts in (await look(hosts)).items() if facts["torch"]["cuda"]}
+    if not wanted:
+        raise NotHere
+    found = await hosts.ask("sameness.loaded", 60, each=wanted)
+    why = "NCCL hangs or fails between two of its own versions"
+    cure = "look for another NCCL or cuDNN in LD_LIBRARY_PATH there"
+    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
+        yield result
 
 
 def meets(version: str | None, pin: str) -> bool:
@@ -68,7 +135,7 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     return found
 
 
-def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
+def judged(host: str, versions: Versions, differs: Differences) -> list[Result]:
     """One result, or one for each level."""
     detail = tuple(f"{name} {version}" for name, version in versions.items() if version is not None)
     if not differs.wanted:

@@ -3,9 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 from ..kernels.paths import FAILED, PROVEN, SLOWER, WRONG
-from .hosts import Facts, Hosts
-from .registry import check
-from .results import Result, sound, unknown
+from .checks import Facts, Hosts, Result, check, sound, unknown
 
 WHY = "a run would go on with it, and learn something else than it should"
 
@@ -37,7 +35,7 @@ async def _kernels(hosts: Hosts, quick: bool) -> AsyncIterator[Result]:
     if not asked or job is None:
         return
     words = {"recipe": str(job.settings.recipe_path.absolute()), "flags": list(job.flags), "quick": quick}
-    for host, proof in (await hosts.ask("kernels.prove", 100 if quick else 500, each=asked, **words)).items():
+    for host, proof in (await hosts.ask("actions.prove", 100 if quick else 500, each=asked, **words)).items():
         for result in judged(host, proof):
             yield result
 

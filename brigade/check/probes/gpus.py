@@ -1,10 +1,13 @@
-"""What NVIDIA's driver says of a host's GPUs, by NVML (nvidia-ml-py). A figure that a device does not have is left out, and
-nothing else with it: consumer cards count no memory errors and have no NVLink."""
+"""What a host says of its GPUs: NVIDIA's driver by NVML (nvidia-ml-py), and the kernel's log. A figure that a device does not
+have is left out, and nothing else with it: consumer cards count no memory errors and have no NVLink."""
 
 import ctypes
+import os
 import pwd
+import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,15 @@ from typing import Any
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml
 LOOK = 0.1  # seconds for Xid events that come right now
 LINKS = 36  # NVML_NVLINK_MAX_LINKS
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:.*recovery action changed from .* to 0x([0-9a-f]+))?"
+)
+# Newer drivers write this instead of number 79 where a GPU is gone when it should be initialised, over several lines.
+_FALLEN = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+).*fallen off the bus", re.DOTALL)
+OFF_THE_BUS = 79
 
 
-def gpus() -> dict[str, Any]:
+def look() -> dict[str, Any]:
     """gpus: the figures of _figures() of each; peers: [a, b, status] of pairs; xids: that come right now
     nvswitches: of the host, fabric_manager: whether its process can be seen
     Or absent: why NVML cannot be asked, or problem: why it does not answer.
@@ -160,3 +169,54 @@ def _runs(name: str) -> bool:
             if entry.read_text().strip() == name:
                 return True
     return False
+
+
+def kernel_log() -> dict[str, Any]:
+    """xids: [{bus, xid, age}] of the kernel log since boot, age in seconds; or unreadable: why.
+
+    Those of number 154 have `action`: what the driver wants from then on, NVML_GPU_RECOVERY_ACTION_*; 0: nothing any more.
+    """
+    try:
+        lines = list(_kernel_messages())
+    except OSError as error:
+        refused = f"/dev/kmsg: {error.strerror}"
+        lines = list(_journal())
+        if not lines:
+            return {"unreadable": refused}
+    return {"xids": [entry for age, text in lines if (entry := _entry(age, text))]}
+
+
+def _entry(age: float, text: str) -> dict[str, Any] | None:
+    if found := _XID.search(text):
+        bus, number, action = found.groups()
+        return {"bus": bus, "xid": int(number), "age": round(age)} | ({"action": int(action, 16)} if action else {})
+    if found := _FALLEN.search(text):
+        return {"bus": found[1], "xid": OFF_THE_BUS, "age": round(age)}
+    return None
+
+
+def _kernel_messages() -> Iterator[tuple[float, str]]:
+    """Age and text of each message that the kernel still has. Raises OSError where this user may not read them."""
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    try:
+        while True:
+            try:
+                head, _, text = os.read(log, 8192).decode(errors="replace").partition(";")
+            except BrokenPipeError:  # overwritten meanwhile; the next read has the oldest that is left
+                continue
+            except BlockingIOError:
+                return
+            yield now - int(head.split(",")[2]) / 1e6, text
+    finally:
+        os.close(log)
+
+
+def _journal() -> Iterator[tuple[float, str]]:
+    command = ["journalctl", "--dmesg", "--boot", "--output=short-unix", "--no-pager", "--quiet"]
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=8).stdout
+        for record in re.split(r"\n(?=\d)", said):  # further lines of a record are indented
+            stamp, _, text = record.partition(" ")
+            with suppress(ValueError):
+                yield time.time() - float(stamp), text
