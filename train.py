@@ -15,7 +15,7 @@ from typing import Any
 
 from brigade.offers import offers
 from brigade.train.cluster import world_from_environment
-from brigade.train.distributed import heartbeat, ranks, stop
+from brigade.train.distributed import ranks, stop
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
@@ -86,35 +86,39 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     run = runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         run = steps.divide_into_replicas(run)
-    training = settings.recipe.training
-    heartbeat.begin(training.hang_timeout, training.torch_compile or training.reports_elsewhere)
-    if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
-        steps.watch_thread.begin(run)
+    return train(run, data, tokenizer, weights, checkpoint, callbacks)
 
-    # 4. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
-    try:
-        trainer = steps.build_trainer(run, data, tokenizer, weights, checkpoint, callbacks)
-        stop.where = lambda: steps.how_to_continue(run, trainer.state)  # if it is interrupted
-        if world.is_main_rank:
-            steps.print_summary(run, trainer, data, checkpoint)
-        data.chat_format.record(tokenizer, trainer.model.generation_config)  # what is saved says how it was trained
 
-        # 5. Train, evaluating before the first step and at the end; save; and only then call it a success.
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest
+def train(run: Any, data: Any, tokenizer: Any, weights: str, checkpoint: Any, callbacks: tuple[Any, ...]) -> Any:
+    """Build the model with its Trainer; train, evaluating before the first step and at the end; save; and only then call it a
+    success.
+
+    A rank that fails from here on stops at once, and says so if it is the first; its launcher stops the others.
+    """
+    from brigade.train import steps
+
+    with steps.watched(run):
+        try:
+            trainer = steps.build_trainer(run, data, tokenizer, weights, checkpoint, callbacks)
+            stop.process.describe_by(lambda: steps.how_to_continue(run, trainer.state))  # if it is interrupted
+            if run.world.is_main_rank:
+                steps.print_summary(run, trainer, data, checkpoint)
+            data.chat_format.record(tokenizer, trainer.model.generation_config)  # what is saved says how it was trained
+
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest
+                data.close()
+                trainer.stopping.leave(trainer.state)
+                return trainer
+            held_out_loss = trainer.final_evaluation()
+            trainer.save_model()
+            trainer.save_state()
             data.close()
-            trainer.stopping.leave(trainer.state)
+            ranks.barrier()
+            succeed(run, trainer.state, held_out_loss)
             return trainer
-        held_out_loss = trainer.final_evaluation()
-        trainer.save_model()
-        trainer.save_state()
-        data.close()
-        ranks.barrier()
-        succeed(run, trainer.state, held_out_loss)
-        heartbeat.end()
-        return trainer
-    except BaseException as error:  # torch's CheckpointException is no Exception
-        ranks.fail(error, world, run.directory)
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            ranks.fail(error, run.world, run.directory, run.note_failure)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
     class Stops(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if rank == who and state.global_step == step - 1:
-                stop.ask(15)
+                stop.process.ask(15)
 
     return (Stops(),)
 

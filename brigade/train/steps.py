@@ -5,7 +5,6 @@ from .checkpoint.resume import agree as agree_on_checkpoint
 from .checkpoint.resume import how_to_continue
 from .data.prepare import prepare as prepare_data
 from .distributed.consistency import of_model as digest_model
-from .loop import watch_thread
 from .loop.build import build_trainer
 from .loop.environment import prepare_environment
 from .loop.kernels import choose_kernels, prove_kernels
@@ -13,6 +12,7 @@ from .loop.lengthening import how_lengthened
 from .loop.micro_batch import settle_batch
 from .loop.preflight import check_host, check_run, check_steps
 from .loop.summary import summary as print_summary
+from .loop.watch_thread import watched
 from .model.load import weights as find_weights
 from .model.location import load_config
 from .model.tokenizer import load_tokenizer
@@ -37,5 +37,5 @@ __all__ = [
     "print_summary",
     "prove_kernels",
     "settle_batch",
-    "watch_thread",
+    "watched",
 ]

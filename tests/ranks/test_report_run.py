@@ -83,7 +83,7 @@ def test_a_run_that_fails_has_a_page_with_the_verdict(flags, tmp_path, monkeypat
     monkeypatch.setattr(ranks.os, "_exit", leave)
     with pytest.raises(Left):
         train.main([*flags, "--learning_rate", "1e30", "--warmup_steps", "0", "--output_dir", str(output)])
-    ranks.stop.leaving.release()
+    ranks.stop.process.leaving.release()
     text = (output / "report.html").read_text()
     assert 'class="verdict failed"' in text and "It failed at step 1 of 6: rank 0 on" in text
     assert "not finite" in text

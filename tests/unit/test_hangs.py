@@ -288,8 +288,8 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
     def broken(reason):
         raise RuntimeError
 
-    monkeypatch.setattr("brigade.train.distributed.ranks.on_failure", broken)
     watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
+    watch.watched.note_failure = broken
     watch.judge()
     assert watch.left[0].startswith("error: ")
 
@@ -366,7 +366,7 @@ def test_sys_exit_with_0_in_mid_run_is_an_error_that_says_where(monkeypatch, cap
     def library():
         sys.exit(0)
 
-    monkeypatch.setattr(stop, "leaving", threading.RLock())
+    monkeypatch.setattr(stop.process, "leaving", threading.RLock())
     monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Left(code)))
     try:
         library()

@@ -11,7 +11,6 @@ import torch
 from brigade.hosts.usage import heartbeats
 from brigade.train.cluster import World
 from brigade.train.distributed import encoding, process_group, replicas, stop
-from brigade.train.distributed import ranks as all_ranks
 from brigade.train.loop import stopping as stops
 from brigade.train.loop import watch_thread
 from brigade.train.loop.local_steps import Rounds
@@ -169,7 +168,7 @@ def replica_s_run(world, directory, every=50):
 @pytest.mark.parametrize(("size", "number"), [(4, 6), (1, 1)])
 def test_a_signal_is_told_by_the_launchers_number_of_its_rank(tmp_path, monkeypatch, size, number):
     stopping = stops.Stopping(replica_s_run(ranks(2 * size, size, number).part(2), tmp_path), None)
-    monkeypatch.setattr(stop, "asked", int(signal.SIGTERM))
+    monkeypatch.setattr(stop.process, "asked", int(signal.SIGTERM))
     state = SimpleNamespace(global_step=48, max_steps=49, is_world_process_zero=False)
     stopping.on_step_end(None, state, SimpleNamespace())
     assert stopping.by == f"SIGTERM to rank {number}"
@@ -194,7 +193,6 @@ def test_the_launchers_world_is_whole_again(monkeypatch):
     monkeypatch.setattr(replicas, "_before", {"RANK": "3", "WORLD_SIZE": "4"})
     monkeypatch.setattr(replicas, "_renew", lambda *_: None)
     monkeypatch.setattr(process_group, "launchers_store", torch.distributed.HashStore(), raising=False)
-    monkeypatch.setattr(all_ranks, "peers", None)
     peers = object.__new__(replicas.Peers)
     peers.gather = lambda value: [value]
     peers.rejoin()

@@ -15,19 +15,19 @@ from brigade.train.run import starts
 TRAINS = """
 import os, signal, sys, time
 from brigade.train.distributed import stop
-stop.listen(is_main_rank=True, launched={launched})
+stop.process.listen(is_main_rank=True, launched={launched})
 then = lambda: None
 {prepare}
 print("ready", flush=True)
 {then}
 while True:
     time.sleep(0.01)
-    if stop.asked is not None:
+    if stop.process.asked is not None:
         print("asked", flush=True)
         then()
         time.sleep(60)
 """
-PATIENT, IMPATIENT = "stop.deadline = lambda asked: asked + 1000", "stop.deadline = lambda asked: asked + 0.1"
+PATIENT, IMPATIENT = (f"stop.process.begin_training(lambda asked: asked + {seconds})" for seconds in (1000, 0.1))
 
 
 @pytest.fixture

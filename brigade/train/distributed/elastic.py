@@ -158,7 +158,7 @@ class ElasticPeers(Peers):
         self.address = ""
 
     def rejoin(self) -> None:
-        self.groups, ranks.peers = [], None
+        self.groups = []
 
     @property
     def count(self) -> int:  # type: ignore[override]

@@ -13,7 +13,7 @@ phase, and the tokens that this rank has trained on.
 import mmap
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "optimizer", "synchronising", "evaluation",
                 "checkpoint"]  # fmt: skip
@@ -30,10 +30,15 @@ SECONDS, SECONDS_WAITING = 60.0, 300.0  # of LEAST; where any step may compile a
 # Anonymous and shared: a forked child writes, its parent reads.
 page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 page[TIMEOUT] = AUTO
-shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
+_shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
 seconds = [0.0] * len(PHASES)  # spent in each phase since begin(), of this process
 _phase, _since = STARTING, monotonic()
-watch: Any = None  # the thread that watches this run (training/watch_thread.py)
+
+
+def share() -> None:
+    """Keep this page for all runs of this process: its parent reads it."""
+    global _shared
+    _shared = True
 
 
 def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
@@ -43,7 +48,7 @@ def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
     """
     global page
     end()
-    if not shared:
+    if not _shared:
         page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
     for phase in range(len(PHASES)):
         page[LONGEST + phase] = seconds[phase] = 0.0
@@ -55,10 +60,6 @@ def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
 
 def end() -> None:
     """The run has reached its end: what follows may take as long as it likes."""
-    global watch
-    if watch:
-        watch.end()
-        watch = None
     enter(STARTING)
 
 

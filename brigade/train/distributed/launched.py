@@ -63,7 +63,8 @@ def supervise() -> None:
     os.dup2(out_end, 2)
     os.close(out_end)
     os.set_inheritable(notes_end, False)
-    supervised.notes, heartbeat.shared = notes_end, True
+    supervised.begin(notes_end)
+    heartbeat.share()
     faulthandler.register(signal.SIGQUIT, all_threads=True)  # as a JVM does: the agent asks a rank that hangs
 
 

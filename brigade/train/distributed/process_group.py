@@ -27,8 +27,15 @@ ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
 
 
 def store_of_all() -> Any:
-    """Of all ranks of the run, whether or not they are divided into replicas."""
+    """The store of all ranks of the run, whether or not they are divided into replicas."""
     return launchers_store or _get_default_store()
+
+
+def keep_launchers_store() -> Any:
+    """The same; from here on also when this process has left the launcher's world for its replica's."""
+    global launchers_store
+    launchers_store = store_of_all()
+    return launchers_store
 
 
 def join(world: World) -> None:
@@ -50,7 +57,7 @@ def join(world: World) -> None:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     supervised.note(stage="joined")
-    stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
+    stop.process.join(lambda by: _tell_that_it_is_ended(world, by))
 
 
 def _met() -> dict[str, Any]:

@@ -21,8 +21,7 @@ from ...errors.disk import of_disk
 from ..cluster import World, world_from_environment
 from . import exchange, launched, stop, supervised, tell
 
-peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
-on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
+_peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -45,7 +44,8 @@ def gather(value: Any) -> list[Any]:
 def gather_all(value: Any) -> list[Any]:
     """gather() over the ranks of all replicas; of an elastic run's own one, for there each is a run of its own."""
     own = gather(value)
-    return own if peers is None or peers.elastic else [each for of_replica in peers.gather(own) for each in of_replica]
+    divided = _peers is not None and not _peers.elastic
+    return [each for of_replica in _peers.gather(own) for each in of_replica] if divided else own
 
 
 def largest(value: int) -> int:
@@ -104,11 +104,16 @@ def agreed(world: World):
     raise SystemExit(codes[first])
 
 
-def fail(error: BaseException, world: World, directory: Path | None = None) -> None:
+def fail(
+    error: BaseException,
+    world: World,
+    directory: Path | None = None,
+    note_failure: Callable[[str], None] = lambda reason: None,
+) -> None:
     """Report an error of the running training and leave at once with exit code 1, or 2 for a UserError.
 
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
-    directory: where the run writes
+    directory: where the run writes; note_failure: what the first rank to fail does with the reason
     KeyboardInterrupt and SystemExit go on as they are, but for sys.exit(0): in mid-run it is an error, whoever calls it. Leaves
     by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
     """
@@ -120,14 +125,14 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     error = of_disk(error, directory) or error
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
-    stop.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
+    stop.process.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
     from . import process_group, tell
 
     first, ended = tell.first_to_fail(process_group.store_of_all(), process_group.ENDED) if _group() else (True, "")
     if first:
         reason = tell.tell(error, world)
         with suppress(Exception):
-            on_failure(reason)
+            note_failure(reason)
     else:
         supervised.note(follows=True)
         why = ended or f"because another rank failed first ({first_line(error, 120)})"
@@ -137,9 +142,17 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     os._exit(exit_code(error))
 
 
+def divided_by(peers: Any) -> None:
+    """Each replica is a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
+    global _peers
+    _peers = peers
+
+
 def whole_again() -> None:
     """Bring the replicas of an earlier run of this process, or of one that ends, back together. A collective of all ranks."""
-    if peers is not None:
+    global _peers
+    if _peers is not None:
+        peers, _peers = _peers, None
         peers.rejoin()
 
 
@@ -149,7 +162,7 @@ def finish() -> None:
     dist = _group()
     if dist:
         barrier()
-        stop.parted = True
+        stop.process.part()
         dist.destroy_process_group()
 
 
@@ -164,7 +177,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     if world.launcher != "python":
         launched.supervise()
         launched.end_with_launcher()
-    stop.listen(world.is_main_rank, launched=world.launcher != "python")
+    stop.process.listen(world.is_main_rank, launched=world.launcher != "python")
     code: Any = 0
     try:
         main()
@@ -176,8 +189,8 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
         print(code, file=sys.stderr)
         code = 1
     atexit._run_exitfuncs()  # what Python's own libraries want done, wandb's last upload for one
-    if stop.finished is not None:
-        stop.end_by(stop.finished)
+    if stop.process.finished is not None:
+        stop.end_by(stop.process.finished)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)

@@ -69,7 +69,7 @@ class Peers:
     def rejoin(self) -> None:
         """Back into the launcher's world, at the end of a run. A collective of all ranks."""
         self.gather(None)
-        self.groups, ranks.peers = [], None
+        self.groups = []
         for key in READ_BY_ENGINES:  # deepspeed's launcher sets no LOCAL_WORLD_SIZE
             os.environ.pop(key, None)
         os.environ.update(_before)
@@ -78,18 +78,18 @@ class Peers:
         ranks.barrier()
 
 
-def divide(world: World, count: int) -> None:
-    """Leave the launcher's world for the replica's, which is `world`. A collective of all ranks, before any engine looks at it.
+def divide(world: World, count: int) -> Peers:
+    """Leave the launcher's world for the replica's, which is `world`, and return the peers of this rank in the others. A
+    collective of all ranks, before any engine looks at it.
 
     count: of replicas
     """
-    process_group.launchers_store = process_group.store_of_all()
-    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", process_group.launchers_store)
+    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", process_group.keep_launchers_store())
     ranks.barrier()
     _before.update({key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ})
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.local_size))
     _renew(dist.PrefixStore(f"replica-{world.replica}", store), world.rank, world.size)
-    ranks.peers = Peers(dist.PrefixStore(f"peers-{world.rank}", store), world.replica, count)
+    return Peers(dist.PrefixStore(f"peers-{world.rank}", store), world.replica, count)
 
 
 def _renew(store: Any, rank: int, size: int) -> None:

@@ -21,50 +21,164 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
 AGAIN = 2.0  # seconds of quiet between two wishes: a launcher passes on a signal that its ranks have too, and some send many
 
-# Who holds it says why this process ends: an error that a stop brings about is none.
-leaving = threading.RLock()
-where: Callable[[], str] = lambda: "before its first step; the same command begins again"  # noqa: E731
-tell_others: Callable[[str], None] = lambda by: None  # noqa: E731  # that this rank ends at once, and why
-
-received: Counter[int] = Counter()  # how often each signal came
-asked: int | None = None  # the signal that asks for a stop, 0 for the file
-# While steps are trained: of a time.monotonic() at which a stop is asked for, the one until which the ranks must have agreed.
-deadline: Callable[[float], float] | None = None
-agreed = threading.Event()  # they have: what is left may take as long as a checkpoint takes
-finished: int | None = None  # the signal, or 0, that stopped this run in good order
-parted = False  # the ranks have left their group together, at a common end or mistake, and have said why
-
 
 def name(number: int) -> str:
     """`SIGTERM`, `Ctrl-C`, `the file stop`."""
     return {0: f"the file {FILE}", signal.SIGINT: "Ctrl-C"}.get(number) or signal.Signals(number).name
 
 
-def name_and_times(number: int) -> str:
-    """`SIGTERM`, or `SIGTERM (41 times)`: who sends so many is a program, and means one thing by them."""
-    return name(number) + (f" ({received[number]} times)" if received[number] > 2 else "")
+def _before_the_first_step() -> str:
+    return "before its first step; the same command begins again"
 
 
-def ask(number: int) -> None:
-    """Ask this run to stop at the end of its step."""
-    global asked
-    asked = number if asked is None else asked
+class Signals:
+    """What this process does when it is asked to stop. There is one, `process`, as there is one set of handlers.
 
-
-def listen(is_main_rank: bool, launched: bool) -> None:
-    """Obey signals whatever the main thread does: that may wait in C for ranks that are gone, where no handler of Python's runs.
-    Data readers that it forks leave them to it.
-
-    is_main_rank: whether this rank tells `where()`; launched: whether a launcher may hand on signals
+    leaving: who holds it says why this process ends: an error that a stop brings about is none
+    asked: the signal that asks for a stop at the end of a step, 0 for the file; None: nobody asks
+    finished: the signal, or 0, that stopped this run in good order
     """
-    numbers = {n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}  # nohup
-    heard, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=leave_it_to_the_parent)
-    threading.Thread(target=_obey, args=(heard, numbers, is_main_rank, launched), daemon=True).start()
+
+    def __init__(self) -> None:
+        self.leaving = threading.RLock()
+        self.asked: int | None = None
+        self.finished: int | None = None
+        self.received: Counter[int] = Counter()  # how often each signal came
+        self._deadline: Callable[[float], float] | None = None
+        self._agreed = threading.Event()  # the ranks have: what is left may take as long as a checkpoint takes
+        self._parted = False
+        self._where: Callable[[], str] = _before_the_first_step
+        self._tell_others: Callable[[str], None] | None = None
+
+    # ---- what a run says ---------------------------------------------------------------------------------------
+    def begin_run(self) -> None:
+        """Forget what an earlier run of this process was asked for."""
+        self.asked = self.finished = self._deadline = None
+        self._agreed.clear()
+
+    def begin_training(self, deadline: Callable[[float], float]) -> None:
+        """Steps are trained from here on: a signal asks for a stop at the end of one.
+
+        deadline: of a time.monotonic() at which a stop is asked for, the one until which the ranks must have agreed
+        """
+        self._deadline = deadline
+
+    def end_training(self) -> None:
+        """The last step's checkpoint is there: what follows may end at once."""
+        self._deadline = None
+
+    def agree(self) -> None:
+        """All ranks know that they stop."""
+        self._agreed.set()
+
+    def finish(self, number: int) -> None:
+        """The run has stopped in good order, as signal `number` has asked, or 0, the file."""
+        self.finished = number
+
+    @property
+    def trains(self) -> bool:
+        """Whether steps are trained."""
+        return self._deadline is not None
+
+    @property
+    def waits_for_a_wish(self) -> bool:
+        """Whether steps are trained, and nobody has asked for a stop yet."""
+        return self.trains and self.asked is None and not self._agreed.is_set()
+
+    def describe_by(self, where: Callable[[], str]) -> None:
+        """Let `where` say where the run stands, and how it continues, when this process ends."""
+        self._where = where
+
+    def where(self) -> str:
+        """Where the run stands, and how it continues."""
+        return self._where()
+
+    # ---- what ranks say ----------------------------------------------------------------------------------------
+    def join(self, tell_others: Callable[[str], None]) -> None:
+        """This rank is in a group. tell_others: what tells the others that it ends at once, and by what"""
+        self._tell_others = tell_others
+
+    def part(self) -> None:
+        """The ranks leave their group together, at a common end or mistake, and have said why."""
+        self._parted = True
+
+    # ---- signals -----------------------------------------------------------------------------------------------
+    def ask(self, number: int) -> None:
+        """Ask this run to stop at the end of its step."""
+        self.asked = number if self.asked is None else self.asked
+
+    def name_and_times(self, number: int) -> str:
+        """`SIGTERM`, or `SIGTERM (41 times)`: who sends so many is a program, and means one thing by them."""
+        return name(number) + (f" ({self.received[number]} times)" if self.received[number] > 2 else "")
+
+    def listen(self, is_main_rank: bool, launched: bool) -> None:
+        """Obey signals whatever the main thread does: that may wait in C for ranks that are gone, where no handler of Python's
+        runs. Data readers that it forks leave them to it.
+
+        is_main_rank: whether this rank tells where(); launched: whether a launcher may hand on signals
+        """
+        numbers = {n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}  # nohup
+        heard, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=leave_it_to_the_parent)
+        threading.Thread(target=self._obey, args=(heard, numbers, is_main_rank, launched), daemon=True).start()
+
+    def _obey(self, heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
+        number = self._next(heard, numbers)
+        if self.trains:
+            self.ask(number)
+            supervised.note(asked=self.name_and_times(number))
+            # Somebody sits there, and a step may take long. Launch says so itself.
+            if is_main_rank and number == signal.SIGINT and not supervised.is_watched():
+                print(
+                    "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
+                    file=sys.stderr,
+                )
+            first = last = time.monotonic()
+            while self._agreed.is_set() or self._deadline is None or time.monotonic() < self._deadline(first):
+                if again := self._next(heard, numbers, timeout=1.0):
+                    if not (launched and time.monotonic() < last + AGAIN):
+                        number = again
+                        break
+                    last = time.monotonic()
+                    supervised.note(asked=self.name_and_times(again))
+        self._end(number, numbers, is_main_rank)
+
+    def _next(self, heard: int, numbers: set[int], timeout: float | None = None) -> int:
+        """The next signal of these; 0 when none came within `timeout` seconds."""
+        while select.select([heard], [], [], timeout)[0]:
+            if (number := os.read(heard, 1)[0]) in numbers:  # else SIGCHLD, for one
+                self.received[number] += 1
+                return number
+        return 0
+
+    def _end(self, number: int, numbers: set[int], is_main_rank: bool) -> None:
+        """End at once."""
+        self.leaving.acquire()
+        by = self.name_and_times(number)
+        supervised.note(ended=by)
+        if self.finished is None and not self._parted:
+            if self._tell_others:
+                farewell = threading.Thread(target=self._tell_others, args=(by,), daemon=True)
+                farewell.start()
+                farewell.join(1)  # the main thread may hold the store
+            if is_main_rank:
+                sys.stdout.flush()  # on a terminal below a bar
+                print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {self.where()}", file=sys.stderr, flush=True)
+            else:
+                # The rank that prints has the signal too by now; it would take this one's end for a failure.
+                time.sleep(0.5)
+        default(numbers)
+        for child in multiprocessing.active_children():
+            child.kill()  # else the next line waits for them
+        atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one
+        end_by(number)
+
+
+process = Signals()  # this one's
 
 
 def leave_it_to_the_parent() -> None:
@@ -83,61 +197,8 @@ def _wait_for_the_parent(parent: int) -> None:
     os._exit(0)
 
 
-def _obey(heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
-    number = _next(heard, numbers)
-    if deadline is not None:
-        ask(number)
-        supervised.note(asked=name_and_times(number))
-        # Somebody sits there, and a step may take long. Launch says so itself.
-        if is_main_rank and number == signal.SIGINT and not supervised.is_watched():
-            print(
-                "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
-                file=sys.stderr,
-            )
-        first = last = time.monotonic()
-        while agreed.is_set() or deadline is None or time.monotonic() < deadline(first):
-            if again := _next(heard, numbers, timeout=1.0):
-                if not (launched and time.monotonic() < last + AGAIN):
-                    number = again
-                    break
-                last = time.monotonic()
-                supervised.note(asked=name_and_times(again))
-    _end(number, numbers, is_main_rank)
-
-
-def _next(heard: int, numbers: set[int], timeout: float | None = None) -> int:
-    """The next signal of these; 0 when none came within `timeout` seconds."""
-    while select.select([heard], [], [], timeout)[0]:
-        if (number := os.read(heard, 1)[0]) in numbers:  # else SIGCHLD, for one
-            received[number] += 1
-            return number
-    return 0
-
-
-def _end(number: int, numbers: set[int], is_main_rank: bool) -> None:
-    """End at once."""
-    leaving.acquire()
-    by = name_and_times(number)
-    supervised.note(ended=by)
-    if finished is None and not parted:
-        farewell = threading.Thread(target=tell_others, args=(by,), daemon=True)
-        farewell.start()
-        farewell.join(1)  # the main thread may hold the store
-        if is_main_rank:
-            sys.stdout.flush()  # on a terminal below a bar
-            print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)
-        else:
-            # The rank that prints has the signal too by now; it would take this one's end for a failure.
-            time.sleep(0.5)
-    default(numbers)
-    for child in multiprocessing.active_children():
-        child.kill()  # else the next line waits for them
-    atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one
-    end_by(number)
-
-
 def default(numbers: set[int]) -> None:
-    """From here on a signal ends what takes long. Python's own function is the main thread's alone."""
+    """From here on a signal ends what takes long. Python's own function is for the main thread only."""
     for number in numbers:
         ctypes.CDLL(None).signal(number, 0)
 

@@ -6,16 +6,22 @@ from contextlib import suppress
 from typing import Any
 
 RUN = "BRIGADE_RUN"  # in the environment of every process of a launch: its name, by which all of them are found
-notes: int | None = None  # where this process writes what the host's agent should know
+_notes: int | None = None  # where this process writes what the host's agent should know
+
+
+def begin(notes: int) -> None:
+    """This rank is watched from here on. notes: the file descriptor by which it lets the agent know"""
+    global _notes
+    _notes = notes
 
 
 def note(**what: Any) -> None:
     """Let the agent know something of this rank: told, follows, stage, marker, waits, done. Without `launch`: nothing."""
-    if notes is not None:
+    if _notes is not None:
         with suppress(OSError):
-            os.write(notes, json.dumps(what).encode() + b"\n")
+            os.write(_notes, json.dumps(what).encode() + b"\n")
 
 
 def is_watched() -> bool:
     """Whether `launch` started this rank, and watches it."""
-    return notes is not None
+    return _notes is not None

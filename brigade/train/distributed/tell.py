@@ -32,7 +32,7 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
         if len(lines) > 40:  # frames of the engines' insides help nobody: the last ones say what broke
             lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
         message = "\n".join([f"{where}: {type(error).__name__}", *lines])
-    with stop.leaving:
+    with stop.process.leaving:
         pass
     what, hosts = of or whose.of_error(error)
     supervised.note(told=message, code=exit_code(error), whose=what, hosts=hosts)

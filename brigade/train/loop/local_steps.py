@@ -36,7 +36,7 @@ class LocalSteps(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         training = trainer.run.settings.recipe.training
-        self.trainer, self.peers, self.every = trainer, ranks.peers, training.sync_every
+        self.trainer, self.peers, self.every = trainer, trainer.run.peers, training.sync_every
         self.precision, self.fragments = training.sync_precision, training.sync_fragments
         self.overlap = min(OVERLAP, self.every // self.fragments)
         self.outer: Outer = None  # type: ignore[assignment]  # from begin() on

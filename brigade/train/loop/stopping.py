@@ -8,7 +8,6 @@ import math
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -35,20 +34,21 @@ class Stopping(TrainerCallback):
         self.longest = self.round = self.grace = 0.0
         self.every = run.settings.recipe.training.sync_every or 1
         self.ended: float | None = None  # the last step
-        stop.asked = stop.deadline = stop.finished = None  # an earlier run of this process may have been stopped
-        stop.agreed.clear()
+        self.signals = stop.process
+        self.signals.begin_run()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if stop.deadline is None:
-            stop.deadline = self.deadline
+        if not self.signals.trains:
+            self.signals.begin_training(self.deadline)
             if self.run.world.local_rank == 0:  # hosts may each have a directory of their own
-                threading.Thread(target=_watch, args=(self.run.directory / stop.FILE,), daemon=True).start()
+                threading.Thread(target=self._watch, daemon=True).start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._measure(time.monotonic(), state.global_step)
         if self.by:  # the replicas stop together, when they meet
             return
-        mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.number
+        asked = self.signals.asked
+        mine = 0 if asked is None else (1 + asked) * _RANKS + self.run.world.number
         if found := ranks.largest(mine):
             number, rank = found // _RANKS - 1, found % _RANKS
             several = self.run.world.size * self.run.strategy.replicas > 1
@@ -66,7 +66,7 @@ class Stopping(TrainerCallback):
         """Who asked, as all ranks of this replica know; or as another replica says."""
         if by and not self.by:
             self.by, self.number = by, number
-            stop.agreed.set()
+            self.signals.agree()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
@@ -74,7 +74,7 @@ class Stopping(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self.by:
-            stop.deadline = None  # the last step's checkpoint is there: what follows may end at once
+            self.signals.end_training()
 
     def deadline(self, asked: float) -> float:
         """Until when the ranks may agree. An evaluation or a checkpoint that goes on may take as long as it likes."""
@@ -96,12 +96,12 @@ class Stopping(TrainerCallback):
     def leave(self, state: Any) -> None:
         """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
         ending.leave(self.run, state.global_step, self.by)
-        stop.finished = self.number
+        self.signals.finish(self.number)
 
-
-def _watch(file: Path) -> None:
-    """Look for the file now and then, beside the training: a file system that hangs must not keep that."""
-    while stop.deadline is not None and stop.asked is None and not stop.agreed.is_set():
-        if file.exists():
-            stop.ask(0)
-        time.sleep(1)
+    def _watch(self) -> None:
+        """Look for the file now and then, beside the training: a file system that hangs must not keep that."""
+        file = self.run.directory / stop.FILE
+        while self.signals.waits_for_a_wish:
+            if file.exists():
+                self.signals.ask(0)
+            time.sleep(1)

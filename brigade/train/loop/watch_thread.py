@@ -18,7 +18,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,34 @@ SAID_OF = {heartbeat.EVALUATION: "this evaluation", heartbeat.CHECKPOINT: "this 
 EVERY = 5.0  # seconds between two writings of a file; more for many ranks, that all of them together make ten a second
 
 
-def begin(run: Run) -> None:
-    """Watch this run from here on, until heartbeat.end(). A collective where no `launch` watches."""
-    heartbeat.watch = watch = Watch(run)
+@contextmanager
+def watched(run: Run) -> Iterator[None]:
+    """Watch a run from the loading of its model to its end. A collective where no `launch` watches."""
+    training = run.settings.recipe.training
+    heartbeat.begin(training.hang_timeout, training.torch_compile or training.reports_elsewhere)
+    # A process for which nobody waits may wait as long as it likes.
+    watch = _begin(run) if run.world.launcher != "python" else None
+    try:
+        yield
+    finally:
+        if watch:
+            watch.end()
+        heartbeat.end()
+
+
+def _begin(run: Run) -> "Watch":
+    watch = Watch(run)
     if not supervised.is_watched():
         first, all_ranks = run.world.number - run.world.rank, ranks.gather((run.world.host, os.getpid()))
         watch.beside = {first + rank: pid for rank, (host, pid) in enumerate(all_ranks) if host == run.world.host}
     watch.start()
+    return watch
 
 
 class Watch(threading.Thread):
     def __init__(self, run: Run) -> None:
         super().__init__(name="watch", daemon=True)
-        self.world, self.number = run.world, run.world.number
+        self.watched, self.world, self.number = run, run.world, run.world.number
         self.run_directory = run.directory.parent if run.world.replica else run.directory  # of all replicas
         self.folder = self.run_directory / heartbeat.FOLDER
         with suppress(OSError):  # never later: a directory that is unmounted meanwhile is not made anew
@@ -149,7 +165,7 @@ class Watch(threading.Thread):
         self.write(verdict=verdict)
         events.add(self.run_directory, "fault", kind="hang", step=own.step, text=verdict)
         with suppress(Exception):
-            ranks.on_failure(verdict)
+            self.watched.note_failure(verdict)
         self.leave(f"error: {verdict}\n  stacks and collectives of all ranks: {self.folder}")
 
     def leave(self, message: str) -> None:

@@ -100,6 +100,10 @@ class Run:
     mark: the token in the directory by which it is known again
     aside: where --fresh moved the directory's earlier run, on the rank that did
     owned: the open file whose lock says that this process has the directory
+
+    From divide() on, where it has several replicas, world is this rank's replica, and
+    directory: where that keeps its checkpoints; home: the directory of the whole run
+    peers: the ranks with this one's place in the other replicas (distributed.replicas.Peers)
     """
 
     settings: Settings
@@ -121,9 +125,12 @@ class Run:
     mark: str = ""
     aside: Path | None = None
     owned: owner.Owned | None = None
+    home: Path = None  # type: ignore[assignment]  # until __post_init__
+    peers: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "replica", self.replica or self.world.part(self.strategy.replicas))
+        object.__setattr__(self, "home", self.home or self.directory)
 
     @property
     def own_directory(self) -> Path:
@@ -133,6 +140,11 @@ class Run:
     def check_directory(self) -> None:
         """Raise UserError where the directory is no longer the one in which this run began, as this host sees it."""
         mark.check(self.directory, self.mark, self.world.host)
+
+    def note_failure(self, reason: str) -> None:
+        """Note why it failed, and write its page; not under `launch`, which has the verdict and does so."""
+        if self.settings.recipe.training.report_page and not supervised.is_watched():
+            page.of_failure(self.home, reason)
 
 
 def open_directory(settings: Settings, strategy: Strategy, world: World) -> Opened:
@@ -207,8 +219,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
         in_parts = "" if on_one_host else run.strategy.writes_in_parts
         shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
-    ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
-    ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     token = ranks.gather(secrets.token_hex(8))[0]
     run = replace(run, same=same, base=model.get("weights", {}), shared=shared, mark=token)
@@ -216,10 +226,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         if run.world.is_main_rank or (run.world.local_rank == 0 and not shared):
             run = _claim(run, fingerprint, hosts)
     return run
-
-
-def _note_failure(directory: Path, reason: str) -> None:
-    page.of_failure(directory, reason)
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -28,14 +28,14 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
         "held_out_loss_before": before,
         "held_out_loss": held_out_loss,
     }
-    elastic = ranks.peers is not None and ranks.peers.elastic
+    elastic = run.peers is not None and run.peers.elastic
     if elastic:
-        figures["saved_by_replica"] = ranks.peers.members[0]
+        figures["saved_by_replica"] = run.peers.members[0]
     files.write(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
     events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
-    if elastic and not ranks.peers.speaks:
+    if elastic and not run.peers.speaks:
         return
     written = run.settings.recipe.training.report_page and page.write(run.directory)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
@@ -63,7 +63,7 @@ def leave(run: Run, step: int, by: str) -> None:
     release(run)
     if run.world.is_main_rank and run.settings.recipe.training.report_page:
         page.write(directory, limit=10)  # whoever asked may not wait long
-    said = f"Stopped by {by} {stop.where()}"
+    said = f"Stopped by {by} {stop.process.where()}"
     tell.tell_launcher(f"{said} This is no failure")
     if run.world.is_main_rank:
         sys.stdout.flush()

@@ -14,8 +14,9 @@ from .directory import RECORD, Run, git_commit, versions
 def divide(run: Run) -> Run:
     """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
     if run.world.replicas > 1:
-        ranks.peers = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
-        return run
+        elastic = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
+        ranks.divided_by(elastic)
+        return replace(run, peers=elastic)
     own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
     writes = own.world.rank == 0 or (own.world.local_rank == 0 and not own.shared)
     with ranks.agreed(run.world):
@@ -24,8 +25,9 @@ def divide(run: Run) -> Run:
             leftovers.remove(own.directory)
             files.write(own.directory / RECORD, files.read(run.directory / RECORD))
             files.write(own.directory / mark.FILE, run.mark)
-    replicas.divide(run.replica, run.strategy.replicas)
-    return own
+    peers = replicas.divide(run.replica, run.strategy.replicas)
+    ranks.divided_by(peers)
+    return replace(own, peers=peers)
 
 
 def _runs(run: Run) -> dict[str, Any]:
