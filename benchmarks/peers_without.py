@@ -20,8 +20,8 @@ def without_kept_logits() -> None:
 
     flat = Collate._flat
 
-    def whole(self: Collate, rows: Any) -> dict[str, Any]:
-        return {k: v for k, v in flat(self, rows).items() if k not in ("logits_to_keep", "shift_labels")}
+    def whole(self: Collate, sequences: Any) -> dict[str, Any]:
+        return {k: v for k, v in flat(self, sequences).items() if k not in ("logits_to_keep", "shift_labels")}
 
     Collate._flat = whole  # type: ignore[method-assign]
 

@@ -52,7 +52,7 @@ def opened(load):
     """opened(**data): the source, opened."""
 
     def call(**data):
-        (found,) = sources.origins(load(data=data))
+        (found,) = sources.open_origins(load(data=data))
         return found
 
     return call
@@ -107,7 +107,7 @@ def test_splits_of_each_source(load, saved, laid_out):
         {"dataset_name": saved(a=A, b=B), "dataset_train_split": "b"},
         {"dataset_name": laid_out(train=C, c=A), "dataset_test_split": "c"},
     ]
-    first, second = sources.origins(load(data={"dataset_name": None, "datasets": several}))
+    first, second = sources.open_origins(load(data={"dataset_name": None, "datasets": several}))
     assert read(first.train) == B and read(second.train) == C and read(second.heldout) == A
 
 

@@ -66,10 +66,10 @@ def ask(name):
     load_tokenizer(flags.load(["--tokenizer_name_or_path", name]), 512)
 """,
     "data": """
-from brigade.train.data.sources import origins
+from brigade.train.data.sources import open_origins
 from brigade.train.recipe import flags
 def ask(name):
-    origins(flags.load(["--dataset_name", name]))
+    open_origins(flags.load(["--dataset_name", name]))
 """,
 }
 

@@ -50,8 +50,8 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     ]
     collate = Collate(0, flat, packing, cumulative=family == "llama", squares=squares)
     about = collate((rows, None))[ABOUT]
-    assert about.row == longest and about.tokens == sum(lengths)
-    assert about.logits == (about.slots if about.row < sum(lengths) else sum(lengths) - 1)
+    assert about.length == longest and about.tokens == sum(lengths)
+    assert about.logits == (about.slots if about.length < sum(lengths) else sum(lengths) - 1)
     off = load(model={"attn_implementation": "auto"}, training={"padding_free": False})
     assert packed_samples.layout(off, config, how)[:2] == (False, False)
 

@@ -50,7 +50,7 @@ def check(found, settings, tokenizer):
     for number in range(len(found.train)):
         row = found.train[number]
         parts = np.split(row["input_ids"], row["lengths"].cumsum()[:-1])
-        named = places.of(found, [number], settings)
+        named = places.places_of(found, [number], settings)
         assert len(named) == len(parts)
         for part, place in zip(parts, named, strict=True):
             assert tokenizer.decode(part, skip_special_tokens=True) == texts_of(place)
@@ -73,13 +73,13 @@ def test_each_sample_is_found_in_its_file(sources, load, tokenizer, tmp_path, pa
     found_again = preparing.prepare(again, tokenizer)
     assert found_again.fingerprint == found.fingerprint
     assert check(found_again, again, tokenizer) == 13 + 7 + 11
-    assert {place["row"] for place in places.of(found, [0], settings)} == {None}, "its files are gone"
+    assert {place["row"] for place in places.places_of(found, [0], settings)} == {None}, "its files are gone"
 
 
 def test_what_is_in_a_window_of_a_stream_is_found(sources, load, tokenizer, tmp_path):
     from brigade.train.data import stream
     from brigade.train.data.encode import LoadedEncoder
-    from brigade.train.data.sources import origins
+    from brigade.train.data.sources import open_origins
     from brigade.train.data.store import Samples
     from brigade.train.data.tokenise import encoder_of
 
@@ -93,10 +93,10 @@ def test_what_is_in_a_window_of_a_stream_is_found(sources, load, tokenizer, tmp_
     begins = prepared.facts["begins"]
     start = {"number": 0, "first_row": 0, "begins": begins, "cursors": begins, "samples": [0, 0]}
     machine = LoadedEncoder(encoder_of(settings, tokenizer))
-    stream.build(folder, start, settings, machine, origins(settings), 12)
+    stream.make_window(folder, start, settings, machine, open_origins(settings), 12)
     window = Samples(folder, "train")
     train = SimpleNamespace(streamed=True, in_window=lambda row: (window, row))
     for number in range(len(window)):
-        (place,) = places.of(SimpleNamespace(facts=prepared.facts, train=train), [number], settings)
+        (place,) = places.places_of(SimpleNamespace(facts=prepared.facts, train=train), [number], settings)
         assert tokenizer.decode(window[number]["input_ids"], skip_special_tokens=True) == texts_of(place)
     assert len(window) >= 12

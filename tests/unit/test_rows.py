@@ -342,7 +342,7 @@ def test_a_broken_parquet_file(tmp_path, mistake):
 
 # ---- names of files ----------------------------------------------------------------------------------------------
 def origin(load, **data):
-    (found,) = sources.origins(load(data={"dataset_name": None} | data))
+    (found,) = sources.open_origins(load(data={"dataset_name": None} | data))
     return found
 
 

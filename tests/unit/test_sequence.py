@@ -61,7 +61,7 @@ def test_the_figures_of_the_parts_add_up(rows, of):
     parts = [sequence.DividedRows(*HOW, number=number, of=of)((rows, 17))[ABOUT] for number in range(of)]
     for key in ("tokens", "squared_lengths", "supervised", "slots"):
         assert sum(getattr(part, key) for part in parts) == getattr(whole, key), key
-    same = {key: {getattr(part, key) for part in parts} for key in ("step_supervised", "end_to_end", "row")}
+    same = {key: {getattr(part, key) for part in parts} for key in ("step_supervised", "end_to_end", "length")}
     assert same == {key: {getattr(whole, key)} for key in same}
     assert len(dataclasses.fields(whole)) == 8  # logits aside: a rank without a label has one all the same
 

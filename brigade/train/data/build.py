@@ -1,4 +1,4 @@
-"""Preparing a recipe's data: its sources are read, tokenised, split, mixed, packed and stored, once per host and content."""
+"""How a recipe's data is prepared: sources are read, tokenised, split, mixed, packed and stored, once per host and content."""
 
 import hashlib
 import json
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """What a run has to know of its prepared data, which lies in the cache afterwards: fingerprint, names of the sources,
-    and how chats are written. Raises UserError as `prepare` does."""
+    """Prepare data in the cache; returns what a run has to know of it: fingerprint, names of the sources, and how chats are
+    written. Raises UserError as `prepare` does."""
     if settings.recipe.data.streaming:
         stream.check(settings)
         store = stream.hold_out
     else:
         store = _store
-    encoder, found, fingerprint = plan(settings, tokenizer)
+    encoder, origins, fingerprint = plan(settings, tokenizer)
     folder = folder_of(fingerprint)
     if folder.is_dir() and not is_whole(folder):
         message = f"{folder} was written by another version of Brigade, or not to its end: preparing anew."
@@ -40,44 +40,44 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str,
 
     def whole(aside: Path) -> None:
         writer = Writer(aside)
-        facts = store(settings, encoder, found, writer)
+        facts = store(settings, encoder, origins, writer)
         writer.close()
         (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
 
     cache.once(folder, is_whole, whole)
     chat_format = asdict(chat_template.chat_format(tokenizer, encoder.templates))
-    return {"fingerprint": fingerprint, "sources": [origin.name for origin in found], "chat_format": chat_format}
+    return {"fingerprint": fingerprint, "sources": [origin.name for origin in origins], "chat_format": chat_format}
 
 
 def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
-    """The encoder, the opened sources, and the fingerprint of what they will yield."""
+    """Return the encoder, the opened sources, and the fingerprint of what they will yield."""
     import tokenizers
 
     data = settings.recipe.data
-    encoder, found = encoder_of(settings, tokenizer), sources.origins(settings)
+    encoder, origins = encoder_of(settings, tokenizer), sources.open_origins(settings)
     contents = [
-        (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
+        (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in origins
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
     if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
         del how["skip_bad_rows"]
-    seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
+    seed = settings.recipe.training.seed if any(origin.weight for origin in origins) or data.streaming else None
     text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
-    _refuse_files_on_both_sides(found)
-    return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
+    _refuse_files_on_both_sides(origins)
+    return encoder, origins, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _refuse_files_on_both_sides(found: list[sources.Origin]) -> None:
-    """Raises UserError for a file that is trained on and held out, under whatever name."""
+def _refuse_files_on_both_sides(origins: list[sources.Origin]) -> None:
+    """Raise UserError for a file that is both trained on and held out, under whatever name."""
     trained = {
         content: origin.train.place
-        for origin in found
+        for origin in origins
         if isinstance(origin.train, Files)
         for content in origin.train.digests()
     }
-    for origin in found:
+    for origin in origins:
         if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
             problem = f"it is held out, and has the content of {trained[same.pop()]}, which is trained on"
             split = "validation_split then holds some of the training rows out"
@@ -86,20 +86,22 @@ def _refuse_files_on_both_sides(found: list[sources.Origin]) -> None:
             )
 
 
-def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
-    """Store the training and held-out samples of all sources; returns their figures."""
+def _store(
+    settings: Settings, encoder: encode.Encoder, origins: list[sources.Origin], writer: Writer
+) -> dict[str, Any]:
+    """Store the training and held-out samples of all sources. Returns their figures."""
     data = settings.recipe.data
     train: list[np.ndarray] = []
     heldout: list[np.ndarray] = []
     dropped: list[np.ndarray] = []
     sizes: list[float] = []
-    by_size = len(found) > 1 and any(origin.weight is None for origin in found)
-    for number, origin in enumerate(found):
+    by_size = len(origins) > 1 and any(origin.weight is None for origin in origins)
+    for number, origin in enumerate(origins):
         share = 0.0 if origin.heldout else data.validation_split
         limit = data.max_train_samples
         if limit and not origin.heldout:
             limit += data.max_eval_samples or round(limit * share / (1 - share)) + 1
-        if by_size and origin.train.size is None:  # nothing but its end tells
+        if by_size and origin.train.size is None:  # only its end tells
             limit = None
         samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
         if origin.heldout:
@@ -120,7 +122,7 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
         sizes.append(size)
         heldout.append(held[: data.max_eval_samples])
         writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
-    weights, seed = [origin.weight for origin in found], settings.recipe.training.seed
+    weights, seed = [origin.weight for origin in origins], settings.recipe.training.seed
     chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
     if data.packing:
         sequences = packing.best_fit(writer.table()["length"][chosen], data.max_length)
@@ -129,7 +131,9 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
         sequences = [[int(i)] for i in chosen]
     writer.split("train", sequences)
     used = [chosen[np.isin(chosen, samples)] for samples in train]
-    beside = [mixing.beside(part, samples, lost) for part, samples, lost in zip(used, train, dropped, strict=True)]
+    beside = [
+        mixing.dropped_beside(part, samples, lost) for part, samples, lost in zip(used, train, dropped, strict=True)
+    ]
     return writer.facts(chosen, np.concatenate(beside)) | {
         "format": FORMAT,
         "sequences": len(sequences),
@@ -148,8 +152,11 @@ def _encode_all(
     limit: int | None,
     trained: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
-    of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
+    """Encode and store up to `limit` samples of a split.
+
+    Returns their numbers in the store; for each row that was dropped the number of the next sample and the row's fate; and an
+    estimate, from the part that was read, of how many samples the whole split has.
+    """
     first, read, seen = writer.samples, 0, 0
     absent = names_of(columns)
     dropped: list[np.ndarray] = []

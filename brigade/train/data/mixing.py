@@ -6,9 +6,9 @@ import numpy as np
 def split(
     samples: np.ndarray, rows: np.ndarray, share: float, most: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out): a share of the rows, spread evenly, at least one of them where there are two and at most `most`.
+    """Return (kept, held out). Held out is a share of the rows, spread evenly: at least one where there are two, at most `most`.
 
-    rows: the row that each sample is of; what one long text was split into lies on one side
+    rows: the number of the row that each sample comes from. All samples of one long text lie on the same side.
     """
     own = np.unique(rows)
     held = min(max(1, round(len(own) * share)), max(len(own) - 1, 0), most or len(own))
@@ -19,11 +19,13 @@ def split(
 def mix(
     parts: list[np.ndarray], weights: list[float | None], sizes: list[float], seed: int, limit: int | None = None
 ) -> np.ndarray:
-    """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none; at
-    most `limit`, of which the shares hold too: without weights those of the sources' sizes, each source's first ones.
+    """Return the training samples of all sources, at most `limit`.
 
-    sizes: samples of each whole source; a part may be less of it, but no less than `limit`
-    With weights, the source that is scarcest for its weight is used whole, of each other one a choice by PCG64(seed).
+    Without weights these are all samples, or with a limit the first ones of each source, in proportion to the sources' sizes.
+    With weights they are as many as keep the shares without repeating any: the source that is scarcest for its weight is used
+    whole, and PCG64(seed) chooses from the others.
+
+    sizes: samples of each whole source; a part may hold fewer of them, but no fewer than `limit`
     """
     if any(weight is None for weight in weights):
         counts = _shares(limit, sizes, list(map(len, parts))) if limit else map(len, parts)
@@ -38,7 +40,7 @@ def mix(
 
 
 def _shares(total: int, sizes: list[float], most: list[int]) -> list[int]:
-    """`total` in proportion to sizes, or as much of it as there is; of each no more than `most`."""
+    """Divide `total`, or as much of it as there is, in proportion to sizes; each part is at most its entry of `most`."""
     counts = [min(int(total * size / sum(sizes)), end) for size, end in zip(sizes, most, strict=True)]
     while sum(counts) < min(total, sum(most)):  # what rounding left
         behind = (i for i in range(len(sizes)) if counts[i] < most[i])
@@ -46,12 +48,11 @@ def _shares(total: int, sizes: list[float], most: list[int]) -> list[int]:
     return counts
 
 
-def beside(chosen: np.ndarray, rows: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Of a source's dropped rows (number of the next sample, fate) the fates of those that stand before its last chosen
-    sample; where all of its samples are chosen, of all.
+def dropped_beside(chosen: np.ndarray, samples: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """Return the fates of the rows that a source dropped before its last chosen sample, or of all where all samples are chosen.
 
-    rows: the samples that could be chosen
+    samples: those that could be chosen; dropped: (rows, 2), the number of the next sample and the fate
     """
-    if len(chosen) < len(rows):
+    if len(chosen) < len(samples):
         dropped = dropped[dropped[:, 0] <= max(chosen, default=-1)]
     return dropped[:, 1]

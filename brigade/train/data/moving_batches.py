@@ -1,7 +1,7 @@
 """Which samples a replica of an elastic run sees: its share of each step, and at the end the shares that were missed.
 
-A share is what one replica takes of one step's samples, written (step, replica). Who is away misses its own. They are trained on
-in further steps after the last one, by whoever is there then.
+A share is what one replica takes of one step's samples, written (step, replica). A replica that is away misses its own; further
+steps after the last one make up for it, on whichever replicas are there then.
 """
 
 import math
@@ -16,10 +16,10 @@ Share = tuple[int, int]
 
 
 class Shares:
-    """Of a run of so many steps, for this number of replicas. Each replica has the same, for all know who met.
+    """Who takes which share, in a run of so many steps and replicas. Every replica keeps the same, for all know who met.
 
-    at: the step at which they met last; begun: the steps whose shares had been given out by then, at most `steps`; due: shares
-    that were missed until then, and are still to be trained on; missed: all shares that ever were
+    at: the step of the last meeting; begun: steps whose shares had been given out by then, at most `steps`
+    due: shares that were missed by then and are still to be trained on; missed: how many ever were
     """
 
     def __init__(self, steps: int, replicas: int) -> None:
@@ -29,16 +29,16 @@ class Shares:
 
     @property
     def end(self) -> int:
-        """The step after which nothing is left, as far as is known."""
+        """The step after which nothing is left, as far as is known now."""
         return self.at + self.steps - self.begun + math.ceil(len(self.due) / self.replicas)
 
     @property
     def behind(self) -> float:
-        """By how many steps of all replicas the run has trained on less than its number of steps says."""
+        """How many steps of all replicas the run is behind its number of steps, in samples trained on."""
         return self.at - self.begun + len(self.due) / self.replicas
 
-    def of(self, step: int, replica: int) -> Share | None:
-        """What this replica takes in a step since the last meeting (from 0, as all steps here); None: nothing."""
+    def share(self, step: int, replica: int) -> Share | None:
+        """Return what a replica takes in a step since the last meeting (steps count from 0); None: nothing."""
         number = self.begun + step - self.at
         if number < self.steps:
             return number, replica
@@ -46,9 +46,9 @@ class Shares:
         return self.due[place] if place < len(self.due) else None
 
     def meet(self, step: int, there: Collection[int]) -> None:
-        """These replicas have trained since the last meeting, and meet after so many steps of the run."""
+        """Note a meeting after so many steps of the run, of the replicas that have trained since the last one."""
         away = [replica for replica in range(self.replicas) if replica not in there]
-        lost = [share for each in range(self.at, step) for who in away if (share := self.of(each, who)) is not None]
+        lost = [share for each in range(self.at, step) for who in away if (share := self.share(each, who)) is not None]
         number = self.begun + step - self.at
         self.due = self.due[max(0, number - self.steps) * self.replicas :] + lost
         self.at, self.begun, self.missed = step, min(number, self.steps), self.missed + len(lost)
@@ -57,7 +57,7 @@ class Shares:
         return {key: getattr(self, key) for key in ("steps", "replicas", "at", "begun", "missed", "due")}
 
     def load(self, state: dict[str, Any]) -> None:
-        """state(), of a run that may have had another length."""
+        """Take over what state() returned, in a run that may have had another length."""
         self.at, self.begun, self.missed = state["at"], state["begun"], state["missed"]
         self.due = [(step, replica) for step, replica in state["due"]]
 
@@ -65,7 +65,7 @@ class Shares:
 class MovingBatches(GlobalBatches):
     """GlobalBatches that begin at the run's step, and go on from one epoch to the next by themselves.
 
-    step: the number of steps that the run has made when this rank takes its first batch; shares: who takes what
+    step: returns how many steps the run has made when this rank takes its first batch; shares: who takes what
     """
 
     def __init__(self, *shape: Any, step: Callable[[], int], shares: Shares) -> None:
@@ -83,11 +83,11 @@ class MovingBatches(GlobalBatches):
                 yield Indices(micro_batch.tolist(), supervised)
 
     def of_step(self, step: int) -> np.ndarray:
-        shares = (self.shares.of(step, replica) for replica in range(self.shares.replicas))
+        shares = (self.shares.share(step, replica) for replica in range(self.shares.replicas))
         return np.concatenate([self._samples(share) for share in shares], axis=1)
 
     def _samples(self, share: Share | None) -> np.ndarray:
-        """Shape (accumulation, ranks of a replica, micro)."""
+        """Return the samples of a share; shape (accumulation, ranks of a replica, micro)."""
         ranks = self.world_size // self.shares.replicas
         if share is None:
             return np.full((self.accumulation, ranks, self.micro), FILLER)
@@ -98,4 +98,4 @@ class MovingBatches(GlobalBatches):
         return self.known[1][number, :, first : first + ranks]
 
     def set_epoch(self, epoch: int) -> None:
-        """The step says it."""
+        """Do nothing: the step tells the epoch."""

@@ -1,15 +1,15 @@
-"""Best-fit packing: samples into sequences of max_length tokens with little room left (arXiv 2404.10830)."""
+"""Best-fit packing of samples into sequences of max_length tokens, with little room left (arXiv 2404.10830)."""
 
 import numpy as np
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
-    """Sequences as lists of sample indices; each sample in exactly one, none of them longer than `capacity`.
+    """Return sequences as lists of sample indices: each sample is in exactly one, and none is longer than `capacity` tokens.
 
     Best-fit decreasing: from the longest sample to the shortest, each goes where it leaves the least room. Indices
-    within a sequence are ascending. O(n capacity / 64) time.
+    within a sequence are ascending. Takes O(n capacity / 64) time.
 
-    lengths: tokens of each sample, 1 to capacity; raises ValueError otherwise.
+    lengths: tokens of each sample, 1 to capacity; raises ValueError for others
     """
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit into {capacity}")

@@ -1,4 +1,4 @@
-"""What a run is about to train on, in figures and by one sample with its supervised part marked."""
+"""What a run is about to train on: in figures, and as one sample whose supervised part is marked."""
 
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,10 @@ MOST_UNREAD = 12  # keys that are named
 def figures(
     prepared: Prepared, data: DataSection, training: TrainingSection, batch: Batch, squares: bool = False
 ) -> str:
-    """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped. squares: as Collate's"""
+    """Return in words: samples and tokens, shares of supervised tokens and of padding, what was cut or dropped.
+
+    squares: as of Collate
+    """
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
     if not isinstance(prepared.train, Samples):
@@ -36,15 +39,16 @@ def figures(
 
 
 def standing_in(prepared: Prepared) -> str:
-    """Which chat template stands in for the tokenizer's own, and why."""
+    """Return which chat template stands in for the tokenizer's own, and why."""
     return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
 
 
 def unread(facts: dict[str, Any]) -> str:
-    """Which columns and keys nobody read, each with the number of rows in which it holds something; "" where there is none."""
-    found = sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
-    words = [f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in found[:MOST_UNREAD]]
-    return ", ".join([*words, *[f"and {len(found) - MOST_UNREAD:,} more"] * (len(found) > MOST_UNREAD)])
+    """Return which columns and keys nobody read, each with the number of rows where it holds something; "" where there is
+    none."""
+    names = sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
+    words = [f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in names[:MOST_UNREAD]]
+    return ", ".join([*words, *[f"and {len(names) - MOST_UNREAD:,} more"] * (len(names) > MOST_UNREAD)])
 
 
 def tokens(facts: dict[str, Any]) -> str:
@@ -71,52 +75,73 @@ def losses(facts: dict[str, Any]) -> list[str]:
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
     }
-    return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]
+    return [f"{facts[key]:,} {text}" for key, text in words.items() if facts.get(key)]
 
 
 def padding(
-    rows: Samples,
+    sequences: Samples,
     training: TrainingSection,
     batch: Batch,
     steps: int = 200,
     shuffled: bool = False,
     squares: bool = False,
 ) -> float:
-    """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
+    """Return the share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
 
-    shuffled: the rows are in their order already
+    shuffled: whether the sequences are in their order already
     """
     if training.padding_free and not squares:
         return 0.0
     from .collate import wasteful  # it loads torch
 
-    order = np.arange(len(rows)) if shuffled else np.random.default_rng((training.seed, 0)).permutation(len(rows))
-    lengths = rows.lengths()[order[: steps * batch.global_size]]
+    count = len(sequences)
+    order = np.arange(count) if shuffled else np.random.default_rng((training.seed, 0)).permutation(count)
+    lengths = sequences.lengths()[order[: steps * batch.global_size]]
     micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
     flat = [training.padding_free and not wasteful(part.tolist()) for part in micro]
     slots = (part.sum() if end_to_end else len(part) * part.max() for part, end_to_end in zip(micro, flat, strict=True))
     return 1 - lengths.sum() / sum(slots)
 
 
+def window_figures(
+    samples: Samples,
+    facts: dict[str, Any],
+    data: DataSection,
+    training: TrainingSection,
+    batch: Batch,
+    whole: bool,
+    squares: bool = False,
+) -> str:
+    """Return the figures of a stream's window; unless `whole`, only what was cut or dropped, and "" where nothing was."""
+    words = losses(facts if whole else facts | {"joined": 0})
+    if whole:
+        filler = padding(samples, training, batch, shuffled=True, squares=squares)
+        words = [f"{facts['samples']:,} training samples, {tokens(facts)}", *shapes(facts, data, filler), *words]
+        words += [f"no row has a column {name!r}, which data.columns names" for name in facts.get("absent", ())]
+        words += [f"not read: {names}" for names in [unread(facts)] if names]
+    called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
+    return f"{called} of the stream: {', '.join(words)}" if words else ""
+
+
 def first(prepared: Prepared) -> Any:
-    """The first row; of a stream, which begins with training, the first that is held out."""
+    """Return the first sequence; of a stream, which begins with training, the first that is held out."""
     return next(iter(prepared.heldout.values()))[0] if prepared.train.streamed else prepared.train[0]
 
 
 def show_sample(prepared: Prepared, tokenizer: object) -> None:
-    """Print the first sample under a heading, its lines as they are: a terminal folds those that are too long."""
+    """Print the first sample under a heading, its lines unchanged: a terminal folds those that are too long."""
     out = console()
     out.print(f"one sample, its supervised part {marking(out)}:")
     out.print(sample(prepared, tokenizer, brackets=out.color_system is None), soft_wrap=True)
 
 
 def sample(prepared: Prepared, tokenizer: object, brackets: bool = True) -> "Text":
-    """The first sample decoded, its supervised part in green and underlined, or in brackets."""
+    """Return the first sample decoded, its supervised part green and underlined, or in brackets."""
     from rich.text import Text
 
-    row = first(prepared)
-    end = int(row["lengths"][0])
-    ids, own = row["input_ids"][:end], row["labels"][:end] != IGNORED
+    sequence = first(prepared)
+    end = int(sequence["lengths"][0])
+    ids, own = sequence["input_ids"][:end], sequence["labels"][:end] != IGNORED
     text = Text()
     bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), end]
     for begin, stop in itertools.pairwise(bounds):

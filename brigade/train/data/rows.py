@@ -1,7 +1,7 @@
 """Rows of files and data sets, read in chunks, in order.
 
-A chunk travels to the process that tokenises it, names each row's place for messages, and knows where the next one
-begins: `after` is a cursor that `chunks` takes to continue there.
+A chunk travels to the process that tokenises it, can name the place of each of its rows, and knows where the next chunk
+begins: `after` is a cursor from which `chunks` goes on.
 """
 
 import csv
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 class BadRow(Exception):
-    """(problem, cure) of a row; who reads the chunk knows its place."""
+    """(problem, cure) of a row that cannot be used; the reader of its chunk knows the place."""
 
 
 class Chunk(Protocol):
-    """after: the cursor behind it; size: in the unit of Rows.size"""
+    """Rows that are tokenised together. after: the cursor behind them; size: in the unit of Rows.size"""
 
     @property
     def after(self) -> Any: ...
@@ -39,22 +39,22 @@ class Chunk(Protocol):
     def where(self) -> "Where": ...
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
-        """Each row with its number in the chunk; in place of one that cannot be read, what is wrong with it."""
+        """Yield each row with its number in the chunk; instead of one that cannot be read, what is wrong with it."""
         ...
 
 
 class Where(NamedTuple):
-    """Where a chunk begins: at a byte of a file of lines, or at a row of a file or a data set, the first of which is 1."""
+    """Where a chunk begins: at a byte of a file of lines, or at a row (counted from 1) of another file or a data set."""
 
     source: str
     first: int
     of_lines: bool
 
     def row(self, number: int) -> int:
-        """The line, or the number of the row, of one by its number in the chunk."""
+        """Return the line, or the number from 1, of the row that has this number in the chunk."""
         if not self.of_lines:
             return self.first + number
-        before, left = 0, self.first  # lines are only counted when one is to be named
+        before, left = 0, self.first  # lines are counted only when one is to be named
         with Path(self.source).open("rb") as file:
             while left:
                 block = file.read(min(left, CHUNK_BYTES))
@@ -62,7 +62,7 @@ class Where(NamedTuple):
         return before + number + 1
 
     def place(self, number: int) -> str:
-        """Where a row stands: file and line, or data set and row."""
+        """Return where a row stands, in words: file and line, or data set and row."""
         return f"{self.source}, {'line' if self.of_lines else 'row'} {self.row(number)}"
 
 
@@ -78,13 +78,13 @@ class Rows(Protocol):
     def chunks(self, cursor: Any = None) -> Iterator[Chunk]: ...
 
     def digests(self) -> list[str]:
-        """What identifies the content."""
+        """Return what identifies the content."""
         ...
 
 
 @dataclass(frozen=True)
 class RowChunk:
-    """Rows as they are, or of an Arrow stream. first: the number of its first row in what is at `called`."""
+    """Rows, as they are or as an Arrow stream. first: the number of its first row in the file or data set `called`"""
 
     content: list[Row] | bytes
     called: str
@@ -109,14 +109,14 @@ class RowChunk:
 
 
 def _without_none(value: Any) -> Any:
-    """Arrow gives every struct the keys of all others, as None."""
+    """Return a value without keys that are None: Arrow gives every struct the keys of all others."""
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
-    """A record batch as bytes of its own: pickling a slice would take along the whole table."""
+    """Return a record batch as bytes of its own: pickling a slice would take along the whole table."""
     import pyarrow
 
     sink = pyarrow.BufferOutputStream()
@@ -127,7 +127,7 @@ def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 class Files:
-    """Files of one kind, as a whole read in order. A cursor: (number of the file, rows of it that are done)."""
+    """Files of one kind, read in order. A cursor: (number of the file, rows of it that are done)."""
 
     size: int | None = None
 
@@ -139,7 +139,7 @@ class Files:
         return [digest(path) for path in self.paths]
 
     def read(self, path: Path) -> Iterator[Row]:
-        """All rows of a file. Raises UserError where it is broken."""
+        """Yield all rows of a file. Raises UserError where it is broken."""
         raise NotImplementedError
 
     def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
@@ -199,12 +199,12 @@ class Parquet(Files):
             skipped = 0
 
     def _batches(self, path: Path, done: int, rows: int) -> Iterator[tuple[Any, int]]:
-        """The record batches behind `done` rows, each with the number of rows up to its end. Where so many rows at a time expand
-        beyond all measure, the rest is read row by row."""
+        """Yield the record batches after the first `done` rows, each with the number of rows up to its end. Where so many rows at
+        a time expand to more than any honest ones, the rest is read row by row."""
         file, before = self._open(path), 0
         groups = list(range(file.num_row_groups))
         while groups and before + (size := file.metadata.row_group(groups[0]).num_rows) <= done:
-            before += size  # of row groups that were read to their end nothing is read again
+            before += size  # row groups that were read to their end are not read again
             groups.pop(0)
         try:
             with _whole_parquet(path):
@@ -219,8 +219,8 @@ class Parquet(Files):
 
 
 def _decoded(batches: Iterator[Any], path: Path, row: int | None) -> Any:
-    """The next batch, or None at the end. Raises MemoryError where it expands to more than DECODED_BYTES, and instead UserError
-    where it is a single row, the one behind `row` others."""
+    """Return the next batch, or None at the end. Raises MemoryError where it expands to more than DECODED_BYTES; UserError
+    instead where it is a single row, which `row` others precede."""
     more = DECODED_BYTES + path.stat().st_size  # columns are read as they lie in the file, and then decoded
     with memory_limit(more) if row is None else bounded(lambda: f"{path}, row {row + 1}", more):
         return next(batches, None)
@@ -228,7 +228,7 @@ def _decoded(batches: Iterator[Any], path: Path, row: int | None) -> Any:
 
 @contextmanager
 def bounded(place: Callable[[], str], more: int = DECODED_BYTES) -> Iterator[None]:
-    """Raises UserError at `place()` for rows that expand to more than any honest ones."""
+    """Raise UserError at `place()` for rows that expand to more than any honest ones."""
     try:
         with memory_limit(more):
             yield
@@ -254,8 +254,10 @@ def _whole_parquet(path: Path) -> Iterator[None]:
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
 class Table:
-    """A split of the datasets library, in memory-mapped files or streamed. version: which configuration, split and commit
-    of what is at `place`."""
+    """A split of the datasets library, in memory-mapped files or streamed.
+
+    version: configuration, split and commit of the data set at `place`
+    """
 
     def __init__(self, split: Any, place: str, version: tuple[str | None, ...] = ()) -> None:
         import datasets
@@ -264,7 +266,8 @@ class Table:
         self.size = None if isinstance(split, datasets.IterableDataset) else len(split)
 
     def digests(self) -> list[str]:
-        """A local directory's content, which may change under its name; the name of a set on the Hub; the version."""
+        """Return the digests of a local directory, whose content may change, or the name of a set on the Hub; then the
+        version."""
         folder = Path(self.place)
         local = folder.is_dir()
         files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
@@ -285,6 +288,7 @@ class Table:
             yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))
 
     def _next(self, tables: Iterator[Any], done: int) -> Any:
-        """The next table, behind so many rows, or None at the end. Raises UserError for one that expands beyond all measure."""
+        """Return the next table, after `done` rows, or None at the end. Raises UserError for one that expands too far
+        (bounded())."""
         with bounded(lambda: f"{self.place}, row {done + 1}"):
             return next(tables, None)

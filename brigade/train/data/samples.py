@@ -1,4 +1,4 @@
-"""From a row to text of which a part is supervised: chats through their template, pairs of prompt and completion, texts."""
+"""A row as text of which a part is supervised: chats through their template, pairs of prompt and completion, and texts."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -26,9 +26,12 @@ OURS = ("messages", "conversations", "tools", "chat_template", "add_generation_p
 
 @dataclass(frozen=True)
 class Text:
-    """What is to be tokenised. spans: supervised parts as (begin, end) in characters; rendered: by a chat template,
-    which writes special tokens itself; splits: a long one is cut into several samples; plain: parts in which no special
-    token is meant; counts: of encode.COUNTED; unread: what of its row nobody read, in words"""
+    """What is to be tokenised.
+
+    spans: supervised parts as (begin, end) in characters; plain: parts in which no special token is meant, likewise
+    rendered: whether a chat template has written it, special tokens included; splits: whether a long one becomes several samples
+    counts: of encode.COUNTED; unread: what of its row nobody read, in words
+    """
 
     text: str
     spans: list[tuple[int, int]]
@@ -40,13 +43,13 @@ class Text:
 
 
 class Templates(Protocol):
-    """What renders chats. joins: whether there is no chat template, so that prompt and completion are joined as they are"""
+    """What renders chats. joins: whether prompt and completion are joined as they are, for want of a chat template"""
 
     @property
     def joins(self) -> bool: ...
 
     def render(self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
-        """A chat as text, with all the assistant's spans in it, and the keys of messages and variables that the template
+        """Return a chat as text, with all spans of the assistant's, and the keys of messages and variables that the template
         does not read. Raises BadRow."""
         ...
 
@@ -56,7 +59,7 @@ class Templates(Protocol):
 
 
 def kind_of(row: Row) -> str:
-    """messages, prompt or text: what a row holds. Raises BadRow, listing what it has instead."""
+    """Return which of KINDS a row holds. Raises BadRow, listing what it has instead."""
     for kind in KINDS:
         if row.content.get(row.name(kind)) is not None:
             return kind
@@ -71,8 +74,8 @@ def kind_of(row: Row) -> str:
 
 
 def convert(content: Any, columns: Columns, templates: Templates) -> Text | None:
-    """A row as text with its supervised part, or None for a `text` without a character but white space: crawled sets have
-    such, and nothing is to be learnt from them. Raises BadRow."""
+    """Return a row as text with its supervised part, or None for a `text` of nothing but white space: crawled sets have such
+    rows, and nothing is to be learnt from them. Raises BadRow."""
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", 'write {"messages": [...]}')
     row, unread = Row(content, columns), set[str]()
@@ -97,8 +100,8 @@ def _text(row: Row) -> Text | None:
 
 
 def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
-    """Prompt and completion: two lists of messages, or two texts, which become turns of user and assistant where there is a
-    chat template."""
+    """Return prompt and completion as text. They are two lists of messages, or two texts, which become turns of user and
+    assistant where there is a chat template."""
     prompt, completion = row.get("prompt"), row.get("completion")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
@@ -135,7 +138,8 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
 
 
 def _history(row: Row) -> list[tuple[str, str]]:
-    """Questions and answers before the prompt, as Alpaca's sets and LLaMA-Factory's have them: all answers are learned."""
+    """Return the questions and answers before the prompt, as sets for Alpaca and LLaMA-Factory have them: all answers are
+    learned."""
     history = from_json(row.get("history") or [], row.name("history"))
     pairs = isinstance(history, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
@@ -148,7 +152,7 @@ def _history(row: Row) -> list[tuple[str, str]]:
 
 
 def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
-    """Messages through the template, with what other columns say of the whole chat; supervised from message `begin` on."""
+    """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on."""
     system, name = row.get("system"), row.name("system")
     if system:
         if not isinstance(system, str):
@@ -172,7 +176,7 @@ def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> T
 
 
 def _variables(row: Row) -> dict[str, Any]:
-    """What a row hands to its chat template besides the chat: {"enable_thinking": false}."""
+    """Return what a row hands to its chat template besides the chat: {"enable_thinking": false}."""
     name = row.name("chat_template_kwargs")
     given = from_json(row.get("chat_template_kwargs") or {}, name)
     if not isinstance(given, dict):

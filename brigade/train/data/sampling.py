@@ -3,7 +3,7 @@
 Accelerate's `even_batches` repeats samples where an epoch does not divide, so runs on 1, 2 and 4 ranks part at the
 first epoch's end. Here the last step of an epoch is filled up with FILLER samples, which carry no supervised token:
 they add nothing to loss, gradient or token count, and keep the ranks' collectives in step. So is each step where the ranks'
-micro-batches have more places than the global batch has sequences.
+micro-batches have more places than the global batch has sequences. (A sample here is a sequence, however many are packed in it.)
 """
 
 import copy
@@ -17,23 +17,26 @@ from .collate import FILLER, WithFiller
 
 
 class Indices(list):  # type: ignore[type-arg]
-    """The samples of one micro-batch; supervised: supervised tokens of its optimizer step, over all ranks, or else
-    rows: the step's samples, for whoever can look that up."""
+    """The samples of one micro-batch.
 
-    def __init__(self, samples: Iterable[int], supervised: int | None = None, rows: range | None = None) -> None:
+    supervised: supervised tokens of its optimizer step, over all ranks; where nobody knows them yet,
+    sequences: the samples of that step, by which they can be looked up
+    """
+
+    def __init__(self, samples: Iterable[int], supervised: int | None = None, sequences: range | None = None) -> None:
         super().__init__(samples)
-        self.supervised, self.rows = supervised, rows
+        self.supervised, self.sequences = supervised, sequences
 
 
 class GlobalBatches:
     """A batch sampler: the micro-batches of one data-parallel rank, in order, as lists of sample indices.
 
-    The order of samples depends on `seed` and epoch alone (PCG64 permutation; file order where seed is None), and so
+    The order of samples depends only on `seed` and epoch (PCG64 permutation; file order where seed is None), and so
     does the set of samples of every optimizer step, whatever the number of ranks and of accumulation steps.
 
-    supervised: supervised tokens of each sample. As every rank knows what the others get, it knows a step's sum over all
-    of them as well, and no collective has to find it.
-    global_size: samples of a step; default: as many as there are places. More places hold FILLER, the last ones of a step.
+    supervised: supervised tokens of each sample. As every rank knows what the others get, it also knows a step's sum over all
+        of them, and no collective is needed.
+    global_size: samples of a step; default: as many as it has places. Places beyond hold FILLER, at the end of the step.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class GlobalBatches:
 
     @property
     def places(self) -> int:
-        """Of a step, over all ranks."""
+        """Samples that the micro-batches of a step can hold, over all ranks."""
         return self.micro * self.accumulation * self.world_size
 
     @property
@@ -68,7 +71,7 @@ class GlobalBatches:
         self.epoch = epoch
 
     def order(self) -> np.ndarray:
-        """All samples of this epoch in order, filled up to whole steps; shape (steps, accumulation, ranks, micro)."""
+        """Return all samples of this epoch in order, filled up to whole steps; shape (steps, accumulation, ranks, micro)."""
         order = np.full(self.steps * self.global_size, FILLER)
         order[: self.samples] = np.arange(self.samples)
         if self.seed is not None:
@@ -76,12 +79,12 @@ class GlobalBatches:
         return self._placed(order.reshape(self.steps, self.global_size))
 
     def _placed(self, steps: np.ndarray) -> np.ndarray:
-        """Steps of global_size samples each, in their places."""
+        """Return steps of global_size samples each in the places that take them; shape as of order()."""
         filled = np.pad(steps, ((0, 0), (0, self.places - self.global_size)), constant_values=FILLER)
         return filled.reshape(-1, self.accumulation, self.world_size, self.micro)
 
     def of_step(self, step: int) -> np.ndarray:
-        """The samples of the run's step (from 0) in order(); shape (accumulation, ranks, micro)."""
+        """Return the samples of one of the run's steps (from 0); shape (accumulation, ranks, micro)."""
         epoch, number = divmod(step, self.steps)
         batches = copy.copy(self)
         batches.set_epoch(epoch)
@@ -94,13 +97,26 @@ class GlobalBatches:
                 yield Indices(micro_batch.tolist(), supervised)
 
 
+class StreamBatches(GlobalBatches):
+    """GlobalBatches of a stream, whose windows are shuffled already: sequences by their number."""
+
+    def of_step(self, step: int) -> np.ndarray:
+        first = step * self.global_size
+        return self._placed(np.arange(first, first + self.global_size)[None])[0]
+
+    def __iter__(self) -> Iterator[Indices]:
+        for first in range(0, self.samples, self.global_size):
+            for micro_batch in self.of_step(first // self.global_size)[:, self.rank]:
+                yield Indices(micro_batch.tolist(), sequences=range(first, first + self.global_size))
+
+
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
     shard and pad the batches once more."""
 
-    def __init__(self, rows: WithFiller, batches: Any, collate: Any, workers: int) -> None:
+    def __init__(self, sequences: WithFiller, batches: Any, collate: Any, workers: int) -> None:
         super().__init__(
-            rows,
+            sequences,
             batch_sampler=batches,
             collate_fn=collate,
             num_workers=workers,

@@ -20,7 +20,7 @@ FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".pa
 
 @dataclass(frozen=True)
 class Origin:
-    """One source of a recipe. heldout: None where a share of the training rows is to be held out."""
+    """One source of a recipe, opened. heldout: None where a share of the training rows is to be held out."""
 
     name: str
     train: Rows
@@ -29,9 +29,9 @@ class Origin:
     weight: float | None
 
 
-def origins(settings: Settings) -> list[Origin]:
-    """The sources of a recipe, opened. Raises UserError for none or contradicting ones, and for weights that do not
-    add up to 1."""
+def open_origins(settings: Settings) -> list[Origin]:
+    """Open the sources of a recipe. Raises UserError where there are none or they contradict each other, and for weights that
+    do not add up to 1."""
     data, place = settings.recipe.data, settings.place("datasets")
     if data.datasets is None:
         return [_origin(settings, data, "")]
@@ -45,12 +45,12 @@ def origins(settings: Settings) -> list[Origin]:
     if weights and abs(sum(weights) - 1) > 1e-6:
         problem = f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1"
         raise UserError(place, problem, f"divide each by {sum(weights):g}")
-    found = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
-    names = [origin.name for origin in found]
+    origins = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
+    names = [origin.name for origin in origins]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise UserError(place, f"two sources are called {twice!r}", "give each a `name` of its own")
-    return found
+    return origins
 
 
 def _origin(settings: Settings, source: Source, index: str) -> Origin:
@@ -107,7 +107,7 @@ def _files(name: str, place: str) -> "Rows":
 
 # ---- the datasets library ------------------------------------------------------------------------------------------
 def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool) -> tuple[Table, Table | None]:
-    """Training rows, and held-out ones if the set has a split of them."""
+    """Return training rows, and held-out ones where the set has a split of them."""
     name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
     if revision and Path(name).is_dir():
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
@@ -132,7 +132,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
 
 
 def _load(name: str, config: str | None, revision: str | None, streaming: bool) -> tuple[dict[str, Any], str | None]:
-    """All splits by name; of a set on the Hub, the commit that they are of."""
+    """Return all splits by name and, for a set on the Hub, the commit that they come from."""
     if not Path(name).is_dir():
         hub_is_away()  # before the library is loaded, which asks only now whether to stay offline
     import datasets

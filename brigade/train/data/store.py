@@ -1,6 +1,6 @@
-"""Samples in flat memory-mapped arrays: tokens end to end, who is supervised, where each begins, and what makes up a row.
+"""Sequences read from flat memory-mapped arrays: tokens of all samples end to end, a mask, and which samples make up a sequence.
 
-A row is one sequence of global_batch_size: a sample, or the samples packed into it.
+A sequence is what global_batch_size counts: a sample, or the samples packed into one.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ import numpy as np
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
-Row = dict[str, np.ndarray]
+TokenSequence = dict[str, np.ndarray]
 
 
-class Samples(Sequence[Row]):
-    """The rows of one split, read as they are asked for.
+class Samples(Sequence[TokenSequence]):
+    """The sequences of one split, each read when it is asked for.
 
-    [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at the begin of each
-    sample, "lengths": int64 (samples of the row,)}
+    [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at each sample's first
+    token, "lengths": int64 (samples of the sequence,)}
     """
 
     streamed = False
@@ -28,12 +28,12 @@ class Samples(Sequence[Row]):
         self._tokens = np.zeros(0, np.int32) if empty else np.memmap(folder / "tokens", np.int32, "r")
         self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
         self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
-        self._rows, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+        self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
 
     def __len__(self) -> int:
-        return len(self._rows) - 1
+        return len(self._sequences) - 1
 
-    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, index: int) -> TokenSequence:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
         parts = [slice(self._begins[s], self._begins[s + 1]) for s in self.samples_of(index)]
@@ -46,19 +46,23 @@ class Samples(Sequence[Row]):
         }
 
     def samples_of(self, index: int) -> np.ndarray:
-        """The numbers in the store of the samples that make up a row; int64 (samples,)."""
-        return self._samples[self._rows[index] : self._rows[index + 1]]
+        """Return the numbers in the store of the samples that make up a sequence; int64 (samples,)."""
+        return self._samples[self._sequences[index] : self._sequences[index + 1]]
 
     def supervised(self) -> np.ndarray:
-        """Supervised tokens of each row; int64 (rows,)."""
+        """Return the supervised tokens of each sequence; int64 (sequences,)."""
         return self._sums(np.asarray(self._counts))
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each row; int64 (rows,)."""
+        """Return the tokens of each sequence; int64 (sequences,)."""
         return self._sums(np.diff(self._begins))
 
     def _sums(self, of_samples: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(of_samples[self._samples], self._rows[:-1]) if len(self) else np.zeros(0, dtype=np.int64)
+        return (
+            np.add.reduceat(of_samples[self._samples], self._sequences[:-1])
+            if len(self)
+            else np.zeros(0, dtype=np.int64)
+        )
 
     def __getstate__(self) -> tuple[Path, str]:  # a worker process maps the files anew
         return self.folder, self.split

@@ -1,7 +1,7 @@
 """Streaming: rows are read, tokenised and packed while training, a window at a time, for sets larger than the disk.
 
-A process of each host keeps a few windows ahead in the cache and deletes those that are done. A window is made from the
-cursors at which it begins, by nothing that depends on ranks or time, so a checkpoint holds only those of its window.
+A process of each host keeps a few windows ahead in the cache and deletes those that are done. Nothing but the cursors at which a
+window begins decides what is in it, neither ranks nor time, so that a checkpoint only has to hold those of its window.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from ..recipe.flags import Settings
 from . import packing, sources
 from .encode import Encoded, Encoder, LoadedEncoder, refusal
 from .layout import FORMAT
-from .store import Row, Samples
+from .store import Samples, TokenSequence
 from .tokenise import encoded, encoder_of
 from .writer import Writer
 
@@ -39,8 +39,8 @@ FACTS = "facts.json"  # in a window
 
 
 def check(settings: Settings) -> None:
-    """Raises UserError for a recipe that streams without saying how long, or how long in a way that streams cannot hold
-    to, or from several sources without weights."""
+    """Raise UserError for a recipe that streams without saying for how long, that says it in samples, or that has several
+    sources and no weights."""
     data, training = settings.recipe.data, settings.recipe.training
     if training.max_steps < 1:
         problem = "a stream has no length, and max_steps is not set"
@@ -55,14 +55,14 @@ def check(settings: Settings) -> None:
 
 
 # ---- holding out -----------------------------------------------------------------------------------------------------
-def hold_out(settings: Settings, encoder: Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
-    """Store the held-out samples of all sources; returns where training begins in each."""
-    begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
+def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+    """Store the held-out samples of all sources. Returns where training begins in each."""
+    begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(origins)]
     return {"format": FORMAT, "begins": begins}
 
 
 def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
-    """Of its own split, or its first samples. Returns where training begins."""
+    """Store the held-out samples of a source: its own split's, or else its first ones. Returns where training begins."""
     wanted = settings.recipe.data.max_eval_samples or HELD_OUT
     rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
     for part in encoded(rows, origin.columns, encoder, 1, wanted):
@@ -75,7 +75,7 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     if writer.samples == first:
         cure = "check that it has rows with answers, or raise max_length"
         raise UserError(rows.place, "it yields no samples with a supervised token", cure)
-    if not origin.heldout and next(read(origin, LoadedEncoder(encoder), begins), None) is None:
+    if not origin.heldout and next(read_from(origin, LoadedEncoder(encoder), begins), None) is None:
         problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
         raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
     writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
@@ -83,30 +83,32 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
 
 
 # ---- making windows ------------------------------------------------------------------------------------------------
-def build(
+def make_window(
     folder: Path,
     state: dict[str, Any],
     settings: Settings,
-    machine: LoadedEncoder,
-    found: list[sources.Origin],
+    loaded: LoadedEncoder,
+    origins: list[sources.Origin],
     size: int,
 ) -> dict[str, Any]:
-    """Make the window that begins at `state` in `folder`; returns the state of the next one."""
+    """Make the window that begins at `state` in `folder`. Returns the state of the next one."""
     recipe = settings.recipe
     writer = Writer(folder)
     cursors, samples = list(state["cursors"]), list(state["samples"])
     dropped: list[int] = []
-    weights = [origin.weight or 1.0 for origin in found]
+    weights = [origin.weight or 1.0 for origin in origins]
     absent: dict[int, set[str]] = {}  # source -> names in its `columns` that none of its rows here has
-    readers = [read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
+    readers = [read_from(origin, loaded, cursor) for origin, cursor in zip(origins, cursors, strict=True)]
     while writer.samples < size:
-        number = min(range(len(found)), key=lambda i: samples[i] / weights[i])  # who is furthest behind its share
+        number = min(
+            range(len(origins)), key=lambda i: samples[i] / weights[i]
+        )  # the source that is furthest behind its share
         part = next(readers[number], None)
         if part is None:  # its end: from the beginning again, in the next window
             if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:
                 problem = "it yields no training samples with a supervised token, besides those held out"
                 cure = "check that it has rows with answers, raise max_length, or name a validation_file"
-                raise UserError(found[number].train.place, problem, cure)
+                raise UserError(origins[number].train.place, problem, cure)
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
@@ -115,59 +117,59 @@ def build(
         cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
     lengths = writer.table()["length"]
     packed = recipe.data.packing
-    rows = packing.best_fit(lengths, recipe.data.max_length) if packed else [[i] for i in range(len(lengths))]
-    order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
-    writer.split("train", [rows[i] for i in order])
+    sequences = packing.best_fit(lengths, recipe.data.max_length) if packed else [[i] for i in range(len(lengths))]
+    order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(sequences))
+    writer.split("train", [sequences[i] for i in order])
     writer.close()
-    number, first_row = state["number"] + 1, state["first_row"] + len(rows)
+    number, first_row = state["number"] + 1, state["first_row"] + len(sequences)
     following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}
     (folder / "window.json").write_text(json.dumps(state))
     facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
-    facts |= {"sequences": len(rows), "number": state["number"], "absent": sorted(set().union(*absent.values()))}
+    facts |= {"sequences": len(sequences), "number": state["number"], "absent": sorted(set().union(*absent.values()))}
     (folder / FACTS).write_text(json.dumps(facts))
     return following
 
 
-def read(origin: sources.Origin, machine: LoadedEncoder, cursor: Any) -> Iterator[Encoded]:
-    """From a cursor of its rows, or from the row that `behind` names."""
+def read_from(origin: sources.Origin, loaded: LoadedEncoder, cursor: Any) -> Iterator[Encoded]:
+    """Yield the chunks of a source, tokenised, from a cursor of its rows or from where `behind` says."""
     cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
     for chunk in origin.train.chunks(cursor):
-        part = machine.encode(chunk, origin.columns)
-        if part.bad and not machine.encoder.skip_bad_rows:
+        part = loaded.encode(chunk, origin.columns)
+        if part.bad and not loaded.encoder.skip_bad_rows:
             raise refusal(part.error(*part.bad[0]), len(part.bad))
         yield part.behind(held) if held else part
         held = 0
 
 
 def behind(cursor: Any, part: Encoded, samples: int) -> Any:
-    """Where training begins if a source's first samples are held out, `samples` (at least one) of the chunk that was read
-    at `cursor`: at the next row, so that no text lies on both sides."""
+    """Return where training begins if a source's first samples are held out, the last of them being the first `samples` (at least
+    one) of the chunk that was read at `cursor`: at the next row, so that no text lies on both sides."""
     if samples == len(part.samples):
         return part.after
     return {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
 
 
 def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
-    """The process that keeps windows ahead of all ranks of its host. Ends with its parent, or with its folder."""
+    """Keep windows ahead of all ranks of this host, in a process that ends with its parent, or with its folder."""
     step = settings.recipe.training.global_batch_size
-    kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
+    kept: list[tuple[Path, int]] = []  # windows, each with the number of the sequence after its last one
     try:
-        machine, found = LoadedEncoder(encoder), sources.origins(settings)
+        loaded, origins = LoadedEncoder(encoder), sources.open_origins(settings)
         while os.getppid() == parent and folder.is_dir():
             sent = signal.sigtimedwait({signal.SIGTERM}, 0)
             # Others signal all processes of a job, and the parent goes on for a step.
             if sent and sent.si_pid == parent:
                 return
-            rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
-            while kept and kept[0][1] <= min(rows):
+            reached = [int(path.read_text() or 0) for path in folder.glob("position-*")]  # by each rank
+            while kept and kept[0][1] <= min(reached):
                 shutil.rmtree(kept.pop(0)[0], ignore_errors=True)
             # Of small windows a step needs many.
-            if sum(end > max(rows) for _, end in kept) > AHEAD and state["first_row"] >= max(rows) + 2 * step:
+            if sum(end > max(reached) for _, end in kept) > AHEAD and state["first_row"] >= max(reached) + 2 * step:
                 time.sleep(0.2)
                 continue
             aside = folder / f".{state['number']}"
             aside.mkdir()
-            following = build(aside, state, settings, machine, found, size)
+            following = make_window(aside, state, settings, loaded, origins, size)
             end = following["first_row"]
             kept.append((aside.rename(folder / f"window-{state['number']}-{state['first_row']}-{end}"), end))
             state = following
@@ -181,7 +183,7 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
 
 
 def _is_gone(file: Path) -> bool:
-    """Whether the process whose number a file holds has ended, though nobody may have asked how. False without /proc."""
+    """Whether the process whose number a file holds has ended, waited for or not. False without /proc."""
     try:
         number = file.read_text()
         return (
@@ -197,9 +199,9 @@ def _is_gone(file: Path) -> bool:
 # ---- reading them --------------------------------------------------------------------------------------------------
 @dataclass
 class Stream:
-    """The training rows of a streaming run, by their number from the run's beginning.
+    """The training sequences of a streaming run, by their number from the run's beginning.
 
-    rows: of the whole run, max_steps x global batch; start: the state of the first window
+    sequences: how many the whole run takes, max_steps x global batch; start: the state of the first window
     """
 
     streamed = True
@@ -207,28 +209,29 @@ class Stream:
     settings: Settings
     encoder: Encoder
     start: dict[str, Any]
-    rows: int
+    sequences: int
     folder: Path = Path()
     local_rank: int = 0
     size: int = WINDOW
     _window: tuple[int, int, Samples, np.ndarray] | None = field(default=None, repr=False)
     _process: Any = field(default=None, repr=False)
-    _entered: int = 0  # the row behind the last window that `entered` gave
+    _entered: int = 0  # the number after the last window that `entered` gave
 
     @classmethod
     def of_recipe(cls, settings: Settings, tokenizer: Any, begins: list[Any]) -> "Stream":
-        """begins: of each source, the cursor at which training begins"""
+        """Return the stream of a recipe. begins: for each source, the cursor at which training begins"""
         sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
         start = {"number": 0, "first_row": 0, **sources_at}
         training = settings.recipe.training
-        rows = training.max_steps * training.global_batch_size
-        return cls(settings, encoder_of(settings, tokenizer), start, rows)
+        sequences = training.max_steps * training.global_batch_size
+        return cls(settings, encoder_of(settings, tokenizer), start, sequences)
 
     def __len__(self) -> int:
-        return self.rows
+        return self.sequences
 
     def open(self, world: World, checkpoint: Path | None, output: Path, token: int) -> None:
-        """Start this host's windows at the checkpoint's, in a folder of this launch; `token` tells launches apart."""
+        """Start making this host's windows, from the checkpoint's on, in a folder of this launch; `token` tells launches
+        apart."""
         state = json.loads((checkpoint / STATE).read_text()) if checkpoint else self.start
         run = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]
         home = cache.cache_directory("streams")
@@ -246,8 +249,8 @@ class Stream:
         self._process = context.Process(
             target=_produce, daemon=True, args=(self.folder, state, self.settings, self.encoder, self.size, os.getpid())
         )
-        # Signals are this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
-        # Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
+        # Signals are for this process: the new one inherits the mask, so that no moment passes without it, as one would with a
+        # handler. Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
         self._process.start()
@@ -260,47 +263,48 @@ class Stream:
             self._process.join()
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __getitem__(self, row: int) -> Row:
-        samples, number = self.in_window(row)
+    def __getitem__(self, sequence: int) -> TokenSequence:
+        samples, number = self.in_window(sequence)
         return samples[number]
 
-    def in_window(self, row: int) -> tuple[Samples, int]:
-        """The window that holds a row, and the row's number there."""
-        first, _, samples, _ = self._at(row)
-        return samples, row - first
+    def in_window(self, sequence: int) -> tuple[Samples, int]:
+        """Return the window that holds a sequence, and the sequence's number there."""
+        first, _, samples, _ = self._at(sequence)
+        return samples, sequence - first
 
-    def reach(self, row: int) -> None:
-        """Say that this rank begins the step whose first row this is: what lies before may go."""
+    def reach(self, sequence: int) -> None:
+        """Say that this rank begins the step whose first sequence this is: windows before it may go."""
         with writing(self.folder):
-            (self.folder / f"position-{self.local_rank}").write_text(str(row))
+            (self.folder / f"position-{self.local_rank}").write_text(str(sequence))
 
-    def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, Any]]]:
-        """The windows that begin to be read with these rows, and their figures."""
-        row, end = max(rows.start, self._entered), min(rows.stop, self.rows)
-        while row < end:
-            _, row, samples, _ = self._at(row)
-            self._entered = row
+    def entered(self, sequences: range) -> Iterator[tuple[Samples, dict[str, Any]]]:
+        """Yield the windows of which these sequences are the first that are read, with their figures."""
+        sequence, end = max(sequences.start, self._entered), min(sequences.stop, self.sequences)
+        while sequence < end:
+            _, sequence, samples, _ = self._at(sequence)
+            self._entered = sequence
             yield samples, json.loads((samples.folder / FACTS).read_text())
 
-    def step_supervised(self, rows: range) -> int:
-        """Supervised tokens of an optimizer step's rows, over all ranks."""
+    def step_supervised(self, sequences: range) -> int:
+        """Return the supervised tokens of an optimizer step's sequences, over all ranks."""
         total = 0
-        for row in rows:
-            first, _, _, counts = self._at(row)
-            total += int(counts[row - first])
+        for sequence in sequences:
+            first, _, _, counts = self._at(sequence)
+            total += int(counts[sequence - first])
         return total
 
-    def save(self, checkpoint: Path, row: int) -> None:
-        """Write where the window of `row`, the next to be trained on, begins."""
-        _, _, samples, _ = self._at(min(row, self.rows - 1))
+    def save(self, checkpoint: Path, sequence: int) -> None:
+        """Write down where the window of `sequence`, the next to be trained on, begins."""
+        _, _, samples, _ = self._at(min(sequence, self.sequences - 1))
         shutil.copyfile(samples.folder / "window.json", checkpoint / STATE)
 
-    def _at(self, row: int) -> tuple[int, int, Samples, np.ndarray]:
-        """(its first row, the row behind its last, samples, supervised tokens a row) of the window that holds a row."""
-        while self._window is None or not self._window[0] <= row < self._window[1]:
+    def _at(self, sequence: int) -> tuple[int, int, Samples, np.ndarray]:
+        """Return the window of a sequence: (its first number, the number after its last, sequences, supervised tokens of
+        each)."""
+        while self._window is None or not self._window[0] <= sequence < self._window[1]:
             for folder in self.folder.glob("window-*"):
                 first, end = map(int, folder.name.split("-")[2:])
-                if first <= row < end:
+                if first <= sequence < end:
                     samples = Samples(folder, "train")
                     self._window = first, end, samples, samples.supervised()
                     break

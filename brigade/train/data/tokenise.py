@@ -1,4 +1,4 @@
-"""How a recipe's rows become tokens: its encoder, and the rows of a split, in order, the bad ones listed."""
+"""How a recipe's rows become tokens: its encoder, and a split tokenised in order, with its bad rows listed."""
 
 import itertools
 import json
@@ -19,11 +19,11 @@ from .rows import Rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LISTED, MANY = 10, 1000  # reasons that are named; so many bad rows that no more are looked for
+LISTED, MANY = 10, 1000  # reasons that are named; bad rows after which no more are looked for
 
 
 def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> encode.Encoder:
-    """How the recipe's rows become tokens."""
+    """Return how the recipe's rows become tokens. Raises UserError for a tokenizer that is not a Rust one."""
     data = settings.recipe.data
     if not tokenizer.is_fast:
         raise UserError(
@@ -31,7 +31,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
             f"{type(tokenizer).__name__} is not one of the Rust tokenizers, so nothing says which tokens are whose",
             "name one with a tokenizer.json",
         )
-    # How it was last called (padding, truncation) is part of its state, but of no sample.
+    # How it was last called (padding, truncation) is a part of its state, but not of any sample's.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     return encode.Encoder(
         tokenizer=json.dumps(backend),
@@ -47,9 +47,9 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
 def encoded(
     rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
 ) -> Iterator[encode.Encoded]:
-    """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes.
+    """Yield the chunks of a split, tokenised, in order. Small data is tokenised here, without further processes.
 
-    Bad rows are listed by their reasons. Raises UserError for such, after a look at what follows, unless they are to be skipped.
+    Bad rows are listed by their reasons. Unless they are to be skipped, raises UserError for them, after a look at what follows.
     """
     unread = ((chunk, columns) for chunk in rows.chunks())
     processes = processes or min(os.cpu_count() or 1, 16)
@@ -78,7 +78,7 @@ def encoded(
 
 
 class Reasons:
-    """Why rows cannot be used: the first row of each of the first LISTED reasons, and how many rows have it."""
+    """Why rows cannot be used: for each of the first LISTED reasons its first row, and how many rows have it."""
 
     def __init__(self) -> None:
         self.first: list[UserError] = []
@@ -86,7 +86,7 @@ class Reasons:
         self.count = 0
 
     def add(self, part: encode.Encoded) -> list[UserError]:
-        """Take in the bad rows of a chunk; returns the errors whose reason is new and is listed."""
+        """Take in the bad rows of a chunk. Returns the errors whose reason is new and is listed."""
         new = []
         for number, error in part.bad:
             problem = str(error.args[0])
@@ -100,7 +100,7 @@ class Reasons:
         return new
 
     def lines(self, whole: bool) -> Iterator[str]:
-        """One line a reason. whole: whether all rows that were read are bad"""
+        """Yield a line for each reason. whole: whether all rows that were read are bad"""
         if whole and len(self.counts) == 1 and self.counts[self.first[0].problem] == self.count:
             yield f"all {self.count:,} rows from {self.first[0].place} on: {self.first[0].problem}"
             return

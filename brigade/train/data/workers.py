@@ -1,4 +1,4 @@
-"""The processes that tokenise: forked, a few chunks ahead of who reads, their results in order."""
+"""The processes that tokenise: forked, a few chunks ahead of their reader, their results in order."""
 
 import multiprocessing
 import os
@@ -14,7 +14,9 @@ from .encode import Encoded, Encoder, LoadedEncoder
 from .keys import Columns
 from .rows import Chunk
 
-AHEAD = 4  # chunks a process, read and not yet asked for: they bound the memory, and bridge chunks of uneven cost
+AHEAD = (
+    4  # chunks for each process, read and not yet asked for: a bound of memory, and a bridge over chunks of uneven cost
+)
 
 Job = tuple[Chunk, Columns]
 
@@ -22,9 +24,9 @@ _machine: LoadedEncoder
 
 
 def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -> Iterator[Encoded]:
-    """Each chunk tokenised, in order. Raises what a chunk raises there, and UserError at `place` when a process is killed
+    """Yield each chunk tokenised, in order. Raises what a chunk raises there, and UserError at `place` when a process is killed
     (multiprocessing.Pool would start another one, and wait for ever for the lost chunk)."""
-    # Forked, not spawned: a child shares what is loaded. It uses the Rust tokenizer and Jinja alone.
+    # Forked, not spawned: a child shares what is loaded. It uses only the Rust tokenizer and Jinja.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _set_up, (encoder,))
     waiting: deque[Future[Encoded]] = deque()
     try:
@@ -52,7 +54,7 @@ def _set_up(encoder: Encoder) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed tells nobody, and its children would wait for its chunks."""
+    """End this process when its parent ends: one that is killed tells nobody, and its children would wait for chunks."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

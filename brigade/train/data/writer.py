@@ -1,4 +1,4 @@
-"""Writing the store: samples are appended, splits name what makes up their rows."""
+"""The store that store.py reads, written: samples are appended, and a split says which of them make up each sequence."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from .encode import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
 
 
 class Writer:
-    """Appends samples to a folder's store; `close` makes it readable."""
+    """Appends samples to the store in a folder; `close` makes it readable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.samples, self._rows = folder, 0, 0
@@ -32,13 +32,16 @@ class Writer:
         self.samples, self._rows = self.samples + len(samples), self._rows + part.rows
 
     def table(self) -> np.ndarray:
-        """All samples; `row` counts those of all parts, and `unread` is a number of the writer's own."""
+        """Return all samples, as SAMPLE; `row` counts through all parts, and `unread` is an index of the writer's own."""
         self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
 
     def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
-        """Figures of these samples, and of rows that were dropped beside them (fates, one a row); in how many of their rows
-        each key stands that nobody read."""
+        """Return figures of these samples, and of rows that were dropped beside them; for each key that nobody read, in how many
+        rows it stands.
+
+        dropped: int64 (rows,), the fate of each
+        """
         chosen = self.table()[samples]
         rows = np.bincount(chosen["unread"], minlength=len(self._unread)).tolist()
         unread: dict[str, int] = {}
@@ -61,14 +64,17 @@ class Writer:
         }
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
-        """How many of some samples are, token for token, among others."""
+        """Return how many of some samples are, token for token, among others."""
         digests = self.table()["digest"]
         return int(np.isin(digests[some], digests[others]).sum())
 
-    def split(self, name: str, rows: list[list[int]]) -> None:
-        """Store which samples make up each row of a split."""
-        np.save(self.folder / f"{name}.rows.npy", np.cumsum([0, *map(len, rows)]))
-        np.save(self.folder / f"{name}.samples.npy", np.array([s for row in rows for s in row], dtype=np.int64))
+    def split(self, name: str, sequences: list[list[int]]) -> None:
+        """Store which samples make up each sequence of a split."""
+        np.save(self.folder / f"{name}.rows.npy", np.cumsum([0, *map(len, sequences)]))
+        np.save(
+            self.folder / f"{name}.samples.npy",
+            np.array([s for sequence in sequences for s in sequence], dtype=np.int64),
+        )
 
     def close(self) -> None:
         self._tokens.close()

@@ -199,7 +199,7 @@ def _record(
             for row in of_step[each["micro_batch"] - 1, first + place(each["rank"], size).data]
             if row != FILLER
         ]
-        samples = places.of(trainer.data, rows, trainer.run.settings)
+        samples = places.places_of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})
     samples = [place for each in written for place in each["samples"]]

@@ -5,7 +5,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from ..data import report_window
+from ..data import report
 from ..data.collate import Collate
 from ..data.stream import Stream
 from ..run.directory import Run
@@ -22,7 +22,7 @@ class ShowWindows(TrainerCallback):
         computed = recipe.training.model_copy(update={"padding_free": how.padding_free})
         row = state.global_step * batch.global_size
         for samples, facts in self.stream.entered(range(row, row + batch.global_size)):
-            line = report_window.window(samples, facts, recipe.data, computed, batch, self.first, how.squares)
+            line = report.window_figures(samples, facts, recipe.data, computed, batch, self.first, how.squares)
             self.first = False
             if line:
                 tqdm.write(line)

@@ -13,7 +13,7 @@ from ...errors import UserError
 from .. import files, upstream
 from ..checkpoint import compatibility, manifest
 from ..data.collate import ABOUT, WithFiller
-from ..data.sampling import GlobalBatches, Loader
+from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
@@ -135,7 +135,7 @@ class Trainer(EvaluatingTrainer):
         supervised = None if rows.streamed else rows.supervised()
         kind = GlobalBatches
         if rows.streamed:
-            from ..data.stream_batches import StreamBatches as kind
+            kind = StreamBatches
         elif self.local_steps and seed is not None:
             kind = self.local_steps.batches()
         batches = kind(*shape, supervised, size)

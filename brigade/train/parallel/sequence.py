@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ..cluster import World
 from ..data.collate import ABOUT, About, Collate
-from ..data.store import IGNORED, Row
+from ..data.store import IGNORED, TokenSequence
 from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
 from ..strategy.axis_keys import groups
@@ -38,7 +38,7 @@ class DividedRows(Collate):
         super().__init__(*given)
         self.number, self.of, self.multiple = number, of, self.multiple * of
 
-    def __call__(self, fetched: tuple[list[Row], int | None]) -> dict[str, Any]:
+    def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
         batch = super().__call__(fetched)
         size = batch["input_ids"].shape[1] // self.of
         begin = size * self.number
@@ -53,7 +53,7 @@ class DividedRows(Collate):
         batch[ABOUT] = self._about(fetched[0], batch, slice(begin, begin + size))
         return batch
 
-    def _about(self, rows: list[Row], batch: dict[str, Any], part: slice) -> About:
+    def _about(self, rows: list[TokenSequence], batch: dict[str, Any], part: slice) -> About:
         lengths = np.concatenate([row["lengths"] for row in rows])
         real = np.concatenate([np.full(len(row["labels"]), (row["labels"] != IGNORED).any()) for row in rows])
         # A sample's squared length is the sum of its length over its tokens.
@@ -66,7 +66,7 @@ class DividedRows(Collate):
             slots=batch["input_ids"].numel(),
             step_supervised=whole.step_supervised,
             end_to_end=whole.end_to_end,
-            row=whole.row,
+            length=whole.length,
             logits=len(batch["logits_to_keep"]),
         )
 

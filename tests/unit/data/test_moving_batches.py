@@ -57,7 +57,7 @@ def test_a_run_that_is_lengthened_later_does_not_lose_or_repeat_any_either(steps
     longer = Shares(steps + more, REPLICAS)
     longer.load(shares.state())
     assert longer.end == shares.end + more
-    further = [longer.of(step, replica) for step in range(longer.at, longer.end) for replica in range(REPLICAS)]
+    further = [longer.share(step, replica) for step in range(longer.at, longer.end) for replica in range(REPLICAS)]
     assert further == [(step, replica) for step in range(steps, steps + more) for replica in range(REPLICAS)]
 
 

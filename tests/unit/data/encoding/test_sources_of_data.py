@@ -25,12 +25,12 @@ def test_weights_that_do_not_add_up(load, tokenizer, mistake, tmp_path):
 
 def test_one_source_of_data(load, mistake, tokenizer, cache):
     both = load("--train_file", "x.jsonl", "--dataset_name", "python-docs")
-    assert "both dataset_name and train_file" in mistake(sources.origins, both)
+    assert "both dataset_name and train_file" in mistake(sources.open_origins, both)
     # A flag's file takes the place of the recipe's data set.
-    assert "'x.jsonl'" in mistake(sources.origins, load("--train_file", "x.jsonl"))
-    assert "dataset_name" in mistake(sources.origins, load(data={"dataset_name": None}))
+    assert "'x.jsonl'" in mistake(sources.open_origins, load("--train_file", "x.jsonl"))
+    assert "dataset_name" in mistake(sources.open_origins, load(data={"dataset_name": None}))
     missing = load(data={"dataset_name": None, "train_file": "no/such.jsonl"})
-    assert "'no/such.jsonl'" in mistake(sources.origins, missing)
+    assert "'no/such.jsonl'" in mistake(sources.open_origins, missing)
 
 
 def test_a_saved_data_set(load, tokenizer, saved):

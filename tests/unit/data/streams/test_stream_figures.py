@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from brigade.train.data import report_window, stream
+from brigade.train.data import report, stream
 from brigade.train.data.store import IGNORED
 from brigade.train.recipe.batch import Batch
 from tests.unit.data.streams.reading import STEP
@@ -51,7 +51,7 @@ def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
         settings = load(data={"max_length": 40, "packing": packing}, training={"padding_free": padding_free})
         batch = Batch(32, micro, 32 // micro, 1, 1.0)
         recipe = settings.recipe
-        return report_window.window(samples, facts | {"number": number}, recipe.data, recipe.training, batch, whole)
+        return report.window_figures(samples, facts | {"number": number}, recipe.data, recipe.training, batch, whole)
 
     ((samples, facts),) = streamed(uneven(), size=54).entered(range(1))
     share = f"{facts['supervised'] / facts['tokens']:.0%}"
@@ -75,5 +75,5 @@ def test_a_column_that_no_row_of_the_first_window_has_is_told(streamed, source, 
     """What follows may have it: nothing is refused."""
     ((samples, facts),) = streamed(source("a", 20) | {"columns": {"system": "sis"}}, size=10).entered(range(1))
     recipe = load().recipe
-    said = report_window.window(samples, facts, recipe.data, recipe.training, Batch(32, 1, 32, 1, 1.0), True)
+    said = report.window_figures(samples, facts, recipe.data, recipe.training, Batch(32, 1, 32, 1, 1.0), True)
     assert "no row has a column 'sis', which data.columns names" in said
