@@ -89,7 +89,7 @@ def _document(seed: int, changes: dict[str, Any], of_run: dict[str, Any]) -> dic
         "command": "train.py --learning_rate 0.003",
         "versions": {"python": "3.11.2", "torch": "2.13.0"},
         "commit": "0123456789ab",
-        "promise": {
+        "prediction": {
             "gpu": "H100 80GB",
             "predicted": {"allocated_gib": 1.7, "step_time": 0.35, "parts": parts | {"activations": 0.1}},
             "measured": {"steps": 10, "step_time": 0.4, "allocated_gib": 1.5, "parts": parts | {"peak": 1.75}},

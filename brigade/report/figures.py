@@ -192,9 +192,9 @@ def _memory(records: list[Record]) -> Figure:
     says = "Of the fullest rank at its peak."
     figure = Figure("memory", "Memory by part", "GiB", says)
     for record in records:
-        promise = record.run.get("promise")
-        promise = promise if isinstance(promise, dict) else {}
-        measured, predicted = (_parts(promise.get(key)) for key in ("measured", "predicted"))
+        prediction = record.run.get("prediction", record.run.get("promise"))  # its name in older runs
+        prediction = prediction if isinstance(prediction, dict) else {}
+        measured, predicted = (_parts(prediction.get(key)) for key in ("measured", "predicted"))
         before = f"{record.name}: " if len(records) > 1 else ""
         peak = measured.pop("peak", 0.0)
         if measured and (rest := peak - sum(measured.values())) > 0:
@@ -203,8 +203,8 @@ def _memory(records: list[Record]) -> Figure:
             figure.bars.append(Bars(f"{before}measured", measured))
         if predicted:
             figure.bars.append(Bars(f"{before}planned", predicted))
-        elif measured and promise.get("none"):
-            figure.says += f" {before}No estimate: {promise['none']}."
+        elif measured and prediction.get("none"):
+            figure.says += f" {before}No estimate: {prediction['none']}."
     if any("everything else" in bar.parts for bar in figure.bars):
         figure.says += (
             " Measured are the model's states; everything else is what remains of the peak: activations, logits and buffers, and "

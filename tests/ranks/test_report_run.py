@@ -66,7 +66,7 @@ def test_memory_is_measured_by_part(flags, tmp_path):
     train.main(
         [*flags, "--max_steps", "10", "--save_steps", "null", "--report_page", "false", "--output_dir", str(output)]
     )
-    parts = read_yaml(output / "run.yaml")["run"]["promise"]["measured"]["parts"]
+    parts = read_yaml(output / "run.yaml")["run"]["prediction"]["measured"]["parts"]
     assert parts["weights"] == parts["gradients"] == pytest.approx(parts["optimizer"] / 2, rel=0.01)
     assert parts["peak"] > sum(parts[name] for name in ("weights", "gradients", "optimizer"))
     assert not (output / "report.html").exists()

@@ -46,7 +46,7 @@ def ran(tmp_path):
         told = {"measured": {"step_time": seconds}, "job": job_of_run.record(job) | more}
         path = tmp_path / "runs" / name / "run.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump({"run": {"promise": told}}))
+        path.write_text(yaml.safe_dump({"run": {"prediction": told}}))
         return path.parent
 
     return write
@@ -180,11 +180,20 @@ def test_a_run_that_measured_nothing(file, ran, mistake, tmp_path):
     folder = ran("old", INSIDE, 1.0)
     (folder / "run.yaml").write_text("run: {identity: x}\n")
     assert "tenth step" in mistake(calibrate.calibrate, [folder], file)
-    (folder / "run.yaml").write_text("run: {promise: {none: it computes in fp32}}\n")
+    (folder / "run.yaml").write_text("run: {prediction: {none: it computes in fp32}}\n")
     assert "no estimate of this run: it computes in fp32" in mistake(calibrate.calibrate, [folder], file)
     assert "step_time" in mistake(calibrate.calibrate, [ran("nan", INSIDE, float("nan"))], file)
-    assert "run.promise.job" in mistake(calibrate.calibrate, [ran("odd", INSIDE, 1.0, speed=3)], file)
+    assert "run.prediction.job" in mistake(calibrate.calibrate, [ran("odd", INSIDE, 1.0, speed=3)], file)
     assert not file.exists()
+
+
+def test_a_run_of_before_the_key_had_its_name_is_read(file, ran):
+    """run.yaml said `promise` for `prediction`, and its job had fields that a job of train.py never set otherwise."""
+    folder = ran("old", INSIDE, 2 * seconds(INSIDE), ours=True, sequence_parallel=False)
+    path = folder / "run.yaml"
+    path.write_text(path.read_text().replace("prediction:", "promise:"))
+    calibrate.calibrate([folder], file)
+    assert entry(file)["factor"] == pytest.approx(0.5, rel=1e-3)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Estimate:
     """What a configuration takes.
 
     held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
-    best: share of its dense peak that no step is promised to compute beyond; 0 for the chip's in intervals()
+    best: share of its dense peak that no step is predicted to compute beyond; 0 for the chip's in intervals()
     """
 
     job: Job

@@ -37,7 +37,9 @@ def read_run(folder: Path) -> MeasuredRun:
     path = folder if folder.is_file() else folder / "run.yaml"
     if not path.is_file():
         raise UserError(str(folder), "there is no run.yaml in it", "name the output directory of a run")
-    entry, place = (read_yaml(path).get("run") or {}).get("promise"), f"{path}: run.promise"
+    record = read_yaml(path).get("run") or {}
+    key = "promise" if "promise" in record and "prediction" not in record else "prediction"  # the first in older runs
+    entry, place = record.get(key), f"{path}: run.{key}"
     if not isinstance(entry, dict):
         problem = "this run measured nothing: it did not reach its tenth step, or is older than estimates are"
         raise UserError(place, problem, "let a run take ten steps, and name its directory")

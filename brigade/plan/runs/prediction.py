@@ -130,22 +130,22 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
     allocated = seen["allocated"] if torch.cuda.is_available() else None
     parts = {name: seen[name] for name in STATES if seen.get(name)} | {"peak": seen["allocated"]}
     measured = Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated, parts)
-    name, promised, usual, reason = device_name(), None, None, ""
+    name, predicted, usual, reason = device_name(), None, None, ""
     device = hardware.gpu_of_device(name)
     if device is None:
         reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.named()}"
     else:
         try:
             usual, largest = _as_seen(_job(run, config, trained, device.kind), config, seen)
-            promised = predict(usual, largest, device)
+            predicted = predict(usual, largest, device)
         except job_of_run.NotCovered as error:
             reason = str(error)
         except Exception as error:  # a run that trains does not end for an estimate's sake
             reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
-        print(*report(promised, measured, reason), sep="\n", flush=True)
-    said = entry(promised, measured, device, reason)
-    add_to_record(run, "promise", said | ({"job": job_of_run.record(usual)} if promised and usual else {}))
+        print(*report(predicted, measured, reason), sep="\n", flush=True)
+    job = {"job": job_of_run.record(usual)} if predicted and usual else {}
+    add_to_record(run, "prediction", entry(predicted, measured, device, reason) | job)
 
 
 def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:

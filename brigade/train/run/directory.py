@@ -310,7 +310,7 @@ def written(directory: Path) -> dict[str, Any]:  # run.yaml, as this process wro
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:
-    """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `promise`."""
+    """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `prediction`."""
     if run.world.is_main_rank:
         (document := written(run.directory))["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)

@@ -26,7 +26,7 @@ def kept(run: Any, record: Path, marker: Path) -> dict[str, Any]:
     """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
     each time with the success that it had been."""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
-    kept = {key: old[key] for key in ("promise", "lengthened") if key in old}
+    kept = {key: old[key] for key in ("prediction", "promise", "lengthened") if key in old}
     if run.lengthened and (run.resized or not record.exists()):
         before = json.loads(files.read(marker)) if marker.exists() else {}
         kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]

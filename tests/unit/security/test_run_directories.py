@@ -50,7 +50,7 @@ def watch(directory):
 
 def kept(directory):
     own = SimpleNamespace(directory=directory, world=SimpleNamespace(is_main_rank=True))
-    runs.add_to_record(own, "promise", 1)
+    runs.add_to_record(own, "prediction", 1)
 
 
 WRITERS = {

@@ -216,10 +216,10 @@ def test_a_job_of_a_model_that_was_counted_in_its_code_survives_run_yaml(job):
 
 
 def test_a_record_of_another_version(mistake):
-    assert "run.yaml: run.promise.job" in mistake(
-        job_of_run.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.promise.job"
+    assert "run.yaml: run.prediction.job" in mistake(
+        job_of_run.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
     )
-    assert "no configuration" in mistake(job_of_run.job_of_record, ["shape"], "run.yaml: run.promise.job")
+    assert "no configuration" in mistake(job_of_run.job_of_record, ["shape"], "run.yaml: run.prediction.job")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""After ten steps a run says what was promised of it, and keeps it in run.yaml; a run of less says nothing."""
+"""After ten steps a run says what was predicted of it, and keeps it in run.yaml; a run of less says nothing."""
 
 import shutil
 
@@ -30,8 +30,8 @@ def known(tmp_path, monkeypatch):
     return file
 
 
-def promise(output):
-    return yaml.safe_load((output / "run.yaml").read_text())["run"].get("promise")
+def prediction(output):
+    return yaml.safe_load((output / "run.yaml").read_text())["run"].get("prediction")
 
 
 def line(capsys):
@@ -39,13 +39,13 @@ def line(capsys):
     return lines[0] if len(lines) == 1 else f"{len(lines)} lines"
 
 
-def test_of_a_cpu_nothing_is_promised_and_nothing_said(flags, tmp_path, capsys):
+def test_of_a_cpu_nothing_is_predicted_and_nothing_said(flags, tmp_path, capsys):
     train.main([*flags, "--output_dir", str(tmp_path / "run")])
     said = capsys.readouterr().out
     assert "step 12/12" in said and not any(
-        word in said for word in (LINE, "promise", "spread", "ranks' tokens", "per rank")
+        word in said for word in (LINE, "promise", "prediction", "spread", "ranks' tokens", "per rank")
     )
-    kept = promise(tmp_path / "run")
+    kept = prediction(tmp_path / "run")
     assert "'cpu'" in kept["none"] and kept["measured"]["step_time"] > 0 and kept["measured"]["steps"] == 10
 
 
@@ -54,10 +54,10 @@ def test_nor_does_fp32(flags, known, tmp_path, capsys):
     assert line(capsys).endswith("and this run computes in fp32")
 
 
-def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_promise(flags, known, tmp_path, capsys):
+def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_prediction(flags, known, tmp_path, capsys):
     flags, first = [*flags, "--bf16"], tmp_path / "first"
     train.main([*flags, "--output_dir", str(first)])
-    said, kept = line(capsys), promise(first)
+    said, kept = line(capsys), prediction(first)
     assert " s per step (estimated " in said and kept["gpu"] == "This CPU"
     measured, predicted = kept["measured"], kept["predicted"]
     assert measured["step_time"] > measured["data_time"] > 0 and predicted["allocated_gib"] > 0
@@ -74,14 +74,14 @@ def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_promise(fla
         (first / leftover).unlink()
     shutil.rmtree(first / "checkpoint-12")
     assert train.main([*flags, "--output_dir", str(first)]).state.global_step == 12
-    assert line(capsys) == "0 lines" and promise(first) == kept
+    assert line(capsys) == "0 lines" and prediction(first) == kept
 
-    # Calibrated by this run, the same promise would have been what it measured.
+    # Calibrated by this run, the same prediction would have been what it measured.
     assert main(["plan", "--calibrate", str(first)]) == 0
     assert "This CPU: efficiency none -> " in capsys.readouterr().out
     train.main([*flags, "--output_dir", str(tmp_path / "second")])
-    promised = promise(tmp_path / "second")["predicted"]
-    assert promised["step_time"] == pytest.approx(measured["step_time"], rel=0.02) and promised["efficiency"] != 1.0
+    predicted = prediction(tmp_path / "second")["predicted"]
+    assert predicted["step_time"] == pytest.approx(measured["step_time"], rel=0.02) and predicted["efficiency"] != 1.0
 
 
 def test_a_broken_file_is_told_and_trains_all_the_same(flags, known, tmp_path, capsys, monkeypatch):

@@ -129,7 +129,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
         in (said := capsys.readouterr().out)
         and reason in said
     )
-    assert reason in kept["promise"]["none"] and kept["promise"]["measured"]["allocated_gib"] == 30.0
+    assert reason in kept["prediction"]["none"] and kept["prediction"]["measured"]["allocated_gib"] == 30.0
 
 
 @pytest.mark.parametrize("implementation, row, attended", [
@@ -156,7 +156,7 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
 
 
 @pytest.mark.parametrize("every, counted", [(5, 5), (50, math.inf)])
-def test_a_round_that_no_measured_step_ends_is_not_promised(monkeypatch, every, counted):
+def test_a_round_that_no_measured_step_ends_is_not_predicted(monkeypatch, every, counted):
     found = Job(named_shape("qwen3-0.6b"), 128, replicas=Replicas(2, every))
     recipe = SimpleNamespace(model=SimpleNamespace(use_peft=False))
     settings = SimpleNamespace(with_training=lambda **_: SimpleNamespace(recipe=recipe))
