@@ -43,7 +43,7 @@ class Result:
     """What one check found on one host.
 
     value: what was found, in a few words; it stands in the table
-    amount: the same as a number, where it was measured: hosts that differ in it alone still agree
+    amount: the same as a number, where it was measured: hosts that differ only in it still agree
     detail: what `value` leaves out, and a later result is compared with
     problem, why, cure: what is wrong, why it matters, the command that cures it; of yellow and red ones
     fix: a shell line that makes this host sound when it runs there; "" where a person has to act
@@ -66,7 +66,7 @@ def sound(host: str, value: str, amount: float | None = None, detail: tuple[str,
 
 
 def unknown(host: str, because: str) -> Result:
-    """What cannot be known here, and why."""
+    """A result for what cannot be known here, and why."""
     return Result(host, "grey", "?", None, because)
 
 
@@ -105,7 +105,7 @@ def gravest(results: list[Result]) -> Level:
 
 
 def most_common(values: Mapping[str, T]) -> T:
-    """What most hosts have; of equally common ones, that of the first host. Raises ValueError without any."""
+    """Return what most hosts have; of equally common ones, that of the first host. Raises ValueError without any."""
     if not values:
         raise ValueError("no host answered")
     counts = Counter(values.values())
@@ -221,7 +221,7 @@ _CHECKS: dict[str, Check] = {}
 
 
 def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = False) -> Callable[[Function], Function]:
-    """Makes a function a check. It yields a Result for each host; hosts of which it yields none did not answer."""
+    """Make a function a check. It yields a Result for each host; hosts for which it yields none did not answer."""
 
     def register(function: Function) -> Function:
         module = function.__module__.rpartition(".")[2]

@@ -111,8 +111,8 @@ def have_gpus(hosts: Hosts) -> bool:
 
 
 async def _ended(hosts: Hosts, found: Meeting, facts: dict[str, Facts]) -> list[Result]:
-    """Whose fault it is that collectives did not end: a host whose process does not answer; one that pairs find; one that the
-    others' errors name."""
+    """Results that say whose fault it is that collectives did not end: a host whose process does not answer; one that pairs
+    find; one that the others' errors name."""
     why = "the run would hang in its first collective"
     said = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in found.address if host not in facts}
@@ -199,7 +199,7 @@ class Sweep:
 
 
 def slowest(figures: list[list[list[Any]]]) -> list[tuple[str, int, float]]:
-    """A collective is over when its last rank is."""
+    """Return the seconds of the slowest host for each row: a collective is over when its last rank is."""
     return [
         (str(same[0][0]), int(same[0][1]), max(float(row[2]) for row in same)) for same in zip(*figures, strict=False)
     ]

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         metavar="CHECK",
-        help="this check alone, by its name in the table; may be given again",
+        help="only this check, by its name in the table; may be given again",
     )
     add("--fix", action="store_true", help="print repair commands for each host; runs nothing")
     add(
@@ -83,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return _list(checks("full" if size == "usual" else size))
     if options.yes and not options.fix:
-        raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
+        raise UserError(
+            "flag --yes", "it says yes to nothing", "add --fix, and look first at what --fix prints without it"
+        )
     skip = _others(options.only, size)
     if options.calibrate and size == "quick":
         raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
@@ -104,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(checks: "list[Check]") -> int:
-    """Each check: from which size on, its limit, and what it reads."""
+    """Print each check: from which size on it runs, its limit, and what it reads."""
     import shutil
     import textwrap
 
@@ -254,7 +256,7 @@ def _show(outcome: "Outcome") -> None:
 
 
 def _measured(wanted: "Wanted") -> None:
-    """What was measured over all hosts together, which no host's cell can hold."""
+    """Print what was measured over all hosts together, which no host's cell can hold."""
     if isinstance(found := wanted.measured.get("network"), Sweep):
         console(highlight=False).print(figures(found.rows, found.ranks, found.backend, found.device))
     if said := wanted.measured.get("meaning"):

@@ -62,7 +62,7 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
         for name in kinds.get(host, {}):
             if name != usual[0][0]:
                 why = "all ranks wait for the slowest kind, and the smallest memory is the limit"
-                cure = f"leave {host} out, or run on its kind alone"
+                cure = f"leave {host} out, or run only on its kind"
                 said.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
         if order := of_gpus.in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
             said.append(order)

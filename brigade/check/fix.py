@@ -32,7 +32,7 @@ def lines(results: Iterable[Result]) -> dict[str, list[str]]:
 
 
 def printed(outcome: Outcome) -> list[str]:
-    """What --fix prints: each line in a form that can be pasted into a shell here, and what no line can cure."""
+    """The lines that --fix prints: each one in a form that can be pasted into a shell here, and what no line can cure."""
     found = lines(outcome.results)
     text = [f"ssh {host} {shlex.quote(line)}" for host, own in found.items() for line in own]
     rest = [r for r in outcome.results if r.level in ("yellow", "red") and not r.fix]

@@ -79,7 +79,7 @@ def with_use(facts: Facts, environment: Mapping[str, str], slots: int) -> Facts:
 
 def used(gpus: list[Facts], visible: str | None, slots: int) -> list[int]:
     """Indices of the GPUs that ranks get: the first of the visible ones. visible: CUDA_VISIBLE_DEVICES, by index, UUID (its
-    beginning is enough) or bus address; as CUDA does, whatever stands behind an entry that is no device does not count."""
+    beginning is enough) or bus address; what stands behind an entry that is no device does not count, as in CUDA."""
     if visible is None:
         return [gpu["index"] for gpu in gpus][:slots]
     found: list[int] = []
@@ -98,7 +98,7 @@ def _is_called(gpu: Facts, name: str) -> bool:
 
 
 def bus(address: str) -> str:
-    """Of the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 the same end."""
+    """The end that the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 have in common, in lower case."""
     return (address if "." in address else f"{address}.0").lower()[-10:]
 
 
@@ -123,7 +123,7 @@ def judged(
 
 
 def _aside(finding: Finding) -> Finding:
-    """Of a GPU that no rank gets: a warning at most."""
+    """The finding as it counts for a GPU that no rank gets: a warning at most."""
     level: Level = "yellow" if finding.level == "red" else finding.level
     return replace(finding, level=level, problem=f"{finding.problem} (not among this run's)")
 
@@ -138,7 +138,8 @@ def kinds(found: list[Facts]) -> Counter[str]:
 
 
 def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
-    """What is wrong with the number of GPUs. count: None where nvidia-smi fails; seen: after CUDA_VISIBLE_DEVICES"""
+    """A result where the number of GPUs is wrong, else None. count: None where nvidia-smi fails; seen: after
+    CUDA_VISIBLE_DEVICES"""
     if count is None:
         why = "no program can use the GPUs then"
         cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
@@ -156,8 +157,8 @@ def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result |
 
 
 def in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
-    """Where ranks get some of several kinds: CUDA numbers the fastest first (CUDA programming guide, CUDA_DEVICE_ORDER), NVML and
-    nvidia-smi by bus address."""
+    """A warning where ranks get some of several kinds of GPUs: CUDA numbers the fastest first (CUDA programming guide,
+    CUDA_DEVICE_ORDER), NVML and nvidia-smi by bus address."""
     if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return None
     problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
@@ -176,7 +177,7 @@ def lost(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
 def divided(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
     """NVIDIA's Multi-Instance GPU user guide: a process sees one instance, and there is no peer access."""
     if gpu.get("mig"):
-        why = "a process can use one of them alone, with its part of the memory, and GPUs exchange nothing directly"
+        why = "a process can use only one of them, with its part of the memory, and GPUs exchange nothing directly"
         cure = "ssh {host} sudo nvidia-smi -i {gpu} --multi-instance-gpu=0"
         level: Level = "yellow" if gpu.get("alone") else "red"
         yield Finding(level, "MIG is on", "it is divided into instances (MIG)", why, cure)
@@ -246,8 +247,8 @@ def clocks(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _until_it_slows_down(gpu: Facts) -> float:
-    """Degrees, inf where nothing tells. Newer GPUs tell this margin, and of the threshold only a difference; older ones the
-    threshold."""
+    """Degrees Celsius until it slows down, inf where nothing tells. Newer GPUs tell this margin, and of the threshold only a
+    difference; older ones the threshold."""
     least, most = KNOWN["slowdown_at"]
     if "temperature" in gpu and "margin" in gpu:
         return float(gpu["margin"])
@@ -297,7 +298,7 @@ def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def reached(facts: Facts) -> tuple[int, int]:
-    """Pairs of GPUs of the run that can read each other's memory, and pairs."""
+    """Count the pairs of GPUs of the run that can read each other's memory, and all pairs of them."""
     mine = {gpu["index"] for gpu in facts["gpus"] if gpu["used"]}
     found = [status for a, b, status in facts["peers"] if {a, b} <= mine]
     return found.count(0), len(found)
@@ -316,7 +317,7 @@ def xid(number: int, age: float, now: bool) -> Finding:
 
 
 def xids(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of each number the newest; the gravest first. gpu: with `log`, as with_log() makes it"""
+    """Yield the newest Xid of each number, the gravest first. gpu: with `log`, as with_log() makes it"""
     waits, lost = gpu.get("recovery") in NEEDED, gpu.get("lost", False)
     live = [number for number in gpu["live"] if number != RECOVERY]
     newest: dict[int, tuple[float, bool]] = {}

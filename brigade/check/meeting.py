@@ -80,5 +80,5 @@ async def _ways(hosts: Hosts, asked: list[str], addresses: list[str], port: int,
 
 
 def lost(found: Meeting) -> list[Result]:
-    """What there is to say of hosts that are not among them."""
+    """A fault for each host that was not met."""
     return [Result(host, "red", "not met", None, problem, HANG, PORTS) for host, problem in found.lost.items()]

@@ -85,7 +85,7 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
 
 
 def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
-    """What is wrong with another host's name here, or ""."""
+    """Say what is wrong with another host's name here, "" where nothing is."""
     if not (addresses := found["resolved"].get(name)):
         return f"has no address ({found['unresolved'].get(name, 'no answer')})"
     if loopback := next((address for address in addresses if is_loopback(address)), None):
@@ -219,12 +219,12 @@ def is_loopback(address: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Whether a hostfile's name means, on every host, that host itself."""
+    """Tell whether a hostfile's name means, on every host, that host itself."""
     return name.startswith(("localhost", "ip6-localhost")) or is_loopback(name)
 
 
 def takes(pattern: str, name: str) -> bool:
-    """Whether NCCL_SOCKET_IFNAME allows an interface: "eth,ib" beginnings, "=eth0" whole names, "^docker" all but these."""
+    """Tell whether NCCL_SOCKET_IFNAME allows an interface: "eth,ib" beginnings, "=eth0" whole names, "^docker" all but these."""
     words = [word.partition(":")[0] for word in pattern.lstrip("^=").split(",") if word]
     exact = pattern.lstrip("^").startswith("=")
     hit = any(name == word if exact else name.startswith(word) for word in words)
@@ -236,7 +236,8 @@ def _all(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def of_nccl(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
-    """All that NCCL uses: those that are named, else InfiniBand's, else all but Docker's bridges and the loopback, else those."""
+    """The interfaces that NCCL uses: those that are named, else InfiniBand's, else all but Docker's bridges and the loopback,
+    else those."""
     names = [one["name"] for one in _all(found)]
     if pattern := variables.get("NCCL_SOCKET_IFNAME"):
         return [name for name in names if takes(pattern, name)]
@@ -249,7 +250,7 @@ def of_nccl(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]
 
 
 def of_gloo(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
-    """The one that gloo uses: that is named, else that of the host name's address, else the loopback."""
+    """The interface that gloo uses: the one that is named, else that of the host name's address, else the loopback."""
     if named := variables.get("GLOO_SOCKET_IFNAME"):
         return named.split(",")
     for address in found["own"]:
@@ -261,7 +262,7 @@ def of_gloo(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]
 
 
 def unfit(names: list[str], found: Mapping[str, Any]) -> str:
-    """What is wrong with interfaces that are taken, in words, or ""."""
+    """Say what is wrong with interfaces that are taken, "" where nothing is."""
     kinds = {one["name"]: one["kind"] for one in found["interfaces"]}
     for name in names:
         if kinds.get(name) == "loopback" or name == "lo":
@@ -274,7 +275,8 @@ def unfit(names: list[str], found: Mapping[str, Any]) -> str:
 
 
 def _is_certain(name: str, found: Mapping[str, Any], shared: Collection[str]) -> bool:
-    """Whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the same."""
+    """Tell whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the
+    same."""
     one = next((one for one in found["interfaces"] if one["name"] == name), {"kind": "", "addresses": []})
     return name == "lo" or one["kind"] == "loopback" or bool(set(one["addresses"]) & set(shared))
 
@@ -282,7 +284,7 @@ def _is_certain(name: str, found: Mapping[str, Any], shared: Collection[str]) ->
 def named_wrongly(
     variable: str, value: str, found: Mapping[str, Any], shared: Collection[str] = ()
 ) -> tuple[Literal["", "yellow", "red"], str]:
-    """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes whole names alone.
+    """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes only whole names.
 
     Ranks meet over the first interface that is allowed (src/bootstrap.cc takes one), so "^docker0,lo" is no fault where a bridge
     stands behind a card: red where none is allowed, or where the first leads to nobody for certain; another bridge is a warning.

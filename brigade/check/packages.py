@@ -14,13 +14,13 @@ from .sameness import alike, look, pins
 Versions = Mapping[str, str | None]  # package -> version, None where it is missing
 SHOWN = 4  # packages that a sentence names
 WHY_RED = "ranks of two versions disagree about what they send each other: they hang, or compute something else"
-WHY = "the tests passed with the pinned version alone"
+WHY = "the tests passed with the pinned version only"
 
 
 @check("python", seconds=30)
 async def python(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the interpreter's version. Threshold: none differs from what most hosts have; objects that DeepSpeed and torch pickle
-    from rank to rank are read by the same version alone, and `launch` refuses other ones."""
+    from rank to rank are read only by the same version, and `launch` refuses other ones."""
     found = {host: facts["python"] for host, facts in (await look(hosts)).items()}
     why = "ranks exchange pickled objects, and packages are installed for one version of Python"
     usual = most_common(found) if found else ""
@@ -157,7 +157,7 @@ def judged(host: str, versions: Versions, differs: Differences) -> list[Result]:
 
 
 def incomplete(host: str, lost: Mapping[str, str], versions: Versions) -> Result:
-    """Of packages that are installed by their metadata, and not on the disk. lost: package -> which file it lacks"""
+    """A fault for packages whose metadata are there, and whose files are not. lost: package -> which file it lacks"""
     words = "; ".join(f"{name} is installed, but {what}" for name, what in list(lost.items())[:SHOWN])
     more = f", and {counted(len(lost) - SHOWN, 'more package')}" if len(lost) > SHOWN else ""
     again = [f"{name}=={version}" for name in lost if (version := versions.get(name))]
@@ -172,8 +172,8 @@ def incomplete(host: str, lost: Mapping[str, str], versions: Versions) -> Result
 
 
 def _install(versions: Versions, wanted: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A shell line, "" where none helps, and the builds (2.13.0+cu128) that PyPI cannot serve. Of those the line asks for the
-    version alone; where that is there already, pip would do nothing."""
+    """A shell line, "" where none helps, and the builds (2.13.0+cu128) that PyPI cannot serve. For those the line asks
+    only for the version; where that is there already, pip would do nothing."""
     builds = [f"{name}=={version}" for name, version in wanted.items() if "+" in version]
     public = {name: version.partition("+")[0] for name, version in wanted.items()}
     install = [f"{name}=={version}" for name, version in public.items() if not meets(versions.get(name), version)]

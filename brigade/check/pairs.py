@@ -96,7 +96,7 @@ def to_confirm(ways: Ways, found: Blame, each: int = 3, most: int = 16) -> list[
 
 
 def better(one: Way, other: Way) -> Way:
-    """The one that says more for the network."""
+    """Return the one of two measurements that says more for the network."""
     if one.error or other.error:
         return other if one.error else one
     return max(one, other, key=lambda way: (way.busy > BUSY, way.gbit))
@@ -109,7 +109,7 @@ def typical(ways: Ways, host: str) -> float:
 
 
 def gravest(ways: Ways, host: str, end: int, usual: float) -> Level:
-    """Of a slow host: what most of its ways in that direction are."""
+    """The level of a slow host: that of most of its ways in that direction."""
     levels = [level(way, usual) for pair, way in ways.items() if pair[end] == host]
     return "red" if 2 * levels.count("red") > len(levels) else "yellow"
 
@@ -141,7 +141,7 @@ def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
 
 
 def judged(ways: Ways, found: Meeting) -> list[Result]:
-    """What the rates say of each host that was met."""
+    """A result for each host that was met, from all rates."""
     said = blame(ways)
     results = []
     for host in (host for host in found.address if host not in found.lost):
@@ -205,7 +205,7 @@ def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: floa
 
 
 def _against_own_speed(host: str, ways: Ways, found: Meeting) -> Result | None:
-    """Where a card knows its speed, its best pair has to come near to it."""
+    """A result where a card knows its speed, and its best pair does not come near to it; else None."""
     own = [way for pair, way in ways.items() if host in pair and not way.error]
     speed = found.speed(host)
     if not own or not speed or any(way.busy > BUSY for way in own):

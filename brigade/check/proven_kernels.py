@@ -41,7 +41,7 @@ async def _kernels(hosts: Hosts, quick: bool) -> AsyncIterator[Result]:
 
 
 def judged(host: str, proof: Facts) -> Iterator[Result]:
-    """What a proof says of a host: a path that computes something else is a fault, one that breaks a warning."""
+    """Yield results from a host's proof: a path that computes something else is a fault, one that breaks a warning."""
     if "problem" in proof:
         yield unknown(host, proof["problem"])
         return

@@ -73,7 +73,7 @@ def _targets(
 async def ports(hosts: Hosts) -> AsyncIterator[Result]:
     """Connects each host with each other one, up to 64 of them, beyond with 16: to port 29500 of the first, and to ports
     all over the range from which gloo and NCCL get theirs (net.ipv4.ip_local_port_range). Threshold: all are reached within
-    5 s, three tries of TCP. A firewall that opens 29500 alone lets ranks meet and then wait in silence for ten minutes."""
+    5 s, three tries of TCP. A firewall that opens only 29500 lets ranks meet and then wait in silence for ten minutes."""
     count = 0 if len(hosts.wanted.slots) == 1 else PORTS[len(hosts.hello) > MANY]
     looks, token = await look(hosts) if count else {}, secrets.token_hex(8)
     async with _listening(hosts, token, count, DEFAULT_PORT) as listening:

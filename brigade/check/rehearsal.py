@@ -45,7 +45,7 @@ async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
 
 
 def directory(job: Job) -> Path:
-    """Of the rehearsal: beside the run's own."""
+    """The output directory of the rehearsal, beside the run's own."""
     where = job.output_dir
     return where.parent / f"rehearsal-{where.name}"
 

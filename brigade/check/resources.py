@@ -18,7 +18,7 @@ async def _host(hosts: Hosts) -> dict[str, Facts]:
 
 
 def _limit(name: str, level: str) -> float:
-    """What a figure of that level lacks: where the level begins."""
+    """Return where a level begins, which is what a figure of that level lacks."""
     limits = thresholds()[name]
     return (limits.red if level == "red" else limits.yellow) or 0.0
 

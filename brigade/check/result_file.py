@@ -124,7 +124,7 @@ def write(found: Document, path: Path) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Whether a result can be written there, before an hour's work is. Raises UserError."""
+    """Try to write there, before an hour's work is lost. Raises UserError where no result can be written."""
     place, cure = f"flag --json {path}", "name a new file in a directory that you can write to"
     if path.exists() and not is_ours(path):
         raise UserError(place, "it is there already, and is no result of check", cure)
@@ -137,7 +137,7 @@ def check_target(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file that is there is an earlier result, which a newer one may replace."""
+    """Tell whether a file that is there is an earlier result, which a newer one may replace."""
     try:
         return "checks" in json.loads(files.read(path))
     except (OSError, ValueError, TypeError):
@@ -161,7 +161,7 @@ def read(path: Path) -> Document:
 
 
 def compared(earlier: Document, now: Document) -> str:
-    """Of which rows changes() can speak, and what else the two have not in common, in words."""
+    """Say which rows changes() compares, and what else the two documents do not have in common."""
     names = [{check.name for check in document.checks} for document in (now, earlier)]
     words = [f"{counted(len(names[0] & names[1]), 'row')} compared"]
     if left := names[1] - names[0]:
@@ -174,7 +174,7 @@ def compared(earlier: Document, now: Document) -> str:
 
 
 def changes(earlier: Document, now: Document) -> list[str]:
-    """What differs, in one line each: hosts that came and went, levels, values, what these leave out, and measured figures by
+    """Say what differs, in one line each: hosts that came and went, levels, values, what these leave out, and measured figures by
     more than CHANGED."""
     found = [f"{host}: not among the hosts then" for host in now.hosts if host not in earlier.hosts]
     found += [f"{host}: no longer among the hosts" for host in earlier.hosts if host not in now.hosts]
@@ -201,7 +201,7 @@ def _by_place(found: Document) -> dict[tuple[str, str], list[Found]]:
 
 
 def _same_figures(then: list[Found], now: list[Found]) -> bool:
-    """Whether all that differs is measured figures, and those by little."""
+    """Tell whether all that differs is measured figures, and those by little."""
     if len(then) != len(now):
         return False
     for a, b in zip(then, now, strict=True):

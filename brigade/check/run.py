@@ -148,7 +148,7 @@ class Outcome:
 
     @property
     def stopping(self) -> list[Result]:
-        """Of the checks whose faults stop a launch."""
+        """The results of the checks whose faults stop a launch."""
         return [result for row in self.rows if row.name in STOP for result in row.results]
 
     @property
@@ -219,7 +219,7 @@ async def _one(check: Check, session: Session, told: Told) -> Row | None:
 
 
 async def judge(check: Check, hosts: Hosts) -> list[Result]:
-    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all.
+    """Run a check. A host that did not answer is not sound; a check that fails itself is grey for all.
 
     Raises NotHere."""
     results: list[Result] = []

@@ -32,7 +32,7 @@ Files = Mapping[str, str | None]  # path -> hash, None of what cannot be read
 
 
 async def look(hosts: Hosts) -> dict[str, Facts]:
-    """What every check of this module reads: one question, one process on each host."""
+    """Ask what every check of this module and of packages reads: one question, one process on each host."""
     compared = [*VARIABLES["red"], *VARIABLES["yellow"]]
     secret = {"secret": VARIABLES["secret"], "salt": _KEY}
     names, paths, own = list(pins()), paths_of(hosts.wanted.job), own_files(hosts.wanted.job)
@@ -160,7 +160,7 @@ def _of_table(name: str) -> tuple[Level, str]:
 
 
 def _words(value: Facts | None, usual: tuple[str, str] | None) -> str:
-    """What differs; of a secret nothing but whether it is set."""
+    """Say how a value differs; of a secret nothing but whether it is set."""
     if value is None:
         return f"is not set; elsewhere it is{'' if usual is None or usual[0] == 'hash' else f' {_short(usual[1])}'}"
     if "hash" in value:
@@ -234,14 +234,14 @@ def differing(files: Files, reference: Files) -> list[str]:
 
 
 def short_path(path: str) -> str:
-    """Of what lies in the clone, its path there."""
+    """Return the path in the clone of a file that lies there, else the path as it is."""
     with suppress(ValueError):
         return Path(path).relative_to(REPOSITORY).as_posix()
     return path
 
 
 def is_read(path: str, own: Collection[str]) -> bool:
-    """Whether ranks read it. own: the run's recipe and configs"""
+    """Tell whether ranks read it. own: the run's recipe and configs"""
     return path == "train.py" or path.startswith("brigade/") or path in own
 
 

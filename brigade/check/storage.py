@@ -55,7 +55,7 @@ async def clock(hosts: Hosts) -> AsyncIterator[Result]:
 @check("output directory", seconds=40)
 async def output(hosts: Hosts) -> AsyncIterator[Result]:
     """Leaves a file of each host in the recipe's output directory for a moment, and looks who sees whose. Threshold: all see all;
-    or each its own alone, under a strategy that keeps whole checkpoints on each host (distributed/shared_directory.py)."""
+    or each only its own, under a strategy that keeps whole checkpoints on each host (distributed/shared_directory.py)."""
     job = _job(hosts)
     directory, token = str(job.output_dir.absolute()), secrets.token_hex(8)
     asked = await _with_missing(hosts, directory)
@@ -203,7 +203,7 @@ def checkpoint_bytes(job: Job) -> float | None:
 
 
 def on_host(job: Job) -> "Host | None":
-    """What a host of this recipe has to hold, by the planner; None where no formula covers it. In fp32 as in bf16, the only one
+    """Ask the planner what a host of this recipe has to hold; None where no formula covers it. In fp32 as in bf16, the only one
     for which there are formulas: weights and states are written in fp32 by both."""
     from ..plan.costs.host_memory import host
 

@@ -17,10 +17,10 @@ PAYLOADS = {"gloo": (MIB // 16, MIB, 8 * MIB, 64 * MIB), "nccl": (MIB, 16 * MIB,
 LONGEST = 1.0
 # Seconds of one way of a pair: first what TCP needs to find its rate, then what counts.
 WARM_UP, MEASURED = 0.1, 0.25
-STREAMS = 4  # TCP connections at a time: one alone does not fill a fast link
+STREAMS = 4  # TCP connections at a time: a single one does not fill a fast link
 FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair of 8 hosts, and of 64
 
-# For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
+# Only for estimates. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
 LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
 NCCL_ROUND = 2.0  # both ways, the connections of a pair included
 QUICK = 1.6  # all quick checks of two hosts (docs/evidence/preflight.md)
@@ -58,7 +58,7 @@ class Stage:
 
     group, name: as in the table of results; rounds: that follow each other; connections: of all rounds together
     payload: in words; seconds: estimated, or the most they may take (`most`); limit: the most, in any case
-    typical: of a line with the most alone, what it took where it was measured; None: nobody knows
+    typical: of a line that has only the most, what it took where it was measured; None: nobody knows
     """
 
     group: str
@@ -73,8 +73,8 @@ class Stage:
 
 
 def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> Iterator[Stage]:
-    """What a check of that size would do on these hosts. gpus: whether they have any; nobody has asked them. job: whether there
-    is a recipe, without which some groups are not run."""
+    """Yield what a check of that size would do on these hosts. gpus: whether they have any; nobody has asked them. job: whether
+    there is a recipe, without which some groups are not run."""
     hosts, ranks = len(slots), sum(slots.values())
     waves, usual = -(-hosts // AT_ONCE[0]), SIZES.index(size) >= SIZES.index("usual")
     yield Stage("reach", "logins", waves, hosts, "-", waves * LOGIN, limit=waves * LONGEST_LOGIN)
@@ -167,7 +167,7 @@ def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> Any:
 
 
 def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
-    """What the table does not say: who meets whom first, and what the network's part takes."""
+    """Yield what the table does not say: who meets whom first, and what the network's part takes."""
     names = list(slots)
     if len(names) == 1:
         yield "one host: there are no pairs"

@@ -77,15 +77,15 @@ def _cell(results: list[Result]) -> Any:
 
 
 def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
-    """Of each warning and fault what, where, why it matters and what cures it; hosts with the same are one entry. Then, in one
-    line each, what cannot be known. least: leave out what is less grave"""
+    """What each warning and fault is, where, why it matters and what cures it; hosts with the same one share an entry. Then, in
+    one line each, what cannot be known. least: leave out what is less grave"""
     from rich.text import Text
 
     said: dict[tuple[str, ...], list[str]] = {}
     for row in outcome.rows:
         for r in row.results:
             if r.level != "green" and r.problem != UNREACHED:
-                # What differs by the host's own name alone is the same.
+                # What differs only by the host's own name is the same.
                 words = (r.level, row.name, *(_without(r.host, text) for text in (r.problem, r.why, r.cure)))
                 said.setdefault(words, []).append(r.host)
     found = []

@@ -54,7 +54,7 @@ class Said:
 
 
 def say(wanted: Wanted, measured: Sweep) -> Said | str:
-    """What the planner says, or why it says nothing."""
+    """Ask the planner; a string says why it has no answer."""
     try:
         return _say(wanted, measured)
     except UserError as error:

@@ -1,7 +1,7 @@
 """The far end of `launch` on one host: looks around, starts the host's own launcher, hands on what its ranks say, and
 stops everything when it is told to, or when nobody is there any more to tell it.
 
-Run as `python -m brigade.hosts.agent` with the standard library alone, so that a host with a broken environment can say so.
+Run as `python -m brigade.hosts.agent` with only the standard library, so that a host with a broken environment can say so.
 It speaks JSON lines on stdin and stdout, each after a mark, for a shell's start-up files may print too. What a run needs to
 know, secrets included, comes in over stdin: never on a command line, never in a file.
 """
@@ -108,7 +108,7 @@ class Agent(Probes):
         reader.feed_eof()
 
     def _handlers(self) -> dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any] | None]]]:
-        """What obeys each order of the other end."""
+        """The method that obeys each order of the other end."""
         return {
             "beat": self.do_beat,
             "files": self.do_files,
@@ -128,29 +128,29 @@ class Agent(Probes):
 
     # ---- orders ------------------------------------------------------------------------------------------------
     async def do_beat(self, patience: float) -> None:
-        """The other end is there, and allows so many seconds of its own silence from now on."""
+        """Note that the other end is there, and allows so many seconds of its own silence from now on."""
         self.patience = patience
 
     async def do_files(self, paths: list[str]) -> dict[str, Any]:
-        """Which of these does this host not have?"""
+        """Answer which of these paths this host does not have."""
         return {"missing": [path for path in paths if not Path(path).exists()]}
 
     async def do_progress(self, directory: str) -> dict[str, Any]:
-        """How far is the run in this output directory?"""
+        """Answer how far the run in this output directory is."""
         return progress(Path(directory))
 
     async def do_usage(self, directory: str) -> dict[str, Any]:
-        """What do this host, and the ranks on it of the run in this output directory, use right now?"""
+        """Answer what this host, and the ranks on it of the run in this output directory, use right now."""
         return {"facts": await asyncio.to_thread(sample, directory)}
 
     async def do_clean(self, runs: list[str]) -> None:
-        """Kill what earlier runs left on this host; answers when nothing of them is left."""
+        """Kill what earlier runs left on this host; answer when nothing of them is left."""
         while left := [pid for run in runs for pid in processes(run)]:
             send(left, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
     async def do_check(self) -> dict[str, Any]:
-        """Does every device of this host compute? The answer is what goes wrong, if anything does."""
+        """Try whether every device of this host computes. The answer is what goes wrong, if anything does."""
         problem = await asyncio.to_thread(devices_fail)
         return {"problem": problem} if problem else {}
 

@@ -169,7 +169,8 @@ class Channel:
                 self._errors = [*self._errors[-20:], printable(text)]
 
     async def _beat(self) -> None:
-        """Not while the host is silent: soon after we give it up it must give us up, or two runs would meet in one directory."""
+        """Beat, but not while the host is silent: soon after we give it up it must give us up, or two runs would meet in one
+        directory."""
         while True:
             if self.hearing.seconds() < 2 * BEAT or not self.hello:
                 self.tell("beat", patience=self.patience)
@@ -177,7 +178,7 @@ class Channel:
 
 
 def cure_of(problem: str, host: str) -> str:
-    """What helps against what ssh said of a host."""
+    """The cure for what ssh said of a host."""
     if "Permission denied" in problem and (key := ssh.locked_key(host)):
         return str(CURES["locked key"]).replace("KEY", key).replace("HOST", host)
     cure: str = next(cure for pattern, cure in CURES["ssh"].items() if re.search(pattern, problem))
@@ -201,7 +202,7 @@ def transport(host: str, launcher: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name means the launching host itself, which needs no ssh."""
+    """Tell whether a name means the launching host itself, which needs no ssh."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0])
 
 

@@ -1,6 +1,6 @@
 """Which variables of the launching shell the ranks of all hosts get: those that forwarded.yaml lists.
 
-`deepspeed` hands on NCCL_*, PYTHON*, MV2*, UCX* and MLFLOW* alone, so that HF_HOME or a proxy holds on the first host only
+`deepspeed` hands on only NCCL_*, PYTHON*, MV2*, UCX* and MLFLOW*, so that HF_HOME or a proxy holds on the first host only
 (ArcticTraining #316); handing on everything would take one host's own settings to all others (a Slurm job's, a session's).
 """
 

@@ -1,4 +1,4 @@
-"""How long the other end of a line has said nothing. By the standard library alone: agents run it."""
+"""How long the other end of a line has said nothing. Needs only the standard library: agents run it."""
 
 import time
 

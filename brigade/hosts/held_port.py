@@ -1,4 +1,4 @@
-"""The port at which a run's rank 0 will wait for the others. By the standard library alone.
+"""The port at which a run's rank 0 will wait for the others. Needs only the standard library.
 
 Between its choice and the moment at which rank 0 binds it pass some seconds. A second launch would choose it as well, and its
 ranks would find the store of the first one's.
@@ -31,7 +31,7 @@ class HeldPort:
                 self._claim.bind(f"\0brigade-port-{self.number}")
                 return
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:  # a container without such names: the port alone has to do
+                if error.errno != errno.EADDRINUSE:  # a container without such names: the port itself has to do
                     return
                 self.listening.close()
                 if wanted:

@@ -1,4 +1,4 @@
-"""What there is to see on a host: what it has, who it is, which processes belong to a run. By the standard library alone."""
+"""What there is to see on a host: what it has, who it is, which processes belong to a run. Needs only the standard library."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ SIOCGIFADDR = 0x8915
 
 
 def look_around() -> dict[str, Any]:
-    """Who this host is and what it has."""
+    """Say who this host is and what it has."""
     versions = {"python": ".".join(map(str, sys.version_info[:3])), **dict.fromkeys(PACKAGES, "missing")}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -43,7 +43,7 @@ def look_around() -> dict[str, Any]:
 
 
 def project_hash() -> str:
-    """Of train.py and the library: two hosts with different clones are told apart."""
+    """A hash of train.py and the library, by which two hosts with different clones are told apart."""
     digest = hashlib.sha256()
     for path in _project_files():
         digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -86,7 +86,7 @@ for number in range(found):
 
 
 def devices_fail() -> str:
-    """What is wrong with this host's GPUs, in words; "" where each computes, or where there is none. Takes some ten seconds."""
+    """Say what is wrong with this host's GPUs, "" where each computes or where there is none. Takes some ten seconds."""
     count = gpus()
     if count is None:
         return "its nvidia-smi fails or does not answer"
@@ -102,7 +102,7 @@ def devices_fail() -> str:
 
 
 def progress(directory: Path) -> dict[str, Any]:
-    """How far the run in an output directory is.
+    """Say how far the run in an output directory is.
 
     checkpoint: step of the newest checkpoint that was written to its end; step: the last on record in events.jsonl
     started, first: when the newest attempt went on, and after which step, where that is among the last lines

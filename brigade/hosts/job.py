@@ -42,7 +42,7 @@ class Job:
 
     @property
     def output_dir(self) -> Path:
-        """Where train.py puts the run."""
+        """The directory in which train.py puts the run."""
         return self.settings.directory(self.strategy.name)
 
     @property

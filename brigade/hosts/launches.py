@@ -21,7 +21,7 @@ def hosts() -> set[str]:
 
 
 def alive(record: dict[str, Any]) -> bool:
-    """Whether a launch still goes on, as far as it can be seen from this host."""
+    """Tell whether a launch still goes on, as far as it can be seen from this host."""
     if "code" in record:
         return False
     if record["host"] != socket.gethostname():
@@ -50,7 +50,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def born(pid: int) -> int:
-    """When a process of this host began; 0: there is none. Its number alone may be another's by now."""
+    """Return when a process of this host began, 0 where there is none. The number itself may be another process's by now."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return 0

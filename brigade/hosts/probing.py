@@ -16,7 +16,8 @@ LINE = 2**20  # bytes of a message
 
 
 def process_environment(handed_on: dict[str, str], run: str) -> dict[str, str]:
-    """Of a process of the run on this host: programs beside the interpreter are found, and the process by the run's name."""
+    """The variables of a process of the run on this host: with them it finds programs beside the interpreter, and is found by the
+    run's name."""
     beside = str(Path(sys.executable).parent)
     paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *handed_on.get("PATH", "").split(":")]
     return os.environ | handed_on | {RUN: run, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}

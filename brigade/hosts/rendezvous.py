@@ -1,4 +1,4 @@
-"""Who meets hosts: reach every one, compare them, and find an address of the first one that all others reach."""
+"""The rendezvous: reach every host, compare them, and find an address of the first one that all others reach."""
 
 import asyncio
 import re
@@ -95,7 +95,7 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
 def differences_of(
     channel: Channel, theirs: dict[str, Any], first: str, visible_devices: str | None
 ) -> Iterator[tuple[str, str]]:
-    """What of a host does not fit to the first one (its name and hello) or to its slots, each with its cure."""
+    """Yield what on a host does not fit the first one (its name and hello) or its slots, each with its cure."""
     hello = channel.hello
     for name, version in hello["versions"].items():
         if version != (other := theirs["versions"].get(name)):
@@ -170,13 +170,14 @@ async def find(channels: list[Channel], address: str | None, port: int | None, u
 
 
 def candidates(host: str, own: Mapping[str, str]) -> list[str]:
-    """By what others may reach a host: its name, then its addresses; last those of bridges. own: address -> interface"""
+    """The names by which others may reach a host: its name, then its addresses, those of bridges last. own: address ->
+    interface"""
     names = [] if host in ("localhost", "127.0.0.1", "::1") else [host]
     return [*names, *sorted(own, key=lambda address: own[address].startswith(_VIRTUAL))]
 
 
 def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> UserError:
-    """Which hosts do not reach the first one, and what each of its addresses answered."""
+    """The error that names the hosts that do not reach the first one, and what each of its addresses answered."""
     cut_off = [host for host, tried in reached.items() if all("error" in attempt for attempt in tried.values())]
     if not cut_off:
         problem = "each of its addresses is reached by some hosts only"

@@ -10,14 +10,14 @@ from pathlib import Path
 # What ~/.ssh/config may say of a host for logins by hand, and no line to an agent works with. How long a line may be silent is
 # ours to say: ServerAliveInterval would cut it before.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=0", "RemoteCommand=none")
-# What a host could use that is not the user's alone: his agent, his display, his ports.
+# What only the user should use, and a host could: the ssh agent, the display, the ports.
 _NOT_LENT = ("ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes")
 _SINCE_8_7 = ("StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default")  # an older ssh would refuse them
 
 
 @cache
 def version() -> tuple[int, int]:
-    """The version of OpenSSH here, (0, 0) where it is not known."""
+    """Return the version of OpenSSH here, (0, 0) where it is not known."""
     found = re.match(r"OpenSSH_(\d+)\.(\d+)", _said("ssh", "-V"))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -42,7 +42,7 @@ def locked_key(host: str) -> str:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a private key has a passphrase. Raises OSError, and ValueError for what is no key.
+    """Tell whether a private key has a passphrase. Raises OSError, and ValueError for what is no key.
 
     OpenSSH's own form names the cipher after "openssh-key-v1\\0" and a length of four bytes (its PROTOCOL.key).
     """
@@ -53,7 +53,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _said(*words: str) -> str:
-    """What a program of OpenSSH prints, "" where there is none."""
+    """The output of a program of OpenSSH, "" where there is none."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=5

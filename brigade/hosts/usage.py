@@ -1,4 +1,4 @@
-"""What this host and a run's ranks on it use right now. Counters as they stand: who asks twice makes rates of them."""
+"""What this host and a run's ranks on it use right now, as counters: whoever asks twice can compute rates from them."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from ..train import files
 from ..train.distributed.heartbeat import FOLDER
 from ..train.run import typed
 
-RAPL = "/sys/class/powercap"  # energy counters of processors, for root alone on most systems
+RAPL = "/sys/class/powercap"  # energy counters of processors, which only root reads on most systems
 
 
 def sample(directory: str) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _process(pid: int) -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Of each GPU: used (percent of the time), memory and memory_total in bytes, temperature, watts, and pids of who computes on
-    it. A figure that a device does not have is left out."""
+    """The figures of each GPU: used (percent of the time), memory and memory_total in bytes, temperature, watts, and the pids of
+    the processes that compute on it. A figure that a device does not have is left out."""
     try:
         import pynvml as nvml
 

@@ -40,7 +40,7 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
             print(f"How far it is: {words} status {output}\nStop it, with a checkpoint: kill {child}", flush=True)
             return 0
         _leave_the_terminal(logs / LAUNCH_LOG)
-    with suppress(OSError):  # without a record it can be followed by its logs alone
+    with suppress(OSError):  # without a record it can still be followed, by its logs
         private_folder(path.parent)
         record |= {"pid": os.getpid(), "born": launches.born(os.getpid())}
         files.write(path, json.dumps(record))
@@ -60,7 +60,7 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
 
 
 def _leave_the_terminal(log: Path) -> None:
-    """From here on this process has no terminal and belongs to no shell; what it prints goes to the log."""
+    """Leave the terminal and the shell; what this process prints from here on goes to the log."""
     os.setsid()
     with files.append(log, secret=True) as file, Path(os.devnull).open("rb") as nothing:
         for number, source in enumerate((nothing, file, file)):

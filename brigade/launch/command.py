@@ -179,7 +179,7 @@ def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
 
 
 def _log_directory(job: "Job", named: Path | None) -> Path:
-    """Of a new launch. Raises UserError where the named one is there already."""
+    """The log directory of a new launch. Raises UserError where the one that was named is there already."""
     if named is None:
         of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
         now = time.strftime("%Y%m%d-%H%M%S")

@@ -46,7 +46,7 @@ def check(job: Job) -> None:
         problem = "replicas that come and go are those that synchronise every sync_every steps, and it is not set"
         raise UserError("flag --elastic", problem, "add --sync_every 50, or use --restarts")
     if len(job.hosts) < 2:
-        raise UserError("flag --elastic", "each host is a replica, and there is one host alone", "name more hosts")
+        raise UserError("flag --elastic", "each host is a replica, and there is only one host", "name more hosts")
     if len(slots) > 1:
         raise UserError(
             f"{job.hostfile}", "hosts have different numbers of slots", "give all the same: they are replicas"
@@ -131,12 +131,12 @@ class Elastic:
                     return
 
     def _has_trained(self, number: int, attempt: int) -> bool:
-        """Whether an attempt got as far as a logged step: what ended it then need not be there the next time."""
+        """Tell whether an attempt got as far as a logged step: what ended it then need not be there the next time."""
         logs = (self.directory / f"replica-{number}" / f"attempt-{attempt}").glob("rank-0*.log")
         return any(re.search(r"^step \d+/", log.read_text(errors="replace"), re.MULTILINE) for log in logs)
 
     def _all_stopped(self, number: int) -> bool:
-        """Whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
+        """Tell whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
         with suppress(OSError, ValueError):
             by = json.loads(files.read(self._output(number) / STOPPED))["by"]
             if self.codes[number] == TRY_LATER and by.startswith(stop.name(0)):

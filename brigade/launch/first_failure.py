@@ -61,7 +61,7 @@ class Failure:
         return f"{where} failed first{how}"
 
     def cure(self, tail: list[str]) -> str | None:
-        """What may help. tail: the last lines of the rank or launcher."""
+        """The cure that may help, if one is known. tail: the last lines of the rank or launcher."""
         if any(_FULL.search(line) for line in (*tail, self.text)):
             return f"make room: a disk of {self.host} is full, or your quota of it; `df -h` there names it"
         if self.kind == "rendezvous":
@@ -71,7 +71,8 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """Of launch: 2 for a user's mistake that train.py reported, else 1. Who follows another has made none."""
+        """The exit code of launch: 2 for a user's mistake that train.py reported, else 1. A rank that follows another has made
+        none."""
         return 2 if self.code == 2 and self.kind != "follows" else 1
 
 
@@ -97,7 +98,8 @@ def first(failures: list[Failure]) -> Failure:
 
 
 def _was_asked_to_end(failure: Failure, everything: list[Failure]) -> bool:
-    """Whether a rank got SIGTERM from outside, before it obeyed signals, and not from its launcher after another's failure."""
+    """Tell whether a rank got SIGTERM from outside, before it obeyed signals, and not from its launcher after another's
+    failure."""
     before = (one for one in everything if one.host == failure.host and one.at <= failure.at and one is not failure)
     return failure.code == -signal.SIGTERM and not any(before)
 

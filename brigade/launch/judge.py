@@ -1,4 +1,4 @@
-"""Who judges a launch: takes in what the hosts tell of their ranks, and keeps what of it went wrong."""
+"""The judge of a launch: takes in what the hosts tell of their ranks, and keeps what went wrong."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Rank:
 
 
 def _left(seen: dict[str, Any]) -> str:
-    """How a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
+    """Say how a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
     where = f"at step {seen['step']}, in {hangs.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
     return f"{where}, where train.py had not reached its end: something called sys.exit(0) or os._exit(0)"
 
@@ -85,7 +85,7 @@ class Judge:
         takers[kind](channel, **fields)
 
     def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
-        """Something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
+        """Take in something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
         one, self._spoke = self.ranks[rank], time.monotonic()
         if "out" in what:
             self.output.keep(self.log(rank), what["out"])
@@ -129,11 +129,11 @@ class Judge:
             self.output.set(channel.host, self._status(channel))
 
     def on_launcher(self, channel: Channel, out: str) -> None:
-        """Output of a host's launcher."""
+        """Keep output of a host's launcher."""
         self.output.keep(f"launcher-{channel.host}", out)
 
     def on_ended(self, channel: Channel, code: int) -> None:
-        """A host's launcher ended. That is no news after its ranks did; before, it is a failure of its own."""
+        """Note that a host's launcher ended. That is no news after its ranks did; before, it is a failure of its own."""
         self.ended.add(channel.host)
         ranks = {rank: self.ranks[rank] for rank in channel.ranks}
         left = [rank for rank, one in ranks.items() if one.exit is None]
@@ -151,30 +151,30 @@ class Judge:
         self._fail("launcher", channel, f"{self.program} {ended}{how}", code=code)
 
     def on_leaving(self, channel: Channel, why: str) -> None:
-        """An agent stops its ranks without having been told to."""
+        """Note that an agent stops its ranks without having been told to."""
         if not self.stopping and channel.host not in self.ended:
             self._fail("lost", channel, f"the host was lost: {why}")
 
     def on_stopped(self, channel: Channel) -> None:
-        """No process of the run is left on a host."""
+        """Note that no process of the run is left on a host."""
         well = all(self.ranks[rank].exit == 0 for rank in channel.ranks)
         self.output.set(channel.host, "done" if well else "stopped")
 
     def on_lost(self, channel: Channel, why: str) -> None:
-        """The line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
+        """Note that the line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
         if not channel.stopped and channel.host not in self.ended:
             self.output.set(channel.host, f"lost: {why}")
             self._fail("lost", channel, f"the host was lost: {why}")
 
     def check_silence(self) -> None:
-        """A host of which nothing is heard any more is lost."""
+        """Give up each host of which nothing is heard any more."""
         for channel in self.channels:
             if channel.open and channel.hearing.seconds() > channel.patience:
                 channel.abandon()
                 self.on_lost(channel, f"nothing heard of it for {channel.patience:.0f} s (link cut, or switched off)")
 
     def check_start(self) -> None:
-        """Ranks that hang on their way to the rendezvous, or at it, would keep all others waiting for ten minutes.
+        """Find ranks that hang on their way to the rendezvous, or at it: they would keep all others waiting for ten minutes.
 
         Late is who is later than the first by start_timeout. Until one is ready, all may be slow, and nobody is to blame.
         """
@@ -190,7 +190,8 @@ class Judge:
         self._fail("hang", self._channel(late[0]), f"{host}, rank {late[0]} failed first: {text}", late[0])
 
     def _check_rendezvous(self) -> None:
-        """All ranks are there, and some do not get through it: they find the master port, and not each other (a firewall)."""
+        """Find ranks that are at the rendezvous, as all are, and do not get through it: they reach the master port, and not each
+        other (a firewall)."""
         waiting = [rank for rank, one in self.ranks.items() if one.stage == "waiting" and one.exit is None]
         if not waiting or self.failures or any(one.stage in ("", "started") for one in self.ranks.values()):
             self._all_wait_since = 0.0
@@ -204,7 +205,8 @@ class Judge:
         self._fail("rendezvous", self._channel(waiting[0]), text, waiting[0])
 
     def check_hang(self) -> None:
-        """A run hangs when each rank is silent for longer than its own steps explain, or one that is stopped is.
+        """Find out whether the run hangs: when each rank is silent for longer than its own steps explain, or one that is
+        stopped is.
 
         Silence is counted on the ranks' hosts. So a launch that was suspended itself judges by what it reads then, in order.
         """
@@ -255,15 +257,15 @@ class Judge:
         return [f"{hangs.names(asked)} had been asked to stop: {signals}"] if asked else []
 
     def _as_launched(self, host: str) -> str:
-        """What the hostfile calls a host, which may have another name for itself."""
+        """The name by which the hostfile calls a host, which may have another one for itself."""
         return next((channel.host for channel in self.channels if channel.hello.get("host") == host), host)
 
     def _channel(self, rank: int) -> Channel:
         return next(channel for channel in self.channels if rank in channel.ranks)
 
     def decided(self) -> bool:
-        """Whether nothing is left to wait for: all hosts ended, the run succeeded and some do not end, or something failed and
-        its cause had time to come in."""
+        """Tell whether nothing is left to wait for: all hosts ended, the run succeeded and some do not end, or something failed
+        and its cause had time to come in."""
         now = time.monotonic()
         if self.late:
             return True
@@ -277,15 +279,15 @@ class Judge:
         return True
 
     def met(self) -> bool:
-        """Whether all ranks have been through the rendezvous, after which they may have trained."""
+        """Tell whether all ranks have been through the rendezvous, after which they may have trained."""
         return all(one.stage == "joined" for one in self.ranks.values())
 
     def trains(self) -> bool:
-        """Whether all ranks are there, and can be asked for a checkpoint."""
+        """Tell whether all ranks are there, and can be asked for a checkpoint."""
         return all(one.stage == "joined" and one.exit is None for one in self.ranks.values())
 
     def unfinished(self, text: str) -> None:
-        """All ended well, but the run has not succeeded."""
+        """Keep as a failure that all ended well, but the run has not succeeded."""
         self._fail("unfinished", self.channels[0], text, 0, 0)
 
     def _fail(

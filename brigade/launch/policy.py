@@ -75,7 +75,7 @@ class Fault:
 
     @property
     def _last_line(self) -> str:
-        """Of a traceback its exception, of a user's mistake the problem: its cure stands below."""
+        """The exception of a traceback, or the problem of a user's mistake, whose cure stands below it."""
         lines = [line.strip() for line in self.text.strip().splitlines() if not line.startswith("  cure: ")]
         return (lines or [""])[-1]
 
@@ -175,7 +175,7 @@ def check(job: Job, policy: Policy) -> None:
         raise UserError("flag --spare", f"{twice} is in the hostfile already", cure)
     for flag, why in NOT_TWICE.items():
         if policy.restarts and getattr(job.settings, flag):
-            cure = "start the run once with that flag alone; the same command without it continues, with --restarts"
+            cure = "start the run once with only that flag; the same command without it continues, with --restarts"
             raise UserError(f"flag --{flag}", f"{why} (--restarts)", cure)
 
 

@@ -56,7 +56,7 @@ class Restarts:
 
     @property
     def _replaceable(self) -> bool:
-        """Whether the run may go on without one of its hosts."""
+        """Tell whether the run may go on without one of its hosts."""
         return bool(self.policy.spares) or self.least < len(self.wanted)
 
     async def run(self) -> int:
@@ -88,7 +88,7 @@ class Restarts:
 
     # ---- one attempt ---------------------------------------------------------------------------------------------
     async def _attempt(self) -> tuple[int, Fault | None]:
-        """Its exit code, and what ended it before its time."""
+        """Make one attempt. Return its exit code, and what ended it before its time."""
         number, hosts = len(self.runs) + 1, ", ".join(self.job.hosts)
         self._note(f"attempt {number} on {hosts}")
         directory = self.directory / f"attempt-{number}" if self.policy.restarts else self.directory
@@ -132,13 +132,13 @@ class Restarts:
         return code, fault
 
     def _failed(self, launch: Launch) -> Fault:
-        """What ended an attempt before its time."""
+        """The fault that ended an attempt before its time."""
         failure = first_failure.first(launch.judge.failures)
         log = "" if failure.rank is None else str(launch.output.path(launch.judge.log(failure.rank)))
         return fault_of(failure, log)
 
     def _went_on_from(self, step: int) -> None:
-        """Where the newest checkpoint was damaged, more is lost than was told at the fault."""
+        """Count anew what a fault cost: where the newest checkpoint was damaged, more is lost than was told at the fault."""
         number = max((number for number, fault in enumerate(self.faults) if fault.begun), default=-1)
         if (told := self.lost.get(number)) is not None:
             self.lost[number] = lost = max(0, (self.faults[number].step or 0) - step)
@@ -146,7 +146,7 @@ class Restarts:
                 self._note(f"attempt {len(self.runs)} went on from step {step}: {self._steps([number])} lost")
 
     def _steps(self, numbers: Collection[int]) -> str:
-        """How many steps these faults cost, in words: from so many to so many where not every step is on record."""
+        """Say how many steps these faults cost: from so many to so many where not every step is on record."""
         every = self.job.settings.recipe.training.logging_steps
         least = sum(self.lost[number] or 0 for number in numbers)
         unseen = sum(
@@ -155,8 +155,8 @@ class Restarts:
         return f"{least} to {counted(least + unseen, 'step')}" if unseen else counted(least, "step")
 
     def _stopped(self, launch: Launch) -> Fault | None:
-        """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,
-        whose host may be about to go."""
+        """The fault of an attempt that somebody stopped in good order: None where it was by the file `stop`, who wants no
+        other, or by a signal to one rank, whose host may be about to go."""
         by = launch.after.get("stopped", "")
         if by == "the file stop":
             self._note(f"stopped by {by}")
@@ -168,7 +168,7 @@ class Restarts:
 
     # ---- from one to the next --------------------------------------------------------------------------------------
     async def _recover(self, fault: Fault) -> bool:
-        """Whether another attempt can begin, on the hosts of self.job."""
+        """Tell whether another attempt can begin, on the hosts of self.job."""
         self.faults.append(fault)
         lost = None if fault.step is None else max(0, fault.step - (fault.checkpoint or 0))
         if fault.begun:
@@ -202,7 +202,7 @@ class Restarts:
         return False
 
     async def _find_hosts(self) -> bool:
-        """Whether enough hosts can carry the next attempt; self.job is then the job on them.
+        """Tell whether enough hosts can carry the next attempt; self.job is then the job on them.
 
         Raises UserError where the job cannot run on those that can.
         """

@@ -26,7 +26,7 @@ PAUSE = 5.0  # seconds between two summaries of many hosts where there is no ter
 
 class Output:
     """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
-    hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
+    hosts a summary now and then. Only the user may read the directory and its logs: ranks print samples.
     limit: MiB of one log. Of a longer one three parts are kept: NAME.first.log, NAME.before.log and NAME.log, the newest.
     needed: raise UserError where no log can be written; else the launch goes on without logs
 

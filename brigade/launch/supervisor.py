@@ -158,7 +158,7 @@ class Launch:
         starting.cancel()
 
     async def _let_them_save(self) -> None:
-        """Where a user stops a run that trains: ask all ranks for a checkpoint, and wait until they have ended, or for as long as
+        """Where a user stops a run that trains, ask all ranks for a checkpoint, and wait until they have ended, or for as long as
         that takes by their own measure. Ranks before their first step end at once."""
         if not self.stop_signal or self.stopped_twice or not self.judge.trains():
             return
@@ -200,7 +200,7 @@ class Launch:
             self.judge.unfinished(f"train.py said that it ended well, but {self.marker} is not there")
 
     async def _progress(self) -> dict[str, Any]:
-        """What the first host says of the output directory, over a new line where the old one is gone; else what another says
+        """Ask the first host about the output directory, over a new line where the old one is gone; else ask another
         (they may share the directory, or each have its own). by_first: whether it was the first; {}: no answer."""
         first = self.channels[0]
         again = Channel(first.host, first.ranks, first.transport, asyncio.Queue())
@@ -247,7 +247,7 @@ class Launch:
         return TRY_LATER
 
     def _verdict(self, failure: Failure) -> list[str]:
-        """Who failed first and how, its last lines, where the rest is."""
+        """The lines that tell who failed first and how, its last lines, and where the rest is."""
         name = self.judge.log(failure.rank) if failure.rank is not None else f"launcher-{failure.host}"
         seconds, hosts = time.monotonic() - failure.at, counted(len(self.channels), "host")
         return [

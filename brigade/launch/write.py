@@ -114,7 +114,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
 
 
 def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
-    """What the templates of Slurm, Kubernetes and SkyPilot need besides."""
+    """Values that the templates of Slurm, Kubernetes and SkyPilot need besides."""
     # Where hosts come and go, runs lie on storage that outlives them, mounted at /outputs.
     output = str(job.output_dir) if kind == "sbatch" else f"/outputs/{job.output_dir.name}"
     words = train_words(job)
@@ -128,7 +128,7 @@ def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
 
 
 def _of_accelerate(job: Job, launched: bool, file: str) -> dict[str, Any]:
-    """What the template of accelerate's configuration needs besides."""
+    """Values that the template of accelerate's configuration needs besides."""
     strategy, several = job.strategy, len(job.hosts) > 1
     if strategy.is_deepspeed and several and not launched and job.hostfile is None:
         problem = "DeepSpeed's launcher reads hosts from a file, and there is none"

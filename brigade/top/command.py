@@ -65,7 +65,7 @@ def _newest() -> Path:
     found = sorted(Path("outputs").glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
     if not found:
         problem = "there is no run in outputs/ that has begun to train"
-        raise UserError("command line", problem, "name an output directory, or --hostfile FILE for hosts alone")
+        raise UserError("command line", problem, "name an output directory, or --hostfile FILE for the hosts only")
     return found[-1].parent
 
 
@@ -109,7 +109,7 @@ async def _watch(hosts: list[str], directory: Path | None, every: float, once: b
 
 
 async def _live(watching: Any, screen: Any, every: float) -> None:
-    """Until q, Ctrl-C or the end of the terminal."""
+    """Draw the table again and again until q, Ctrl-C or the end of the terminal."""
     from rich.live import Live
 
     left = asyncio.Event()

@@ -89,8 +89,8 @@ def _furthest(watching: Watching) -> list[tuple[float, int]]:
 
 
 def _is_behind(furthest: list[tuple[float, int]], host: HostSeen, key: str) -> bool:
-    """Whether a rank was still at an earlier step when others had been more than a step further. Files are some seconds old, each
-    another number: so a rank's is compared with what the others' said before it was written."""
+    """Tell whether a rank was still at an earlier step when others had been more than a step further. Files are some seconds
+    old, each another number: so a rank's is compared with what the others' said before it was written."""
     of_rank = [(when, facts["ranks"][key]) for when, facts in host.samples if key in facts.get("ranks", {})]
     newest = of_rank[-1][1] if of_rank else {}
     before = [when for when, says in of_rank if says.get("writings") != newest.get("writings")]
@@ -157,7 +157,7 @@ def slow_now(told: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
-    """What the watchdog says, or would say if this silence went on; else the last thing that went wrong."""
+    """Say what the watchdog says, or would say if this silence went on; else the last thing that went wrong."""
     apart = [row for row in rows if row.state in ("stopped", "gone", "lost")]
     quiet = rows and all(row.silent > SILENT or row.state != "running" for row in rows)
     if _last(told) in ("end", "stopped", "failed"):

@@ -1,4 +1,4 @@
-"""Looking at hosts again and again: over launch's own lines to them, and at what ranks leave in the output directory.
+"""Look at hosts again and again: over lines to their agents, and at what ranks leave in the output directory.
 
 Nothing is asked of a rank. A host's agent reads counters of its system, a few milliseconds of one processor at each look.
 """
@@ -49,7 +49,7 @@ class HostSeen:
 
 
 class Watching:
-    """hosts: by name; directory: the run's, None where hosts alone are watched; read: what its files say, by rank; told: its
+    """hosts: by name; directory: the run's, None where only hosts are watched; read: what its files say, by rank; told: its
     events"""
 
     def __init__(self, hosts: list[str], directory: Path | None, every: float) -> None:
@@ -72,7 +72,7 @@ class Watching:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     def ready(self) -> bool:
-        """Whether the files were read, and each host has answered twice, or cannot."""
+        """Tell whether the files were read, and each host has answered twice, or cannot."""
         return self._looked and all(
             len(host.samples) > 1 or host.problem not in ("", "connecting") for host in self.hosts.values()
         )
@@ -95,8 +95,8 @@ class Watching:
             await asyncio.sleep(AGAIN)
 
     async def _read_files(self) -> None:
-        """Of the output directory as it is seen from here: also of hosts that do not answer. Beside the loop: a file system may
-        hang."""
+        """Read the output directory as it is seen from here, which tells of hosts that do not answer, too. In a thread: a file
+        system may hang."""
         while self.directory:
             with suppress(OSError):
                 self.read = await asyncio.to_thread(heartbeats, self.directory)

@@ -13,7 +13,7 @@ RECIPE = "recipes/tiny/full.yaml"
 GOOD = ["--sync_every", "5"]
 REFUSED = {
     "no synchronisation": ([], "node1 slots=1\nnode2 slots=1\n", ["flag --elastic", "sync_every", "--restarts"]),
-    "one host": ([*GOOD, "--sync_replica", "rank"], "node1 slots=2\n", ["flag --elastic", "one host alone"]),
+    "one host": ([*GOOD, "--sync_replica", "rank"], "node1 slots=2\n", ["flag --elastic", "only one host"]),
     "fresh": ([*GOOD, "--fresh"], "node1 slots=1\nnode2 slots=1\n", ["flag --fresh", "--output_dir"]),
     "quantised states": (
         [*GOOD, "--optim", "adamw_8bit"],

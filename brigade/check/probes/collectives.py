@@ -106,8 +106,8 @@ def _payload(figures: list[list[Any]], longest: float, device: Any) -> int:
 
 
 def _play(how: How, place: tuple[int, int], payload: int, device: Any, received: list[list[Any]]) -> None:
-    """Each rank of a host sends to the rank of the same number on the host's partner, all pairs of a round at the same time. Adds
-    [partner, Gbit/s] to `received`, the best of a few times. place: (host, number of the rank on it)"""
+    """Let each rank of a host send to the rank of the same number on the host's partner, all pairs of a round at the same time.
+    Adds [partner, Gbit/s] to `received`, the best of a few times. place: (host, number of the rank on it)"""
     import torch
     import torch.distributed as dist
 

@@ -64,7 +64,7 @@ def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
 
 
 def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Of one GPU, what it answers. Bytes, W, degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up;
+    """What one GPU answers, in bytes, W and degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up;
     performance: 0 (the highest) to 15; margin: degrees until it slows down."""
 
     def watts(milliwatts: int) -> float:
@@ -113,7 +113,7 @@ def _clock_reasons(nvml: Any, gpu: Any) -> int:
 
 
 def _recovery(nvml: Any, gpu: Any) -> int | None:
-    """What the driver wants to be done, NVML_GPU_RECOVERY_ACTION_*; drivers before 560 do not say."""
+    """The action that the driver wants, NVML_GPU_RECOVERY_ACTION_*; drivers before 560 do not say."""
     (found,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return None if found.nvmlReturn else found.value.uiVal
 
@@ -131,7 +131,7 @@ def _fabric(nvml: Any, gpu: Any) -> dict[str, int] | None:
 
 
 def _holder(process: Any) -> dict[str, Any]:
-    """Who computes on a GPU. user and command are left out where a container hides the process."""
+    """The process that computes on a GPU. user and command are left out where a container hides the process."""
     found = {"pid": process.pid, "memory": process.usedGpuMemory}
     with suppress(OSError, KeyError):
         entry = Path("/proc", str(process.pid))

@@ -1,4 +1,4 @@
-"""Names and interfaces, as one host sees them. By the standard library only.
+"""Names and interfaces, as one host sees them. Needs only the standard library.
 
 Not from /sys/class/net: a container sees there the network of whoever mounted it. The kernel is asked by ioctl instead.
 """

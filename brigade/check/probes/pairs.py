@@ -1,4 +1,4 @@
-"""What TCP reaches between two hosts. By the standard library only: no host imports torch for it.
+"""What TCP reaches between two hosts. Needs only the standard library: no host imports torch for it.
 
 One host listens until it is released, and others send to it. The receiving end decides when the time is over, so that each pair
 takes equally long, however slow its link is.
@@ -154,7 +154,7 @@ def _push(connection: socket.socket, limit: float) -> dict[str, Any]:
 
 
 def _seen(connection: socket.socket) -> dict[str, Any]:
-    """What TCP saw of the way: segments that it sent, how many of them again, and the shortest round trip in ms.
+    """Return what TCP saw of the way: segments that it sent, how many of them again, and the shortest round trip in ms.
 
     From struct tcp_info of linux/tcp.h, which only grows at its end: tcpi_total_retrans, tcpi_data_segs_out, tcpi_min_rtt (us).
     """

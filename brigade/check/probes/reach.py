@@ -1,5 +1,5 @@
-"""Ports and packets between hosts, one end listens and the other one tries; and who else works on a host. By the standard library
-only."""
+"""Ports and packets between hosts, one end listens and the other one tries; and who else works on a host. Needs only
+the standard library."""
 
 import asyncio
 import errno
@@ -83,7 +83,7 @@ def _first_free(open_one: Any, start: int, step: int) -> int:
 def _serve(
     sockets: list[socket.socket], datagrams: socket.socket, control: socket.socket, greeting: bytes, token: str
 ) -> None:
-    """Until the control port is asked."""
+    """Answer whoever connects, until the control port is asked."""
     heard: set[str] = set()
     selector = selectors.DefaultSelector()
     for one in (*sockets, datagrams, control):
@@ -129,7 +129,7 @@ def _swallow(server: socket.socket, token: str) -> None:
 
 
 def heard(control: int) -> dict[str, Any]:
-    """From whom datagrams came in; what listens here ends."""
+    """Return from whom datagrams came in, and end what listens here."""
     with socket.create_connection(("127.0.0.1", control), timeout=5) as asked, asked.makefile() as answer:
         return {"heard": json.load(answer)}
 
@@ -202,7 +202,7 @@ def packets(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[s
     """Send each host a short datagram and one as long as this host's interface takes, which nobody may divide.
 
     targets: as of connect, and "long": its port; sent: host -> {"size": of the packet, "arrived": see below}
-    all: both arrived; none: neither; else the short one alone:
+    all: both arrived; none: neither; else only the short one:
     told: the network, or this host, says that the long one is too long, so TCP sends shorter ones
     hangs: it is lost in silence, and so are LONG bytes over TCP; lost: it is lost, and TCP passes or does not connect
     """
@@ -292,7 +292,7 @@ def _answered(sender: socket.socket, data: bytes, token: str) -> str:
 
 
 def _hangs(address: str, port: int) -> bool:
-    """Whether a connection opens there, over which LONG bytes do not pass."""
+    """Tell whether a connection opens there, over which LONG bytes do not pass."""
     try:
         connection = socket.create_connection((address, port), timeout=CONNECTING)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a host's processors, memory and limits are. By the standard library only."""
+"""What a host's processors, memory and limits are. Needs only the standard library."""
 
 import os
 import re
@@ -23,7 +23,7 @@ WORK = 5_000_000  # products of core_speed(): a third of a second on a core of 2
 
 
 def host() -> dict[str, Any]:
-    """As a process of this user sees it, container and batch system included.
+    """What a process of this user may use here, container and batch system included.
 
     cores: that it may use, memory: bytes it may use and bytes that are free, shm: of /dev/shm, None without one
     open_files: soft and hard limit, locked_memory: bytes; None: unlimited, or this user may lock what it likes (CAP_IPC_LOCK)
@@ -99,7 +99,7 @@ def _reclaimable(counts: str) -> int:
 
 
 def _may_lock() -> bool:
-    """Whether limits of locked memory do not hold for this process."""
+    """Tell whether limits of locked memory do not hold for this process."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return bool(found and int(found[1], 16) >> IPC_LOCK & 1)
 

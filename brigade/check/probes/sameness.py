@@ -1,5 +1,5 @@
-"""What a host runs: versions, code, variables and paths. By the standard library alone; torch is read and not imported, for that
-takes seconds."""
+"""What a host runs: versions, code, variables and paths. Needs only the standard library; torch is read and not imported, for
+that takes seconds."""
 
 import ast
 import hashlib
@@ -158,7 +158,7 @@ def _value(name: str, value: str, secret: str, salt: str) -> dict[str, str]:
 
 
 def _hash(path: str) -> str | None:
-    """As host_facts.file_hashes(); None of what cannot be read."""
+    """The hash of a file as in host_facts.file_hashes(), None for one that cannot be read."""
     with suppress(OSError):
         return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
     return None

@@ -1,4 +1,4 @@
-"""What a host's disks and its clock say. By the standard library alone."""
+"""What a host's disks and its clock say. Needs only the standard library."""
 
 import errno
 import mmap
@@ -44,12 +44,12 @@ def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[
 
 
 def _file_of(path: Path) -> str:
-    """What of a path is there and no directory; "" where nothing is."""
+    """The part of a path that is there and no directory, "" where none is."""
     return next((str(part) for part in (path, *path.parents) if _exists(part) and not part.is_dir()), "")
 
 
 def _exists(path: Path) -> bool:
-    """Whether it can be seen that it exists."""
+    """Tell whether it can be seen that it exists."""
     with suppress(OSError):
         return path.exists()
     return False
@@ -110,7 +110,7 @@ def rooms(directories: list[str], start: str) -> dict[str, Any]:
 
 
 def _tmp() -> str:
-    """Where temporary files go: as tempfile.gettempdir(), which passes by one that is full, and here is to be seen."""
+    """The directory for temporary files: as tempfile.gettempdir(), which passes by one that is full, and here is to be seen."""
     named = (*(os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), "/tmp")
     found = (path for path in named if path and Path(path).is_dir() and os.access(path, os.W_OK))
     return next(found, "") or tempfile.gettempdir()
