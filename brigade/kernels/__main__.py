@@ -3,7 +3,7 @@
     python -m brigade.kernels recipes/qwen3-8b/full.yaml         # a table, and the proof that later runs use
     python -m brigade.kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/kernels.md)
 
-Run it on a host with the environment that training uses. Exit code: 0, 1 where a path computes something else or breaks, 2 for a
+Run it on a host, in the environment that training uses. Exit code: 0; 1 where a path computes something else or breaks; 2 for a
 mistake in the recipe.
 """
 
@@ -22,6 +22,7 @@ STYLES = {"proven": "green", "slower": "green", "wrong": "bold red", "failed": "
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Prove the kernels that a command line asks for. Returns the exit code."""
     text = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m brigade.kernels", description=text, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
@@ -38,14 +39,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, more: list[str]) -> int:
-    """more: flags of train.py, which go before the recipe's own keys."""
+    """Prove, show and keep the proof. Returns the exit code. more: flags of train.py, which override the recipe's keys"""
     from . import auto, models, proofs, prove
 
     settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
     _check_device(options.device)
     proof = prove.on_this_host(config, shapes, options.quick, index=options.device, **auto.words_for(settings))
-    kept = proofs.write(proof) if prove.of_kind(proof) else None
+    kept = proofs.write(proof) if prove.proven_times(proof) else None
     if options.json:
         print(json.dumps(proof, indent=1))
     else:
@@ -63,6 +64,7 @@ def _check_device(index: int) -> None:
 
 
 def show(proof: dict[str, Any]) -> None:
+    """Print a proof as a table."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,7 +1,7 @@
-"""What `auto` takes on GPUs: the fastest that is proven on every device of a run. Of attention, and where the recipe says so of
-Liger's kernels and compiled layers, as they are proven together, and of the optimizer's form.
+"""What `auto` takes on GPUs: the fastest kernels that are proven on every device of a run. It chooses attention and, where the
+recipe says `auto`, Liger's kernels and compiled layers, as they are proven together, and the form of the optimizer.
 
-All ranks of a run compute in the same way, so what one host lacks none takes.
+All ranks of a run compute in the same way, so no rank takes what one host lacks.
 """
 
 import sys
@@ -26,48 +26,48 @@ KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "opti
 
 
 def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: Any, compiler: bool) -> Proofs:
-    """Settle what a run's recipe leaves to proofs. A collective. compiler: whether this host has one for kernels"""
+    """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
-    of_all = set().union(*ranks.gather(sorted(ours)))
-    return settle(settings, config, world, of_all, rows_in_parts=strategy.axes.sequence > 1)
+    everywhere = set().union(*ranks.gather(sorted(ours)))
+    return settle(settings, config, world, everywhere, rows_in_parts=strategy.axes.sequence > 1)
 
 
 def settle(
     settings: Settings, config: Any, world: World, closed: Collection[str] = (), rows_in_parts: bool = False
 ) -> Proofs:
-    """Which attention is proven, and what the keys of settings.by_proof become, the same on all ranks; nothing on hosts without a
-    GPU.
+    """Decide which attention is proven and what the keys of settings.by_proof become: the same on all ranks, and nothing where a
+    host has no GPU.
 
     closed: keys that keep their defaults, because the strategy computes in another way than a proof does
     rows_in_parts: whether the strategy divides sequences over ranks
 
     The first rank of each host and kind of GPU looks for its proof, and makes the short one where there is none. Every rank
-    has to call it; it raises nothing, for a run goes on without a proof as it would have before.
+    has to call this. It raises nothing: a run goes on without a proof as it would have before.
     """
-    found: dict[str, Row] | None = None
+    proven_here: dict[str, Row] | None = None
     device = _device(world)
-    seen = ranks.gather((world.host, device))
-    everywhere = all(one[1] for one in seen)
-    if everywhere and seen.index((world.host, device)) == world.rank:
+    devices = ranks.gather((world.host, device))
+    everywhere = all(name for _, name in devices)
+    if everywhere and devices.index((world.host, device)) == world.rank:
         try:
-            found = here(settings, config, world, str(device), asked(settings, closed))
+            proven_here = here(settings, config, world, str(device), asked(settings, closed))
         except Exception as error:  # a run that trains does not end for a proof's sake
             _say(world, f"kernels are not proven: {type(error).__name__}: {first_line(error)}")
-    told = ranks.gather(found)
-    firsts = [told[rank] for rank, one in enumerate(seen) if seen.index(one) == rank]
+    answers = ranks.gather(proven_here)
+    verdicts = [answers[rank] for rank, each in enumerate(devices) if devices.index(each) == rank]
     if not everywhere:
         return Proofs()
-    proven = common([one and one.get(ATTENTION) for one in firsts])
+    proven = common([verdict and verdict.get(ATTENTION) for verdict in verdicts])
     named = settings.recipe.model.attn_implementation
     how = attention.choose(settings, config, rows_in_parts, proven)[0] if named == "auto" else named
-    sets = common([one and one.get(SET) if one and one.get("with") == how else None for one in firsts])
-    optimizers = common([one and one.get(OPTIMIZER) for one in firsts])
+    sets = common([verdict.get(SET) if verdict and verdict.get("with") == how else None for verdict in verdicts])
+    optimizers = common([verdict and verdict.get(OPTIMIZER) for verdict in verdicts])
     return Proofs(proven, taken(settings, closed, sets, optimizers))
 
 
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
-    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight from where a rank
-    has a part of it alone; and what another key of the recipe, or a host without a compiler, excludes."""
+    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight where a rank has
+    only a part of it, or another key of the recipe or the lack of a compiler excludes them."""
     in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
     keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
     return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not compiler else set())
@@ -81,7 +81,7 @@ def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:
 
 
 def words_for(settings: Settings, kinds: Collection[str] = ()) -> Row:
-    """What prove.on_this_host() is told of a recipe. kinds: of asked(); default: these, or attention alone"""
+    """The arguments of prove.on_this_host() that come from a recipe. kinds: as from asked(); default: those, or only attention"""
     return {
         "kinds": kinds or asked(settings) or [ATTENTION],
         "attention": settings.recipe.model.attn_implementation,
@@ -91,7 +91,7 @@ def words_for(settings: Settings, kinds: Collection[str] = ()) -> Row:
 def taken(
     settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]
 ) -> dict[str, Any]:
-    """Values of the keys that proofs decide; sets, optimizers: of common()."""
+    """The values of the keys that proofs decide. sets, optimizers: as from common()"""
     free = [key for key in PARTS if key in settings.by_proof and key not in closed]
     values: dict[str, Any] = {"optim": next(iter(optimizers))} if optimizers else {}
     for name in sets:
@@ -103,20 +103,22 @@ def taken(
 
 
 def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
-    """{path: milliseconds on the slowest device}, the fastest first, of what every device has proven. None: one has no proof."""
+    """{path: milliseconds on the slowest device} of what all devices have proven, fastest first; {} where one has no proof."""
     known = [verdict for verdict in verdicts if verdict is not None]
     if not known or len(known) < len(verdicts):
         return {}
-    slowest = {name: max(one[name] for one in known) for name in known[0] if all(name in one for one in known)}
+    slowest = {
+        name: max(verdict[name] for verdict in known) for name in known[0] if all(name in verdict for verdict in known)
+    }
     return dict(sorted(slowest.items(), key=lambda entry: entry[1]))
 
 
 def here(settings: Settings, config: Any, world: World, device: str, kinds: Collection[str]) -> dict[str, Row] | None:
-    """kind -> {path: milliseconds, the fastest first} of what this rank's device has proven, by the proof in the cache or the
-    short one, and "with": the attention that sets were tried with. None where nothing is asked for, or nothing is proven."""
+    """{kind: {path: milliseconds}, fastest first} of what this rank's device has proven, by the proof in the cache or by a new
+    short one; and "with": the attention that sets were tried with. None where nothing is asked for or proven."""
     written, shapes = models.as_json(config), prove.shapes_of(settings)
     proof, note = proofs.read(proofs.key(written, shapes, proofs.device(world.local_rank)))
-    for name in asked_for(settings):  # the user's word counts; but a proof that it is wrong is no secret
+    for name in asked_for(settings):  # the user's choice counts, but a proof that it is wrong is told
         row = (proof or {"paths": {}})["paths"].get(name, {})
         if row.get("status") == "wrong":
             _say(world, f"warning: {name} does not compute what eager in fp32 does on {device}: {row['why']}")
@@ -133,7 +135,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
         proof = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, **how)
         for line in in_words(proof):
             _say(world, line)
-        if ATTENTION in kinds and not prove.of_kind(proof):
+        if ATTENTION in kinds and not prove.proven_times(proof):
             reason = models.unprovable(written) or "see `python -m brigade.kernels`"
             _say(world, f"no attention is proven here ({reason}): `auto` goes by what is installed")
             return None
@@ -147,15 +149,15 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
             world,
             "compiled layers are not proven here: `python -m brigade.kernels RECIPE` takes the minutes that it needs",
         )
-    found: dict[str, Any] = {
-        kind: in_order(prove.of_kind(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
+    proven: dict[str, Any] = {
+        kind: in_order(prove.proven_times(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
     }
-    tried = {row.get("attention") for name, row in proof["paths"].items() if name in found[SET]}
-    return found | {"with": tried.pop() if len(tried) == 1 else None}
+    tried = {row.get("attention") for name, row in proof["paths"].items() if name in proven[SET]}
+    return proven | {"with": tried.pop() if len(tried) == 1 else None}
 
 
 def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:
-    """The proof with what it lacks; the one that is there, where that cannot be tried."""
+    """The proof with what it lacked; the old one, where that cannot be tried."""
     try:
         new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof, **how)
     except Exception as error:  # a run that trains does not end for a proof's sake
@@ -168,7 +170,7 @@ def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row
 
 
 def asked_for(settings: Settings) -> list[str]:
-    """The paths that a recipe names."""
+    """The paths that a recipe names itself."""
     model, training = settings.recipe.model, settings.recipe.training
     dtype = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
     kernels = ["liger"] * training.use_liger_kernel + ["compiled"] * training.torch_compile
@@ -176,7 +178,7 @@ def asked_for(settings: Settings) -> list[str]:
 
 
 def in_order(times: dict[str, float], proof: Row, kind: str = ATTENTION) -> dict[str, float]:
-    """The fastest first; times that cannot be told apart are equal, and stand in the table's order (judging.judge)."""
+    """Times with the fastest first. Those too close to tell apart become equal, and stay in the table's order (judging.judge)."""
     best = times.get(proof["fastest"].get(kind, ""))
     tied = {name for name in times if best is not None and proof["paths"][name]["status"] == "proven"}
     equal = {name: best if name in tied and best is not None else value for name, value in times.items()}

@@ -1,7 +1,7 @@
-"""Whether a path computes what eager attention in fp32 does, but for rounding: logits, gradients, and steps of an optimizer.
+"""Compare a path with eager attention in fp32: logits and gradients have to be the same except for rounding.
 
-The reference is each sample alone through eager attention in fp32, which nobody told of packing. How far a path may be off is
-told in differences that rounding alone makes: eager's in the same precision, each sample alone.
+The reference runs each sample by itself through eager attention in fp32, which knows nothing of packing. How far off a path may
+be is measured in differences that rounding makes: those of eager in the same precision, each sample by itself.
 """
 
 import re
@@ -11,27 +11,28 @@ from ..train.data.store import IGNORED
 from . import models
 
 Row = dict[str, Any]
-# As FlashAttention's own tests allow (tests/test_flash_attn.py: twice the error of eager in the same dtype for outputs, three
+# What FlashAttention's own tests allow (tests/test_flash_attn.py: twice the error of eager in the same dtype for outputs, three
 # times for gradients). `bias` is how far a whole gradient is too long or too short: rounding goes up as often as down, so a
 # factor in it shows long before any single element does.
 FACTORS = {"logits": 2.0, "gradients": 3.0, "bias": 3.0}
-# Below so many unit roundoffs a difference is rounding, however exact eager is: sums of some hundred products in another order.
-# In fp32 eager is the reference itself. docs/kernels.md has what was measured.
+# Below this many unit roundoffs a difference counts as rounding, however exact eager is: sums of some hundred products in another
+# order. In fp32 eager is the reference itself. docs/kernels.md has the measurements.
 FLOORS = {"fp32": {"logits": 256.0, "gradients": 512.0, "bias": 64.0}}
 HALF = {"logits": 0.0, "gradients": 0.0, "bias": 2.0}
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp64": 2.0**-53}
-FAR = 1e9  # an error of NaN, inf, or of gradients that are not there: JSON has no inf
-SCALE = 1024.0  # of the loss in fp16, whose smallest gradients would be 0
+FAR = 1e9  # stands for NaN, inf and missing gradients: JSON has no inf
+SCALE = 1024.0  # the loss scale in fp16, without which the smallest gradients would be 0
 
 
 def dtype_of(name: str) -> Any:
+    """The torch.dtype that a path's table calls fp32, bf16, fp16 or fp64."""
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}[name]
 
 
 class Proof:
-    """One model on one device in one dtype. config: of models.for_proof(); dtype: fp32, bf16 or fp16."""
+    """Comparisons of one model on one device in one dtype. config: as from models.for_proof(); dtype: fp32, bf16 or fp16"""
 
     def __init__(self, config: Row, dtype: str, device: Any) -> None:
         self.config, self.dtype, self.device = config, dtype, device
@@ -52,7 +53,7 @@ class Proof:
         return torch.autocast(torch.device(self.device).type, half, enabled=half is not None)
 
     def alone(self, form: str) -> tuple[list[Any], Row]:
-        """(logits of each sample, gradients) of eager attention on samples that never meet: no position ids, masks or lengths."""
+        """(logits of each sample, gradients) of eager attention on single samples, without position ids, masks or lengths."""
         model = self.model(form)
         return alone(model, self.samples, self.device, self.autocast(form), self.scale(form))
 
@@ -60,17 +61,17 @@ class Proof:
         return SCALE if self.dtype == "fp16" and form != "fp32" else 1.0
 
     def compare(self, change: Any, how: str, told_by: str, backward: bool = True) -> Row:
-        """{"errors", "allowed", "why"} of a path, the worst of its forms; why: "" where it agrees.
+        """{"errors", "allowed", "form", "why"} of a path in the worst of its forms; why: "" where it agrees
 
-        change: called with the model, and returns it as the path has it; how: the attention it is built with
+        change: called with the model, returns it as the path wants it; how: the attention it is built with
         """
         worst: Row = {}
         for form in self.forms:
             model = change(self.model(form, how))
-            found = self.packed(model, form, how, told_by, backward)
-            off, allowed = errors(found, self.reference), self.allowed(form)
+            ours = self.packed(model, form, how, told_by, backward)
+            off, allowed = errors(ours, self.reference), self.allowed(form)
             off["moved"], allowed["moved"] = self.moved(model, form, how, told_by), self.moved_allowed(allowed)
-            if "bias" in off:  # of the kind of matrix that is furthest off
+            if "bias" in off:  # that of the kind of matrix that is furthest off
                 kind = max(off["bias"], key=lambda kind: off["bias"][kind] / allowed["bias"][kind])
                 off["bias"], allowed["bias"] = off["bias"][kind], allowed["bias"][kind]
             row = {"errors": off, "allowed": {key: allowed[key] for key in off}, "form": form}
@@ -79,14 +80,14 @@ class Proof:
         return worst | {"why": in_words(worst)}
 
     def allowed(self, form: str) -> Row:
-        """As errors(), of what rounding alone may do."""
+        """The differences that rounding may make, in the form of errors()."""
         floors = {key: count * ROUNDOFF[self.dtype] for key, count in FLOORS.get(self.dtype, HALF).items()}
-        found = {key: max(FACTORS[key] * self.rounding[form][key], floors[key]) for key in ("logits", "gradients")}
+        limits = {key: max(FACTORS[key] * self.rounding[form][key], floors[key]) for key in ("logits", "gradients")}
         biases = self.rounding[form]["bias"]
-        return found | {"bias": {kind: max(FACTORS["bias"] * off, floors["bias"]) for kind, off in biases.items()}}
+        return limits | {"bias": {kind: max(FACTORS["bias"] * off, floors["bias"]) for kind, off in biases.items()}}
 
     def moved_allowed(self, allowed: Row) -> float:
-        """What is not looked at moves nothing, in any precision; but an expert's tokens are multiplied together."""
+        """How far one sample may move another: not at all, except that an expert's tokens are multiplied together."""
         return allowed["logits"] if any(self.config.get(key) for key in models.EXPERTS) else 0.0
 
     def packed(self, model: Any, form: str, how: str, told_by: str, backward: bool) -> tuple[list[Any], Row]:
@@ -100,18 +101,18 @@ class Proof:
         return logits, gradients(model, self.scale(form))
 
     def moved(self, model: Any, form: str, how: str, told_by: str) -> float:
-        """How far other samples' logits move when the tokens of one in each row's middle or beginning are replaced."""
+        """How far other samples' logits move when one sample in the middle or at the beginning of a row gets other tokens."""
         replaced = (0, 5)
         changed = [dict(sample) for sample in self.samples]
         for number in replaced:
             changed[number]["input_ids"] = (changed[number]["input_ids"] - 3 + 7) % (self.config["vocab_size"] - 3) + 3
-        found = []
+        logits = []
         with self.autocast(form):
-            for some in (self.samples, changed):
-                inputs = models.batch(some, models.PACKED, how, self.device)
-                found.append(self._logits(model, inputs, told_by))
+            for samples in (self.samples, changed):
+                inputs = models.batch(samples, models.PACKED, how, self.device)
+                logits.append(self._logits(model, inputs, told_by))
         others = (i for i in range(len(self.samples)) if i not in replaced)
-        return max(difference(found[1][i], found[0][i]) for i in others)
+        return max(difference(logits[1][i], logits[0][i]) for i in others)
 
     def _logits(self, model: Any, inputs: Row, told_by: str) -> list[Any]:
         import torch
@@ -121,73 +122,73 @@ class Proof:
         return list(logits[0].detach().float().split(models.LENGTHS))
 
 
-def alone(model: Any, some: list[Row], device: Any, context: Any, scale: float = 1.0) -> tuple[list[Any], Row]:
-    """(logits of each sample, gradients of the mean loss over supervised tokens) of samples one by one."""
+def alone(model: Any, samples: list[Row], device: Any, context: Any, scale: float = 1.0) -> tuple[list[Any], Row]:
+    """(logits of each sample, gradients of the mean loss over supervised tokens), with the samples one by one."""
     import torch
 
-    supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
+    supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in samples)
     logits = []
-    for sample in some:
+    for sample in samples:
         ids, labels = (torch.tensor(sample[key], dtype=torch.long, device=device) for key in ("input_ids", "labels"))
         with context:
-            found = model(input_ids=ids[None], use_cache=False).logits[0]
-        found = found if found.dtype == torch.float64 else found.float()
-        loss = torch.nn.functional.cross_entropy(found[:-1], labels[1:], reduction="sum") / supervised
+            own = model(input_ids=ids[None], use_cache=False).logits[0]
+        own = own if own.dtype == torch.float64 else own.float()
+        loss = torch.nn.functional.cross_entropy(own[:-1], labels[1:], reduction="sum") / supervised
         (loss * scale).backward()
-        logits.append(found.detach())
+        logits.append(own.detach())
     return logits, gradients(model, scale)
 
 
 def gradients(model: Any, scale: float) -> Row:
-    """By parameter, in fp32 at least; an expert that no token chose has none."""
-    found = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    """{parameter: gradient} in fp32 or wider; an expert that no token chose has none."""
+    raw = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
     return {
         name.replace("_orig_mod.", ""): (value.float() if value.element_size() < 8 else value) / scale
-        for name, value in found.items()
+        for name, value in raw.items()
     }
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """Relative to the largest element: small elements are sums of large ones. NaN and inf are far off."""
-    found = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
-    return found if found < FAR else FAR
+    """The largest difference relative to the largest element, for small elements are sums of large ones. NaN and inf: FAR."""
+    off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+    return off if off < FAR else FAR
 
 
 def errors(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> Row:
-    """{"logits", "gradients", "bias"}: the largest relative difference of any sample's logits and any parameter's gradient, and
-    {kind of matrix: how far from 1 the share of their gradient in ours is}. Without gradients the first alone."""
-    found: Row = {"logits": max(map(difference, ours[0], theirs[0]))}
+    """{"logits", "gradients", "bias"}: the largest relative difference of any sample's logits, of any parameter's gradient, and
+    {kind of matrix: how far from 1 the share of their gradient in ours is}. Without gradients only the first."""
+    off: Row = {"logits": max(map(difference, ours[0], theirs[0]))}
     if not ours[1]:
-        return found
+        return off
     kinds = dict.fromkeys(_shares(theirs[1], theirs[1]), FAR)
     if ours[1].keys() != theirs[1].keys():
-        return found | {"gradients": FAR, "bias": kinds}
-    found["gradients"] = max(difference(ours[1][name], gradient) for name, gradient in theirs[1].items())
-    if found["gradients"] < FAR:
+        return off | {"gradients": FAR, "bias": kinds}
+    off["gradients"] = max(difference(ours[1][name], gradient) for name, gradient in theirs[1].items())
+    if off["gradients"] < FAR:
         kinds = {kind: abs(share - 1) for kind, share in _shares(ours[1], theirs[1]).items()}
-    return found | {"bias": kinds}
+    return off | {"bias": kinds}
 
 
 def _shares(ours: Row, theirs: Row) -> dict[str, float]:
-    """<ours, theirs> / <theirs, theirs> of each kind of matrix, over all layers: the more elements, the less rounding is left."""
+    """<ours, theirs> / <theirs, theirs> for each kind of matrix over all layers: with more elements less rounding remains."""
     sums: dict[str, list[float]] = {}
     for name, gradient in theirs.items():
         if gradient.dim() > 1:
-            one, other = ours[name].double().flatten(), gradient.double().flatten()
+            own, other = ours[name].double().flatten(), gradient.double().flatten()
             kind = sums.setdefault(re.sub(r"\d+", "*", name), [0.0, 0.0])
-            kind[0] += float(one @ other)
+            kind[0] += float(own @ other)
             kind[1] += float(other @ other)
     return {kind: product / whole for kind, (product, whole) in sums.items() if whole}
 
 
 def excess(row: Row) -> float:
-    """The largest error in parts of what is allowed; an error where none is allowed is beyond all."""
+    """The largest error as a multiple of what is allowed; infinite where none is allowed."""
     parts = ((row["errors"][key], row["allowed"][key]) for key in row["errors"])
     return max(0.0 if not off else off / allowed if allowed else float("inf") for off, allowed in parts)
 
 
 def in_words(row: Row) -> str:
-    """ "gradients are off by 3.1e-01, rounding allows 8.0e-03", of all that are; "" where none is."""
+    """The errors beyond what is allowed, as in `gradients are off by 3.1e-01, rounding allows 8.0e-03`; "" if there is none."""
     wrong = [
         f"{key} {'are' if key in ('logits', 'gradients') else 'is'} off by {off:.1e}, rounding allows {row['allowed'][key]:.1e}"
         for key, off in row["errors"].items()

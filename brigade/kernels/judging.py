@@ -1,4 +1,4 @@
-"""Which of a proof's paths is the fastest, and what two proofs of the same thing know together."""
+"""Judge which of a proof's paths is the fastest, and merge two proofs of the same thing."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,23 +7,23 @@ from . import paths
 from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG
 
 Row = dict[str, Any]
-TRIES = 3  # of a path that ran out of time: it may have been a cold disk or a busy GPU
+TRIES = 3  # for a path that ran out of time: the disk may have been cold or the GPU busy
 CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
 
 
 def answered(row: Row) -> bool:
-    """Whether a path of a proof has a status that is not for want of time alone."""
+    """Whether a path of a proof has a status for any other reason than want of time."""
     return "status" in row and not row.get("timeouts")
 
 
 def unjudged(row: Row) -> Row:
-    """A path's answer before judge() held it against others."""
+    """A path's answer as it was before judge() compared it with others."""
     return row | {"status": PROVEN, "why": ""} if row["status"] == SLOWER else dict(row)
 
 
 def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "auto") -> list[str]:
-    """Paths of these kinds that a first run's proof lacks: nobody asked for them then, or only with another attention; or they
-    ran out of time, fewer than TRIES times."""
+    """Paths of these kinds that a run's short proof lacks: nobody asked for them then, or only with another attention, or they
+    ran out of time fewer than TRIES times."""
 
     def is_open(row: Row | None) -> bool:
         other = row is not None and row["kind"] == SET and attention not in ("auto", row.get("attention"))
@@ -34,48 +34,56 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
 
 
 def merged(old: Row, new: Row) -> Row:
-    """A new proof with what an older one of the same key knows beyond it: all of a full one, unless the new one found that a path
-    computes something else; and answers of paths that ran out of time this time."""
+    """A new proof with what an older one of the same key knows beyond it: everything in a full one, unless the new one found
+    that a path computes something else; and answers of paths that now ran out of time."""
     fuller = new.get("quick") and not old.get("quick")
 
     def stays(name: str, row: Row) -> bool:
-        its = new["paths"].get(name)
-        if its is None:
+        newer = new["paths"].get(name)
+        if newer is None:
             return True
-        return answered(row) and (not answered(its) or bool(fuller and its["status"] != WRONG))
+        return answered(row) and (not answered(newer) or bool(fuller and newer["status"] != WRONG))
 
     kept = {name: row for name, row in old["paths"].items() if stays(name, row)}
     if not kept:
         return new
-    found = {name: unjudged(row) for name, row in (new["paths"] | kept).items()}
-    rows = {name: row for name, row in paths.table().items() if name in found}
-    rows |= {name: {"kind": row["kind"]} for name, row in found.items() if name not in rows}
-    return new | {"quick": bool(new.get("quick") and old.get("quick")), "fastest": judge(rows, found), "paths": found}
+    results = {name: unjudged(row) for name, row in (new["paths"] | kept).items()}
+    rows = {name: row for name, row in paths.table().items() if name in results}
+    rows |= {name: {"kind": row["kind"]} for name, row in results.items() if name not in rows}
+    return new | {
+        "quick": bool(new.get("quick") and old.get("quick")),
+        "fastest": judge(rows, results),
+        "paths": results,
+    }
 
 
-def judge(rows: dict[str, Row], found: dict[str, Row]) -> dict[str, str]:
-    """{kind: the fastest path that agrees}; those that another beats become "slower" in `found`.
+def judge(rows: dict[str, Row], results: dict[str, Row]) -> dict[str, str]:
+    """{kind: the fastest path that agrees}. In `results`, those that another beats become "slower".
 
-    A path without a time is behind all that have one."""
+    A path without a time ranks behind all that have one.
+    """
     fastest: dict[str, str] = {}
     for kind in dict.fromkeys(row["kind"] for row in rows.values()):
-        right = [name for name in rows if rows[name]["kind"] == kind and found[name]["status"] == PROVEN]
-        right = [name for name in right if may_be_timed(found[name])]
-        timed = [name for name in right if found[name].get("ms") is not None]
+        right = [name for name in rows if rows[name]["kind"] == kind and results[name]["status"] == PROVEN]
+        right = [name for name in right if may_be_timed(results[name])]
+        timed = [name for name in right if results[name].get("ms") is not None]
         if not right:
             continue
-        best = min((found[name]["ms"] for name in timed), default=None)
-        first = [name for name in timed if best is not None and found[name]["ms"] <= CLOSE * best]
+        best = min((results[name]["ms"] for name in timed), default=None)
+        first = [name for name in timed if best is not None and results[name]["ms"] <= CLOSE * best]
         fastest[kind] = (first or right)[0]
         for name in timed:
             if name not in first:
-                found[name] |= {"status": SLOWER, "why": f"{found[name]['ms'] / best:.2f}x the time of {fastest[kind]}"}
+                results[name] |= {
+                    "status": SLOWER,
+                    "why": f"{results[name]['ms'] / best:.2f}x the time of {fastest[kind]}",
+                }
         for name in right:
             if timed and name not in timed:
-                found[name] |= {"status": SLOWER, "why": found[name].get("why") or "it agrees, but was not timed"}
+                results[name] |= {"status": SLOWER, "why": results[name].get("why") or "it agrees, but was not timed"}
     return fastest
 
 
 def may_be_timed(row: Row) -> bool:
-    """Whether a path can be taken or left: a dtype is the recipe's choice, and some have no backward pass here."""
+    """Whether `auto` has a choice about a path: a dtype is the recipe's choice, and some paths have no backward pass here."""
     return row["kind"] != paths.DTYPE and not row.get("forward_only")

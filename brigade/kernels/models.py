@@ -1,4 +1,4 @@
-"""The models and samples that paths are proven and timed with: a recipe's architecture, made small, or one layer of each kind."""
+"""Models and samples to prove and time paths with: the recipe's architecture made small, or one layer of each kind."""
 
 import json
 from typing import Any
@@ -14,23 +14,23 @@ from ..train.model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE
 from ..train.model.tiny import TINY, shrink
 
 Row = dict[str, Any]
-# Tokens of each sample, on both sides of the kernels' tiles of 64 and 128; and which samples make each row.
+# The tokens of each sample, just below and above the kernels' tiles of 64 and 128; and the samples in each row.
 LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
 PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
 SEED = 3
-# What a tiny model would hide: a window longer than its samples, a cap far above its scores. An attention that leaves a part
-# out is far off with these.
+# A tiny model would hide a window longer than its samples, or a cap far above its scores. With these values, an attention that
+# leaves such a part out is far off.
 SHARPENED = {"sliding_window": 48, "attn_logit_softcapping": 1.0, "attention_chunk_size": 64}
 OWN_CODE = "brigade_own_code"  # the key of a config whose class is not Transformers'
-# Head sizes of the model itself: kernels depend on them.
+# Head sizes are kept as in the model itself: kernels depend on them.
 HEADS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Of several samples in a row that is filled, and of a row alone, in parts of max_length: lengths differ as in chats.
+# Lengths in parts of max_length, which differ as in chats: of the samples that fill a row, and of single samples.
 SHARES, ALONE = (0.4, 0.05, 0.3, 0.1, 0.15), (1.0, 0.4, 0.7, 0.2)
 
 
 def for_proof(config: Row) -> Row:
-    """The architecture with few, narrow layers, but with the head size and the grouping of heads that it has."""
+    """The architecture with few, narrow layers, but with its own head size and grouping of heads."""
     tiny = shrink(config)
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     size = head_size(config)
@@ -63,7 +63,7 @@ def for_proof(config: Row) -> Row:
 
 
 def for_timing(config: Row) -> Row:
-    """Layers of the recipe's own widths, one of each kind, with few tokens in the vocabulary and few experts."""
+    """One layer of each kind in the recipe's own widths, with a small vocabulary and few experts."""
     config = config | ({"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {})
     keys = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
     few: Row = {key: TINY[key] for key in (*EXPERTS, "num_experts_per_tok", "n_group", "topk_group") if config.get(key)}
@@ -73,24 +73,24 @@ def for_timing(config: Row) -> Row:
 
 
 def unsupported(config: Row, name: str, row: Row) -> str:
-    """Why the model's own class does not take an attention, "" where it does; row: of paths.yaml."""
+    """Why the model's own class does not take an attention; "" where it does. row: the path's, of paths.yaml"""
     known = described(config)
     model = upstream.model_class(known)
-    lacks = [what for what in row.get("wants", ()) if not upstream.supports(model, what)]
+    lacks = [feature for feature in row.get("wants", ()) if not upstream.supports(model, feature)]
     if name == attention.VARLEN:
         lacks += [key for key in attention.BEYOND_VARLEN if config.get(key)]
     return f"the model has {'no ' + lacks[0] if lacks[0] in row['wants'] else lacks[0]}" if lacks else ""
 
 
 def head_size(config: Row) -> int | None:
-    """Of queries and keys, None where the config does not tell."""
+    """The head size of queries and keys; None where the config does not tell."""
     width = config.get("hidden_size") or config.get("n_embd")
     heads = config.get("num_attention_heads") or config.get("n_head")
     return config.get("head_dim") or (width // heads if width and heads else None)
 
 
 def described(config: Row) -> Any:
-    """A new config object: a model writes its attention into it."""
+    """A new config object, for a model writes its attention into it."""
     from transformers import AutoConfig
 
     values = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
@@ -98,7 +98,7 @@ def described(config: Row) -> Any:
 
 
 def family(config: Row) -> str:
-    """What a kernel depends on, in words: "qwen3, head size 128, 32 heads to 8, sliding window"."""
+    """The features that a kernel depends on, in words: "qwen3, head size 128, 32 heads to 8, sliding window"."""
     heads, shared = config.get("num_attention_heads") or config.get("n_head"), config.get("num_key_value_heads")
     words = [str(config.get("model_type")), f"head size {head_size(config)}"]
     words += [f"{heads} heads to {shared}" if shared and shared != heads else f"{heads} heads"]
@@ -108,7 +108,8 @@ def family(config: Row) -> str:
 
 
 def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) -> Any:
-    """A model of random weights, in training mode. exact: the same on every device and in every dtype, because bf16 has them."""
+    """A model with random weights, in training mode. exact: the weights are the same on every device and in every dtype, because
+    bf16 can hold them"""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -123,7 +124,7 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
         weights = AutoModelForCausalLM.from_config(
             described(config), trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
         )
-        # Norms begin as ones, and hide what they do.
+        # Norms begin as ones, which would hide what they do.
         drawn = {
             name: (value + 0.05 * torch.randn_like(value)).bfloat16() if value.is_floating_point() else value
             for name, value in weights.state_dict().items()
@@ -138,23 +139,23 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
 def samples(vocabulary: int, lengths: Any = LENGTHS) -> list[Row]:
     """Random samples with masked parts, as a store of prepared data gives them."""
     draw = np.random.default_rng(SEED)
-    found = []
+    made = []
     for length in lengths:
         ids = draw.integers(3, vocabulary, length)
         labels = np.where(draw.random(length) < 0.6, ids, IGNORED)
-        labels[0], labels[1] = IGNORED, ids[1]  # the first is predicted from nothing; each sample has one label
-        found.append({"input_ids": ids.astype(np.int32), "labels": labels, "lengths": np.array([length])})
-    return found
+        labels[0], labels[1] = IGNORED, ids[1]  # nothing predicts the first token; each sample has a label
+        made.append({"input_ids": ids.astype(np.int32), "labels": labels, "lengths": np.array([length])})
+    return made
 
 
-def batch(some: list[Row], rows: Any, how: str, device: Any, as_a_run: bool = False) -> Row:
-    """These samples packed into rows as train.py's collator gives them to a model.
+def batch(samples: list[Row], rows: Any, how: str, device: Any, as_a_run: bool = False) -> Row:
+    """Samples packed into rows as train.py's collator gives them to a model.
 
-    rows: the numbers of the samples in each; as_a_run: padded where a run would pad them, else always end to end
+    rows: the numbers of the samples in each row; as_a_run: pad them where a run would, else lay them always end to end
     """
     import torch
 
-    joined = [{key: np.concatenate([some[i][key] for i in members]) for key in some[0]} for members in rows]
+    joined = [{key: np.concatenate([samples[i][key] for i in members]) for key in samples[0]} for members in rows]
     several = any(len(members) > 1 for members in rows)
     squares = as_a_run and how not in SAMPLE_BY_SAMPLE
     collate = Collate(0, True, several, cumulative=how in NEEDS_CUMULATIVE_LENGTHS, squares=squares)
@@ -179,7 +180,7 @@ def forward(model: Any, inputs: Row, told_by: str, labels: bool) -> Any:
 
 
 def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[int]]]:
-    """(samples, their numbers in each row) that fill a micro-batch as the recipe's own do."""
+    """(samples, the numbers of those in each row), which fill a micro-batch as the recipe's own samples do."""
     longest, count = shapes["max_length"], shapes["micro_batch"]
     parts = SHARES if shapes["packing"] else (None,)
     lengths = [max(2, int(longest * (share or ALONE[row % len(ALONE)]))) for row in range(count) for share in parts]
@@ -188,19 +189,19 @@ def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[in
 
 
 def as_json(config: Any) -> Row:
-    """A config object's own values, of its texts' part, as JSON has them."""
+    """The values of a config object's text part, as JSON has them."""
     text = config.get_text_config()
-    found = json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))
-    return found if type(text).__module__.startswith("transformers.") else found | {OWN_CODE: type(text).__name__}
+    values = json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))
+    return values if type(text).__module__.startswith("transformers.") else values | {OWN_CODE: type(text).__name__}
 
 
 def unprovable(config: Row) -> str:
-    """Why no path of this model can be compared, "" where it can. config: of as_json()"""
+    """Why no path of this model can be compared; "" where one can. config: as from as_json()"""
     if config.get(OWN_CODE):
         return f"{config[OWN_CODE]} has code of its own (trust_remote_code), which no proof runs"
     try:
         known = described(config)
     except (ValueError, KeyError) as error:
         return f"Transformers cannot build it from its config: {first_line(error)}"
-    found, why = packed_samples.method_of(known, "eager")
-    return f"packed samples of this model see each other: {why}" if found == packed_samples.NOTHING else ""
+    method, why = packed_samples.method_of(known, "eager")
+    return f"packed samples of this model see each other: {why}" if method == packed_samples.NOTHING else ""

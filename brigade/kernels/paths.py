@@ -16,13 +16,13 @@ ATTENTION, LIGER, LAYERS, SET, OPTIMIZER, DTYPE = "attention", "liger", "layers"
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Path -> its row, with its "kind"."""
+    """{path: its row, with its "kind"}."""
     document = yaml.safe_load(TABLE.read_text())
     return {name: {"kind": kind, **row} for kind, rows in document.items() for name, row in rows.items()}
 
 
 def lacking(row: Row, device: Row, dtype: str) -> str:
-    """Why this device cannot compute a path in this dtype, "" where it may try. device: of proofs.device()."""
+    """Why this device cannot compute a path in this dtype; "" where it may try. device: as from proofs.device()"""
     gpu, capability = device["type"] == "cuda", device.get("capability")
     if row.get("gpu") and not gpu:
         return "it needs a GPU"
@@ -38,12 +38,13 @@ def lacking(row: Row, device: Row, dtype: str) -> str:
 
 
 def called(name: str, *given: Any) -> Any:
-    """What `module:function` returns."""
+    """Call a function by its name, `module:function`, and return what it returns."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(*given)
 
 
 def apply_liger(model: Any) -> None:
+    """Put Liger's kernels into a model, as Transformers' Trainer does."""
     from transformers.integrations.liger import apply_liger_kernel
 
     apply_liger_kernel(model, None)

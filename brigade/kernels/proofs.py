@@ -1,5 +1,5 @@
-"""Proofs that were made on this host, kept in the user's cache: one file for a device, its driver, all versions, a model's
-attention and the recipe's shapes. A proof that differs from this host in any of them is not used."""
+"""Proofs made on this host, in the user's cache: one file for each device, driver, set of versions, kind of attention in the
+model, and shapes of the recipe. A proof that differs from this host in any of them is not used."""
 
 import functools
 import hashlib
@@ -24,12 +24,13 @@ PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel
 DRIVER = Path("/proc/driver/nvidia/version")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
-CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of ours:
+CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of our own:
 MODEL = Path(attention.__file__).parent
 OURS = ("attention.py", "cpu_attention.py", "packed_samples.py")
 
 
 def folder() -> Path:
+    """The directory of the proofs."""
     return cache_directory("kernels")
 
 
@@ -54,8 +55,8 @@ def processor() -> str:
     text = ""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()
 
 
 @functools.cache
@@ -66,9 +67,9 @@ def driver() -> str:
             return found[1]
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()
-        if told:
-            return told[0]
+        words = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()
+        if words:
+            return words[0]
     with suppress(OSError):
         return f"unknown, since boot {BOOT.read_text().strip()}"
     return "unknown"
@@ -76,19 +77,19 @@ def driver() -> str:
 
 @functools.cache
 def versions() -> Row:
-    """Of the packages whose kernels are proven, and of our own code ("code": a digest)."""
-    found: Row = {}
+    """The versions of the packages whose kernels are proven, and a digest of our own code ("code")."""
+    installed: Row = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
+            installed[package] = None
     files = [HERE / name for name in CODE] + [MODEL / name for name in OURS]
-    return found | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
+    return installed | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
 
 
 def key(config: Row, shapes: Row, device: Row) -> Row:
-    """What a proof holds for. config: of models.as_json(); shapes: of prove.shapes_of()"""
+    """What a proof holds for. config: as from models.as_json(); shapes: as from prove.shapes_of()"""
     layer = json.dumps(models.for_timing(config), sort_keys=True, default=str)
     return {
         "format": FORMAT,
@@ -101,6 +102,7 @@ def key(config: Row, shapes: Row, device: Row) -> Row:
 
 
 def path_of(key: Row) -> Path:
+    """The file of the proof for a key."""
     return folder() / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
 
 
@@ -121,9 +123,8 @@ def read(key: Row) -> tuple[Row | None, str]:
 
 
 def write(proof: Row) -> Path | None:
-    """Keep a proof, with what an older one knows beyond it (judging.merged);
-    the last of several writers wins, and a reader sees a
-    whole one. None where nothing can be written there."""
+    """Keep a proof, with what an older one knows beyond it (judging.merged). Returns its file; None where that cannot be written.
+    The last of several writers wins, and a reader always sees a whole proof."""
     file = path_of(proof["key"])
     if file.exists() and (old := read(proof["key"])[0]):
         proof = judging.merged(old, proof)
@@ -144,7 +145,7 @@ def _is_whole(proof: Any) -> bool:
 
 
 def _other(key: Row) -> str:
-    """Which proof of the same attention and shapes is there, made with another driver, device or version."""
+    """A sentence about a proof of the same attention and shapes, made with another driver, device or version; "" if none."""
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
         with suppress(OSError, ValueError, RecursionError):
@@ -155,7 +156,7 @@ def _other(key: Row) -> str:
 
 
 def _difference(theirs: Row, ours: Row) -> str:
-    """ "driver 550.54.14, now 570.86.10", of the first two."""
+    """The first two differences, as in `driver 550.54.14, now 570.86.10`."""
     flat = [{**key.get("device", {}), **key.get("versions", {}), **key} for key in (theirs, ours)]
     names = [name for name in flat[1] if name not in ("device", "versions") and flat[0].get(name) != flat[1][name]]
     return ", ".join(f"{name} {flat[0].get(name)}, now {flat[1][name]}" for name in names[:2]) or "unlike this host"

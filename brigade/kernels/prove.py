@@ -1,4 +1,4 @@
-"""Prove the paths that a host has, and time those that agree: docs/kernels.md.
+"""Prove the paths that a host has, and time those that agree (docs/kernels.md).
 
 Paths are tried in a process of their own (worker.py), which is started again without the path that ended it.
 """
@@ -20,13 +20,13 @@ from .judging import answered, judge, may_be_timed, unjudged
 from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER
 
 Row = dict[str, Any]
-QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # of a first run, which waits for it (issue 17)
-FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex and compiled layers wait for a compiler
+QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
+FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex attention and compiled layers wait for a compiler
 NOT_FOR_A_CHILD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def shapes_of(settings: Settings) -> Row:
-    """What of a recipe decides how fast a kernel is, beyond the model: {"dtype", "max_length", "micro_batch", "packing"}."""
+    """The parts of a recipe that decide a kernel's speed, beside the model: {"dtype", "max_length", "micro_batch", "packing"}."""
     training, data = settings.recipe.training, settings.recipe.data
     micro = training.per_device_train_batch_size
     return {
@@ -48,21 +48,21 @@ def on_this_host(
     kinds: Collection[str] = (ATTENTION,),
     attention: str = "auto",
 ) -> Row:
-    """Prove and time all paths on one device of this host. Nothing is written; see proofs.write().
+    """Prove and time all paths on one device of this host. Nothing is written; proofs.write() does that.
 
-    config: the model's config.json, of its texts' part (models.as_json of a config object); shapes: of shapes_of()
+    config: the text part of the model's config.json (models.as_json of a config object); shapes: as from shapes_of()
     quick: only what `auto` chooses among, of these kinds, within QUICK["seconds"]; rows: another table; index: of the GPU
-    limits: instead of QUICK or FULL: seconds in all, seconds for a path's call, rounds of timing
+    limits: instead of QUICK or FULL: seconds in all, seconds for one call of a path, rounds of timing
     known: an earlier proof of this key, whose answers hold; what ran out of time in it is tried again
-    attention: of the recipe, with which sets of kernels are tried; auto: the fastest that agrees
+    attention: the recipe's, with which sets of kernels are tried; auto: the fastest that agrees
 
     Returns, for JSON: {"key": what it holds for, "quick", "seconds", "made": seconds since 1970, "fastest": {kind: path},
-    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only", "timeouts", "attention"}}}; what
-    was found.
+    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only", "timeouts", "attention"}}}, where
+    a path has only those keys that apply.
     status: proven (agrees, and none of its kind is faster), slower (agrees, but another is faster), wrong (its errors are beyond
     what is allowed), failed (it crashed, hung or raised), absent (this host cannot run it)
     ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
-    timeouts: how often it ran out of time, of paths that failed by that alone; attention: of sets, what they were tried with
+    timeouts: how often a path ran out of time that failed only for that; attention: with which one a set was tried
     """
     began = time.monotonic()
     device = proofs.device(index)
@@ -71,7 +71,7 @@ def on_this_host(
         for name, row in (rows or paths.table()).items()
         if not quick or (row.get("quick") and row["kind"] in kinds)
     }
-    found: dict[str, Row] = {}
+    results: dict[str, Row] = {}
     no_model = models.unprovable(config)
     for name, row in rows.items():
         why = paths.lacking(row, device, shapes["dtype"])
@@ -79,11 +79,11 @@ def on_this_host(
             why = why or no_model or models.unsupported(config, name, row)
         earlier = known["paths"].get(name, {}) if known else {}
         if why:
-            found[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
+            results[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
         elif answered(earlier) and not (row["kind"] == SET and attention not in ("auto", earlier.get("attention"))):
-            found[name] = unjudged(earlier)
+            results[name] = unjudged(earlier)
         else:
-            found[name] = {"kind": row["kind"]}
+            results[name] = {"kind": row["kind"]}
     job: Row = {
         "config": config,
         "shapes": shapes,
@@ -91,12 +91,12 @@ def on_this_host(
         "device": f"cuda:{index}" if device["type"] == "cuda" else "cpu",
     }
     limits = limits or (QUICK if quick else FULL)
-    alone = {name: row for name, row in found.items() if row["kind"] != SET}
-    _drive(job, alone, limits, began)
-    if len(alone) < len(found):
-        job["attention"] = _attention(rows, alone) if attention == "auto" else attention
-        _drive(job, _sets(rows, found, job["attention"]), limits, began)
-    for name, row in found.items():
+    singles = {name: row for name, row in results.items() if row["kind"] != SET}
+    _drive(job, singles, limits, began)
+    if len(singles) < len(results):
+        job["attention"] = _attention(rows, singles) if attention == "auto" else attention
+        _drive(job, _sets(rows, results, job["attention"]), limits, began)
+    for name, row in results.items():
         if "timeouts" in row and known:
             row["timeouts"] += known["paths"].get(name, {}).get("timeouts", 0)
     return {
@@ -104,30 +104,30 @@ def on_this_host(
         "quick": quick,
         "seconds": round(time.monotonic() - began, 1),
         "made": int(time.time()),
-        "fastest": judge(rows, found),
-        "paths": found,
+        "fastest": judge(rows, results),
+        "paths": results,
     }
 
 
-def _attention(rows: dict[str, Row], found: dict[str, Row]) -> str:
-    """The one that `auto` would take."""
-    some = {name: rows[name] for name, row in found.items() if row["kind"] == ATTENTION and rows[name].get("auto")}
-    return judge(some, {name: dict(found[name]) for name in some}).get(ATTENTION, "eager")
+def _attention(rows: dict[str, Row], results: dict[str, Row]) -> str:
+    """The attention that `auto` would take."""
+    choices = {name: rows[name] for name, row in results.items() if row["kind"] == ATTENTION and rows[name].get("auto")}
+    return judge(choices, {name: dict(results[name]) for name in choices}).get(ATTENTION, "eager")
 
 
-def _sets(rows: dict[str, Row], found: dict[str, Row], attention: str) -> dict[str, Row]:
-    """The sets whose parts are all proven, to be tried together with this attention."""
-    sets = {name: row for name, row in found.items() if row["kind"] == SET}
+def _sets(rows: dict[str, Row], results: dict[str, Row], attention: str) -> dict[str, Row]:
+    """The sets, with those marked absent of which a part is not proven; the others are to be tried with this attention."""
+    sets = {name: row for name, row in results.items() if row["kind"] == SET}
     for name, row in sets.items():
-        missing = [part for part in rows[name]["uses"] if found.get(part, {}).get("status") not in (PROVEN, SLOWER)]
+        missing = [part for part in rows[name]["uses"] if results.get(part, {}).get("status") not in (PROVEN, SLOWER)]
         if missing and "status" not in row:
             row |= {"status": ABSENT, "why": f"{missing[0]} is not proven here"}
         row.setdefault("attention", attention)
     return sets
 
 
-def of_kind(proof: Row, kind: str = ATTENTION) -> dict[str, float]:
-    """{path: milliseconds} of what agrees and `auto` may take, in the table's order; infinite where it was not timed."""
+def proven_times(proof: Row, kind: str = ATTENTION) -> dict[str, float]:
+    """{path: milliseconds} of paths that agree and `auto` may take, in the table's order; infinite where one was not timed."""
     rows = paths.table()
     return {
         name: row["ms"] if row.get("ms") is not None else float("inf")
@@ -140,17 +140,17 @@ def of_kind(proof: Row, kind: str = ATTENTION) -> dict[str, float]:
 
 
 # ---- the process in which it happens -----------------------------------------------------------------------------------
-def _drive(job: Row, found: dict[str, Row], limits: Row, began: float) -> None:
-    """Start workers until every path has an answer or the time is over."""
+def _drive(job: Row, results: dict[str, Row], limits: Row, began: float) -> None:
+    """Start workers until every path has an answer or time is up."""
     end = began + limits["seconds"]
-    for _ in range(2 * len(found) + 2):  # each ends one path at least
+    for _ in range(2 * len(results) + 2):  # each ends one path at least
         if time.monotonic() >= end:
             break
-        todo = [name for name, row in found.items() if "status" not in row]
-        agreed = [name for name, row in found.items() if row.get("status") == PROVEN and may_be_timed(row)]
-        if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, found, limits["path"], end):
+        todo = [name for name, row in results.items() if "status" not in row]
+        agreed = [name for name, row in results.items() if row.get("status") == PROVEN and may_be_timed(row)]
+        if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, results, limits["path"], end):
             break
-    for row in found.values():
+    for row in results.values():
         if "status" not in row:
             _timed_out(row, f"not reached within {limits['seconds']:.0f} s")
 
@@ -159,8 +159,8 @@ def _timed_out(row: Row, why: str) -> None:
     row |= {"status": FAILED, "why": why, "ms": None, "timeouts": 1}
 
 
-def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
-    """One worker, until it ends or has to be ended; whether there is nothing left to do."""
+def _work(job: Row, results: dict[str, Row], patience: float, end: float) -> bool:
+    """Run one worker until it ends or has to be ended. Returns whether nothing is left to do."""
     environment = {key: value for key, value in os.environ.items() if key not in NOT_FOR_A_CHILD}
     worker = subprocess.Popen(
         [sys.executable, "-m", "brigade.kernels.worker"],
@@ -173,9 +173,9 @@ def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
         errors="replace",
     )
     events: queue.Queue[Row | None] = queue.Queue()
-    said: list[str] = []
+    stderr: list[str] = []
     threads = [threading.Thread(target=_listen, args=(worker.stdout, events), daemon=True)]
-    threads.append(threading.Thread(target=lambda: said.extend(worker.stderr or []), daemon=True))
+    threads.append(threading.Thread(target=lambda: stderr.extend(worker.stderr or []), daemon=True))
     for thread in threads:
         thread.start()
     current, ready = None, False
@@ -192,7 +192,7 @@ def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
                 event = events.get(timeout=max(0.0, min(left, patience) if ready else left))
             except queue.Empty:
                 if current and left > 0:
-                    _timed_out(found[current], f"no answer within {patience:.0f} s")
+                    _timed_out(results[current], f"no answer within {patience:.0f} s")
                 return left <= 0
             if event is None:
                 break
@@ -203,26 +203,26 @@ def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
                 current = event["begin"]
             elif "path" in event:
                 current = None
-                found[event["path"]] |= {key: value for key, value in event.items() if key not in ("path", "stage")}
-                if found[event["path"]]["status"] == FAILED:
-                    found[event["path"]].pop("ms", None)
+                results[event["path"]] |= {key: value for key, value in event.items() if key not in ("path", "stage")}
+                if results[event["path"]]["status"] == FAILED:
+                    results[event["path"]].pop("ms", None)
     finally:
         worker.kill()
         worker.wait()
         for thread in threads:
             thread.join()
-    last = next((line.strip() for line in reversed(said) if line.strip()), "")[:160]
+    last = next((line.strip() for line in reversed(stderr) if line.strip()), "")[:160]
     if current:  # it died in the middle of it
         code = worker.returncode
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        found[current] |= {
+        results[current] |= {
             "status": FAILED,
             "why": f"the process ended {how}" + (f": {last}" if last else ""),
             "ms": None,
         }
         return False
     if not ready:  # no path's fault: the next worker would end in the same way
-        for row in found.values():
+        for row in results.values():
             if "status" not in row:
                 row |= {"status": FAILED, "why": f"the process that tries it does not start: {last}"}
         return True

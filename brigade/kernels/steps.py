@@ -1,13 +1,13 @@
-"""Optimizers as paths: three steps, compared with AdamW's formula in fp64 on the same gradients (arXiv 1711.05101)."""
+"""Prove optimizers: three steps are compared with AdamW's formula in fp64 on the same gradients (arXiv 1711.05101)."""
 
 from collections.abc import Callable
 from typing import Any
 
-FAR = 1e9  # an error of NaN or inf: JSON has neither
+FAR = 1e9  # stands for NaN and inf: JSON has neither
 RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 STEPS = 3
 SIZES = ((257, 64), (4096,), (64, 128))  # bitsandbytes keeps 8 bits from 4,096 elements on
-LARGEST = 2**26  # elements to time a step with: states of five optimizers lie side by side
+LARGEST = 2**26  # elements to time a step with: memory holds the states of five optimizers at once
 
 
 def optimizer(name: str, parameters: list[Any]) -> Any:
@@ -24,7 +24,7 @@ def optimizer(name: str, parameters: list[Any]) -> Any:
 
 
 def error(change: Callable[[str, list[Any]], Any], name: str, device: Any) -> float:
-    """The mean difference of the change that STEPS steps make, in parts of the mean change. change: optimizer() or another"""
+    """The mean error of the change that STEPS steps make, in parts of the mean change. change: optimizer() or one like it"""
     import torch
 
     draw = torch.Generator().manual_seed(7)
@@ -56,7 +56,7 @@ def by_formula(value: Any, gradients: list[Any]) -> Any:
 
 
 def timed(name: str, sizes: list[tuple[int, ...]], device: Any) -> Callable[[], None]:
-    """One step on parameters of these sizes, LARGEST elements of them at most."""
+    """A call to time: one step on parameters of these sizes, with at most LARGEST elements."""
     import torch
 
     parameters, room = [], LARGEST

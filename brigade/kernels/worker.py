@@ -1,8 +1,8 @@
 """The process in which paths are tried: a kernel that crashes or hangs takes this process with it and no other.
 
-It reads a job (JSON) from its standard input, and writes an event (JSON, a line each) before and after whatever may fail:
+It reads a job (JSON) from its standard input, and writes an event (a line of JSON) before and after whatever may fail:
 {"ready": true}, {"begin": path, "stage": "prove" or "time"}, {"path", "stage", ...results}, {"end": true}. After a path that
-failed or computed something else it ends: such a kernel may have written where it should not.
+failed or computed something else, it ends: such a kernel may have written where it should not.
 
 job: config, shapes, device ("cuda:0"), rows {path: row}, prove [paths], time [paths that agreed before], rounds
 attention: the fastest, for sets of paths and to time others with; "eager" until it is known
@@ -27,6 +27,8 @@ Row = dict[str, Any]
 
 
 class Worker:
+    """Proves and times the paths of one job, and tells each event."""
+
     def __init__(self, job: Row, tell: Callable[[Row], None]) -> None:
         self.job, self.tell, self.rows = job, tell, job["rows"]
         self.config, self.shapes, self.device = job["config"], job["shapes"], job["device"]
@@ -54,17 +56,17 @@ class Worker:
 
     # ---- does it compute the same? ---------------------------------------------------------------------------------
     def prove(self) -> bool:
-        """Whether all agreed, and none has changed this process."""
+        """Prove the job's paths in order. Returns whether all agreed and none has changed this process."""
         for path in self.job["prove"]:
             row = self.begin(path, "prove")
             if row.get("register"):
                 paths.called(row["register"])
-            found = {OPTIMIZER: self._optimizer, DTYPE: self._dtype}.get(row["kind"], self._model)(path, row)
-            status = paths.WRONG if found["why"] else paths.PROVEN
-            self.tell({"path": path, "stage": "prove", "status": status, **found})
-            if found["why"] or row.get("patches"):
+            result = {OPTIMIZER: self._optimizer, DTYPE: self._dtype}.get(row["kind"], self._model)(path, row)
+            status = paths.WRONG if result["why"] else paths.PROVEN
+            self.tell({"path": path, "stage": "prove", "status": status, **result})
+            if result["why"] or row.get("patches"):
                 return False
-            if row["kind"] != DTYPE and not found.get("forward_only"):
+            if row["kind"] != DTYPE and not result.get("forward_only"):
                 self.agreed.append(path)
         return True
 
@@ -79,8 +81,8 @@ class Worker:
     def _model(self, path: str, row: Row) -> Row:
         how = path if row["kind"] == ATTENTION else self.attention if row["kind"] == SET else "eager"
         forward_only = self.device == "cpu" and bool(row.get("no_backward_on_cpu"))
-        found = self.proof.compare(self._change(path), how, self._told(how), backward=not forward_only)
-        return found | {"forward_only": True} if forward_only else found
+        result = self.proof.compare(self._change(path), how, self._told(how), backward=not forward_only)
+        return result | {"forward_only": True} if forward_only else result
 
     def _optimizer(self, path: str, row: Row) -> Row:
         off = steps.error(steps.optimizer, path, self.device)
@@ -89,7 +91,7 @@ class Worker:
         return {"errors": {"step": off}, "allowed": {"step": row["limit"]}, "why": why}
 
     def _dtype(self, path: str, row: Row) -> Row:
-        """Eager in a dtype against eager in the next wider one: fp32 against fp64 on a CPU, halves against fp32 here."""
+        """Compare eager in a dtype with eager in the next wider one: fp32 with fp64 on a CPU, half precision with fp32 here."""
         import contextlib
 
         from . import compare, models
@@ -110,7 +112,7 @@ class Worker:
         return result | {"why": compare.in_words(result)}
 
     def _change(self, path: str) -> Callable[[Any], Any]:
-        """What makes of a model the one of a path."""
+        """A function that turns a model into the path's, in place."""
         row = self.rows[path]
 
         def change(model: Any) -> Any:
@@ -122,7 +124,7 @@ class Worker:
         return change
 
     def _told(self, how: str) -> str:
-        """How a model with this attention learns where samples begin. One that learns it in no way is not tried."""
+        """How a model with this attention learns where samples begin. A model that cannot learn it is not tried."""
         from ..train.model import attention, packed_samples
         from . import models
 
@@ -132,7 +134,8 @@ class Worker:
 
     # ---- how fast is it? -------------------------------------------------------------------------------------------
     def time(self) -> bool:
-        """Attention first: the other kinds are timed with the fastest. Liger last: what it patches stays so."""
+        """Time what agreed. Attention comes first: the other kinds are timed with the fastest. Liger comes late: what it patches
+        stays patched."""
         fastest = self.attention
         for kind in (ATTENTION, LAYERS, OPTIMIZER, LIGER, SET):
             names = [name for name in self.rows if name in self.agreed and self.rows[name]["kind"] == kind]
@@ -154,7 +157,7 @@ class Worker:
         return True
 
     def _calls(self, kind: str, names: list[str], fastest: str) -> dict[str, Callable[[], None]]:
-        """One call to time for each path: a forward and backward pass, or a step."""
+        """{path: a call to time}: a forward and backward pass, or a step of an optimizer."""
         from . import compare, models, steps
 
         config, dtype = models.for_timing(self.config), compare.dtype_of(self.shapes["dtype"])
@@ -175,7 +178,7 @@ class Worker:
         return calls
 
     def _pass(self, model: Any, how: str, switch: bool) -> Callable[[], None]:
-        """A forward and a backward pass of `model`; switch: it has another attention meanwhile."""
+        """A call that makes a forward and a backward pass of `model`. switch: first give the model this attention again"""
         from . import models
 
         some, rows = models.timed_samples(self.shapes, model.config.vocab_size)
@@ -190,7 +193,7 @@ class Worker:
         return call
 
     def _time(self, names: list[str], calls: dict[str, Callable[[], None]]) -> dict[str, float]:
-        """Milliseconds, medians of rounds in which all take their turn; the first round of each warms up."""
+        """{path: milliseconds}: medians over rounds in which all take turns. A first round warms up."""
         found: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self.job["rounds"] + 1):
             for name in names:
@@ -211,6 +214,7 @@ class Worker:
 
 
 def main() -> None:
+    """Read the job, and work on it until all is done or a path has failed."""
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no event
 
@@ -218,7 +222,7 @@ def main() -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # who waits for it is gone: so is it
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # this process ends with the one that waits for it
     job = json.load(sys.stdin)
     import torch
 

@@ -41,7 +41,7 @@ def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
         proof = proving.on_this_host(config, proving.shapes_of(settings), quick, **auto.words_for(settings))
     except UserError as error:
         return {"problem": f"{error.place}: {error.problem}"}
-    if proving.of_kind(proof):
+    if proving.proven_times(proof):
         proofs.write(proof)
     return proof
 

@@ -182,7 +182,7 @@ def test_the_command_writes_the_proof_that_a_run_finds():
 def test_time_that_is_over_leaves_paths_unproven():
     proof = prove.on_this_host(config(), SHAPES, quick=True, limits={"seconds": 0.0, "path": 1.0, "rounds": 1})
     assert proof["fastest"] == {} and "not reached within 0 s" in proof["paths"]["varlen"]["why"]
-    assert prove.of_kind(proof) == {}
+    assert prove.proven_times(proof) == {}
 
 
 def test_a_gpu_that_is_not_there_is_a_users_mistake(capsys):
