@@ -11,7 +11,7 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
 from brigade.train.cluster import world_from_environment
@@ -21,6 +21,9 @@ from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
 from brigade.train.run.ending import say_finished, succeed
 from brigade.train.strategy import choose
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
@@ -53,7 +56,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. This host, the model's config, and what the run computes with, the same on all ranks.
-    from brigade.train import steps  # torch: seconds
+    from brigade.train.loop import steps  # torch: seconds
 
     with ranks.agreed(world):
         steps.prepare_environment(world, strategy)
@@ -86,16 +89,23 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     run = runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         run = steps.divide_into_replicas(run)
-    return train(run, data, tokenizer, weights, checkpoint, callbacks)
+    return train_and_save(run, data, tokenizer, weights, checkpoint, callbacks)
 
 
-def train(run: Any, data: Any, tokenizer: Any, weights: str, checkpoint: Any, callbacks: tuple[Any, ...]) -> Any:
+def train_and_save(
+    run: runs.Run,
+    data: Any,
+    tokenizer: Any,
+    weights: str,
+    checkpoint: "Path | None",
+    callbacks: tuple[Any, ...],
+) -> Any:
     """Build the model with its Trainer; train, evaluating before the first step and at the end; save; and only then call it a
     success.
 
     A rank that fails from here on stops at once, and says so if it is the first; its launcher stops the others.
     """
-    from brigade.train import steps
+    from brigade.train.loop import steps
 
     with steps.watched(run):
         try:

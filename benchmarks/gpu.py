@@ -151,7 +151,7 @@ def identity(row: Row) -> str:
 def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
     """Run what is not in the results file yet, and append to it; returns the new rows. Raises RuntimeError when not even
     the inputs can be made."""
-    from brigade.train.run.directory import git_commit
+    from brigade.train.run.versions import git_commit
 
     began = time.monotonic()
     options.work.mkdir(parents=True, exist_ok=True)

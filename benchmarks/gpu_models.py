@@ -152,9 +152,9 @@ def where() -> Row:
     import torch
 
     from benchmarks.pages import machine
-    from brigade.train.run.directory import versions
+    from brigade.train.run.versions import of_packages
 
-    found = versions()
+    found = of_packages()
     for package in EXTRAS:
         try:
             found[package] = version(package)

@@ -58,9 +58,9 @@ def in_words(versions: dict[str, str]) -> str:
 
 def where() -> dict[str, str]:
     """What a row says of where it was measured."""
-    from brigade.train.run.directory import versions
+    from brigade.train.run.versions import of_packages
 
-    return {"machine": machine(), "versions": in_words(versions())}
+    return {"machine": machine(), "versions": in_words(of_packages())}
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------

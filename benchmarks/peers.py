@@ -201,7 +201,7 @@ def from_log(history: list[Row], steps: int) -> Row:
 def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
     """`pairs` rounds of ours and all others of a kind (or of `only`), one after the other in each; appends a row per run
     to RESULTS."""
-    from brigade.train.run.directory import versions
+    from brigade.train.run.versions import of_packages
 
     WORK.mkdir(parents=True, exist_ok=True)
     data = peers_data.build(WORK / "data")
@@ -218,7 +218,7 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
         "data": {key: data[key] for key in ("sha256", "dialogues")},
         "model": peers_data.MODEL | {"parameters": data["parameters"]},
     }
-    ours = versions()
+    ours = of_packages()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for number in range(pairs):
         for name in names:

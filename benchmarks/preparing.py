@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     from brigade.train.data import builtin
     from brigade.train.data.chat_template import TEMPLATES
-    from brigade.train.run.directory import versions
+    from brigade.train.run.versions import of_packages
 
     tokenizer = str(builtin.TOKENIZER)
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ def main() -> None:
         median = statistics.median(times)
         print(f"{name:14}{median:7.1f} s  {options.megabytes / median:5.2f} MB/s")
     print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    where = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
+    where = {"machine": machine(), "versions": of_packages(), "date": time.strftime("%Y-%m-%d")}
     RESULTS.write_text(json.dumps({"megabytes": options.megabytes, "seconds": found} | where, indent=1) + "\n")
     pages.write(EVIDENCE / "speed.md", tables())
 

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..hosts import launches
 from ..train import files
 from ..train.cache import private_folder
-from ..train.run.directory import now
+from ..train.run.versions import now
 from .status_and_logs import LAUNCH_LOG
 
 TAIL = 2**16  # bytes that `attach` shows of what was there before

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from ..errors import UserError
 from ..errors.console import one_line
 from ..train import files
-from ..train.run.directory import now
 from ..train.run.page import FILE
+from ..train.run.versions import now
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure

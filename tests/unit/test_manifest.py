@@ -68,10 +68,10 @@ def test_other_code_is_named(checkpoint, monkeypatch):
     """A run continues under other versions, but not in silence: its losses may be others."""
     versions = {"torch": "2.12.0", "transformers": "5.23.0"}
     manifest.write(checkpoint, {"run": {"run": {"versions": versions, "commit": "0123456789ab"}}}, {})
-    monkeypatch.setattr(manifest.runs, "versions", lambda: versions | {"torch": "2.13.0"})
-    monkeypatch.setattr(manifest.runs, "git_commit", lambda: "0123456789ab")
+    monkeypatch.setattr(manifest.versions, "of_packages", lambda: versions | {"torch": "2.13.0"})
+    monkeypatch.setattr(manifest.versions, "git_commit", lambda: "0123456789ab")
     assert manifest.other_versions(checkpoint) == "torch 2.12.0, now 2.13.0"
-    monkeypatch.setattr(manifest.runs, "git_commit", lambda: None)  # a copy without git
+    monkeypatch.setattr(manifest.versions, "git_commit", lambda: None)  # a copy without git
     assert "Brigade" not in manifest.other_versions(checkpoint)
 
 

@@ -251,7 +251,7 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
         opened = runs.open_directory(settings, strategy, world)
         return opened.run(settings, strategy, world, batch, runs.Kernels(), Offers())
 
-    monkeypatch.setattr(runs, "git_commit", lambda: "abc+")
+    monkeypatch.setattr(runs.versions, "git_commit", lambda: "abc+")
     monkeypatch.setitem(BEFORE, "training", {"weight_decay": 0.1})  # a key that came with another default
     batch = types.SimpleNamespace(learning_rate=1.0)
     first = open_run()

@@ -15,6 +15,7 @@ from ..files import LINE, odd, read_text
 from ..files import read as read_file
 from ..files import write as write_file
 from ..run import directory as runs
+from ..run import versions
 from ..strategy.ds_keys import value_at
 from ..upstream.unpickling import is_inside
 
@@ -170,7 +171,7 @@ def other_versions(folder: Path) -> str:
     """The versions that have changed since a checkpoint was written: `torch 2.12.0, now 2.13.0`; "" where none has."""
     run = recorded(folder).get("run", {}).get("run", {})
     before = run.get("versions", {}) | ({"Brigade": run["commit"]} if run.get("commit") else {})
-    now = runs.versions() | {"Brigade": runs.git_commit()}
+    now = versions.of_packages() | {"Brigade": versions.git_commit()}
     changed = {name: was for name, was in before.items() if now.get(name) and now[name] != was}
     return "; ".join(f"{name} {was}, now {now[name]}" for name, was in changed.items())
 

@@ -2,15 +2,11 @@
 
 import json
 import os
-import platform
 import secrets
 import shlex
-import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +20,23 @@ from ..distributed import consistency, heartbeat, ranks, shared_directory, stop,
 from ..hostfile import read_hostfile
 from ..offers import Offers
 from ..recipe.batch import Batch, length
-from ..recipe.files import REPOSITORY, another_output, find, read_yaml
+from ..recipe.files import another_output, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
 from ..recipe.schema import BY_PROOF
 from ..strategy import Strategy
-from . import best_checkpoint, earlier, leftovers, mark, owner, page, same_run, starts
+from . import best_checkpoint, earlier, leftovers, mark, owner, page, same_run, starts, versions
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
-_LOADER, _DUMPER = (getattr(yaml, f"C{kind}", getattr(yaml, kind)) for kind in ("SafeLoader", "SafeDumper"))
+# In C, where libyaml is there: a run.yaml is read and written within a step.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (training/sample_answers.py)
 JOB = "BRIGADE_JOB"  # in the environment, set by files of `launch --write`: the same at each start of one job, and no other's
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
-_PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
 
 @dataclass(frozen=True)
@@ -284,9 +281,9 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         "overridden": [*run.settings.overridden, *run.strategy.overridden],
         "kernels": run.kernels.record(),
         "command": shlex.join(["train.py", *run.settings.argv]),
-        "started": now(),
-        "versions": versions(),
-        "commit": git_commit(),
+        "started": versions.now(),
+        "versions": versions.of_packages(),
+        "commit": versions.git_commit(),
     }
     _write_record(directory, {**recipe, "run": record | kept})
     files.write(directory / mark.FILE, run.mark)
@@ -324,34 +321,10 @@ def _write_record(directory: Path, document: dict[str, Any]) -> None:
 def check_data(run: Run, fingerprint: str) -> None:
     """Raises UserError when the directory's run was trained on other data than there is now."""
     if not run.settings.fresh and (run.directory / RECORD).exists():
-        earlier.check_data(run.directory / RECORD, fingerprint, git_commit())
+        earlier.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
 
 
 def release(run: Run) -> None:
     """Let another process have the directory."""
     if run.owned:  # a replica's directory is another than the one that was taken
         run.owned.release(run.owned.path.parent)
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run computes."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found
-
-
-def git_commit() -> str | None:
-    """The repository's commit, with a + when files differ from it; None outside of git."""
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude", "*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -10,7 +10,8 @@ from ..distributed import ranks, stop, supervised, tell
 from ..recipe.batch import length
 from ..recipe.flags import Settings
 from . import best_checkpoint, events, page
-from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints
+from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, release, whole_checkpoints
+from .versions import now
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:

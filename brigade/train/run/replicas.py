@@ -7,8 +7,8 @@ from .. import files
 from ..distributed import consistency, coordinator, ranks, replicas
 from ..distributed.elastic import ElasticPeers
 from ..recipe.identity import computed, flat
-from . import leftovers, mark
-from .directory import RECORD, Run, git_commit, versions
+from . import leftovers, mark, versions
+from .directory import RECORD, Run
 
 
 def divide(run: Run) -> Run:
@@ -33,9 +33,9 @@ def divide(run: Run) -> Run:
 def _runs(run: Run) -> dict[str, Any]:
     """What the replicas of an elastic run must have alike, {name: value}: each is a launch of its own, and may be started again
     after its clone has changed. Batches and kernels may differ, as hosts may."""
-    return {coordinator.COMMIT: git_commit()} | flat(
+    return {coordinator.COMMIT: versions.git_commit()} | flat(
         {
-            "versions": versions(),
+            "versions": versions.of_packages(),
             "code": consistency.code(),
             "recipe": computed(run.settings.before_proofs),
             "strategy": {"kind": run.strategy.kind},

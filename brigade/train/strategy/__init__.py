@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...errors.findings import raise_first
 from ...errors.tables import table
 from ..cluster import World
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
-from .strategy import LAUNCHED, Strategy, unsharded
+from . import accelerate_config, axis_rules, deepspeed_config, replicas
+from .axis_keys import with_axes
+from .strategy import LAUNCHED, Kind, Strategy, unsharded
 
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 
@@ -32,9 +35,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
     env = {} if by_flag else os.environ if env is None else env
     if named or LAUNCHED in env:
-        from . import from_files
-
-        strategy = from_files.choose(named, env, settings, world)
+        strategy = _from_files(named, env, settings, world)
         if LAUNCHED in env and labels:
             line = f"accelerate launch says {strategy.name} (the recipe says {labels[0]})"
             strategy = replace(strategy, overridden=(line,))
@@ -43,11 +44,50 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     training = settings.recipe.training
     fields = type(training).model_fields.items()
     if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
-        from . import replicas
-
         strategy = replicas.inside(strategy, settings, world, changed)
     _check(strategy, settings, world)
     return strategy
+
+
+def _from_files(named: Mapping[str, Any], env: Mapping[str, str], settings: Settings, world: World) -> Strategy:
+    """What the environment asks for, where `accelerate launch` started this process; else what the one entry of `named` does:
+    ds_config or accelerate_config -> a path, or a document. Raise UserError for a file that is missing, malformed or at odds
+    with the recipe."""
+    if LAUNCHED in env:
+        return _from_accelerate(accelerate_config.from_environment(env), "accelerate launch", settings, world)
+    ((key, source),) = named.items()
+    place = settings.place(key)
+    if key == "ds_config":
+        return _from_ds_config(source, place, settings)
+    return _from_accelerate(accelerate_config.read(source, place), place, settings, world)
+
+
+def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
+    name, config = deepspeed_config.read(source, place)
+    config = deepspeed_config.check(config, name, settings)
+    kind: Any = f"zero{config['zero_optimization']['stage']}"
+    short = name.rsplit("/", 1)[-1].removesuffix(".json")
+    name = short if isinstance(source, str) else kind
+    return Strategy(kind, name, place, ds_config=config, axes=deepspeed_config.axes_of(config))
+
+
+def _from_accelerate(
+    config: accelerate_config.AccelerateStrategy, place: str, settings: Settings, world: World
+) -> Strategy:
+    training = settings.recipe.training
+    raise_first(accelerate_config.precision(config, place, training.bf16, training.fp16))
+    if config.ds_config is not None:
+        strategy = _from_ds_config(config.ds_config, place, settings)
+        if config.axes:
+            axes = axis_rules.joined(strategy.axes, config.axes, place)
+            strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
+        return strategy
+    if config.fsdp is None:
+        return replace(unsharded(world, place), axes=config.axes)
+    kind: Kind = "hsdp" if config.replicate > 1 else "fsdp2"
+    return Strategy(
+        kind, kind, place, fsdp=config.fsdp, replicate=config.replicate, shard=config.shard, axes=config.axes
+    )
 
 
 def refusal(**facts: Any) -> dict[str, Any] | None:
@@ -71,8 +111,6 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
         raise UserError(place, problem, row["cure"])
     if strategy.axes:
-        from . import axis_rules
-
         axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
     if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError

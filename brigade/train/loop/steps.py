@@ -1,0 +1,41 @@
+"""The steps of a run that need torch, by their names in train.py, which imports them once it knows that there is something to
+train: a user's mistake and a finished run are told without those seconds."""
+
+from ..checkpoint.resume import agree as agree_on_checkpoint
+from ..checkpoint.resume import how_to_continue
+from ..data.prepare import prepare as prepare_data
+from ..distributed.consistency import of_model as digest_model
+from ..model.load import weights as find_weights
+from ..model.location import load_config
+from ..model.tokenizer import load_tokenizer
+from ..run.replicas import divide as divide_into_replicas
+from .build import build_trainer
+from .environment import prepare_environment
+from .kernels import choose_kernels, prove_kernels
+from .lengthening import how_lengthened
+from .micro_batch import settle_batch
+from .preflight import check_host, check_run, check_steps
+from .summary import summary as print_summary
+from .watch_thread import watched
+
+__all__ = [
+    "agree_on_checkpoint",
+    "build_trainer",
+    "check_host",
+    "check_run",
+    "check_steps",
+    "choose_kernels",
+    "digest_model",
+    "divide_into_replicas",
+    "find_weights",
+    "how_lengthened",
+    "how_to_continue",
+    "load_config",
+    "load_tokenizer",
+    "prepare_data",
+    "prepare_environment",
+    "print_summary",
+    "prove_kernels",
+    "settle_batch",
+    "watched",
+]

@@ -1,0 +1,34 @@
+"""What a run was computed by, and when: versions of packages, and the repository's commit."""
+
+import platform
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from ..recipe.files import REPOSITORY
+
+_PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def of_packages() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes."""
+    packages = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            packages[package] = "missing"
+    return packages
+
+
+def git_commit() -> str | None:
+    """The repository's commit, with a + when files differ from it; None outside of git."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
