@@ -22,7 +22,7 @@ help:
 setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.txt constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
-	@$(PYTHON) brigade/setup/system.py
+	@$(PYTHON) brigade/check/build_tools.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from brigade.setup import system
+from brigade.check import build_tools
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -15,18 +15,18 @@ def run(*command, **environment):
 
 def test_a_missing_compiler_is_named_with_its_cure(tmp_path):
     """By `make setup`'s own command, with nothing on PATH."""
-    done = run(sys.executable, "brigade/setup/system.py", PATH=str(tmp_path))
+    done = run(sys.executable, "brigade/check/build_tools.py", PATH=str(tmp_path))
     assert done.returncode == 2
     assert "g++ is missing" in done.stderr and "cure: apt-get install g++" in done.stderr.replace("python3-dev ", "")
 
 
 def test_nothing_is_said_where_all_is_there():
-    assert system.missing() == {}
+    assert build_tools.missing() == {}
 
 
 def test_an_old_python_is_named(monkeypatch, capsys):
     monkeypatch.setattr(sys, "version_info", (3, 9))
-    assert system.main() == 2
+    assert build_tools.main() == 2
     assert "too old" in capsys.readouterr().err
 
 

@@ -1,6 +1,6 @@
-"""What `make setup` needs of the system; by the standard library alone, for there is nothing else yet.
+"""Check that a machine has what `make setup` needs. It uses only the standard library, for nothing else is installed yet.
 
-python3 brigade/setup/system.py: silent when all is there; else names the packages that are missing and exits with 2.
+python3 brigade/check/build_tools.py: silent when all is there; else it names the missing packages and exits with 2.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import sysconfig
 
 
 def missing() -> dict[str, str]:
-    """Debian package -> what is missing without it."""
+    """{Debian package: what is missing without it}."""
     lacks = {}
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         lacks["python3-venv"] = "the venv module of this Python"
@@ -23,6 +23,7 @@ def missing() -> dict[str, str]:
 
 
 def main() -> int:
+    """Print what is missing, with the command that installs it. Returns the exit code."""
     if sys.version_info < (3, 11):
         print(
             f"error: Python {sys.version.split()[0]} at {sys.executable} is too old\n"
@@ -31,8 +32,8 @@ def main() -> int:
         )
         return 2
     lacks = missing()
-    for package, what in lacks.items():
-        print(f"error: {package} is missing ({what})", file=sys.stderr)
+    for package, part in lacks.items():
+        print(f"error: {package} is missing ({part})", file=sys.stderr)
     if lacks:
         print(f"  cure: apt-get install {' '.join(lacks)}", file=sys.stderr)
     return 2 if lacks else 0

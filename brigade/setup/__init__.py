@@ -1,1 +1,0 @@
-"""What `make setup` runs: the system's packages and DeepSpeed's kernels."""
