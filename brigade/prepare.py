@@ -4,8 +4,7 @@ import argparse
 import time
 
 from .train import cache
-from .train.model.tokenizer import load_tokenizer
-from .train.model.vocabulary import vocabulary
+from .train.model.tokenizer import load_tokenizer, vocabulary
 from .train.recipe import flags
 from .train.recipe.batch import batch_arithmetic
 

@@ -46,7 +46,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def _check(folder: Path) -> None:
-    """Raises UserError where a folder is another user's, root's excepted, its group or others may write to it, or this user may
+    """Raise UserError where a folder is another user's, root's excepted, its group or others may write to it, or this user may
     not read it."""
     try:
         found = folder.stat()

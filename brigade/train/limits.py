@@ -26,7 +26,7 @@ class _OverTime(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError where the body takes longer. Only a process's main thread has such a limit, for it is a signal's, and
+    """Raise TimeoutError where the body takes longer. Only a process's main thread has such a limit, for it is a signal's, and
     another one that ends sooner holds."""
     is_main, left = threading.current_thread() is threading.main_thread(), signal.getitimer(signal.ITIMER_REAL)[0]
     if not is_main or 0 < left < seconds:

@@ -54,7 +54,7 @@ def ask(name):
     load_config(flags.load(["--model_name_or_path", name]))
 """,
     "weights": """
-from brigade.train.model.download import download
+from brigade.train.model.load import download
 from brigade.train.recipe import flags
 def ask(name):
     download(name, flags.load(["--model_name_or_path", name]))

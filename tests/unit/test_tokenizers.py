@@ -7,8 +7,7 @@ import pytest
 import transformers
 
 from brigade.train.data import builtin
-from brigade.train.model.tokenizer import load_tokenizer
-from brigade.train.model.vocabulary import vocabulary
+from brigade.train.model.tokenizer import load_tokenizer, vocabulary
 from brigade.train.recipe.files import REPOSITORY
 
 

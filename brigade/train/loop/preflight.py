@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import UserError
 from ...errors.console import counted
 from ..cluster import World
-from ..model import adapters, attention_needs, experts, layer_classes, packed_samples
+from ..model import adapters, attention, experts, layer_classes, packed_samples
 from ..model.location import check_beside
 from ..parallel import checks, tiled
 from ..recipe.batch import length
@@ -78,7 +78,7 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         yield "bf16", f"{torch.cuda.get_device_name()} has no bf16", "use fp16, or fp32 (neither)"
     if model.attn_implementation.startswith("fl"):  # flash_attention_2 and 3, flex_attention
-        yield from attention_needs.lacking(settings, gpu)
+        yield from attention.lacking(settings, gpu)
     packages: list[Mistake] = [
         ("report_to", package, ", or remove it from report_to") for package in training.report_to
     ]

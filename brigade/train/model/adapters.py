@@ -1,4 +1,4 @@
-"""LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
+"""LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ ALL_LINEAR, EXPERTS = "all-linear", "experts"
 
 
 def describe(section: ModelSection, model: Any) -> dict[str, str]:
-    """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
+    """Return {"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
     if not section.use_peft:
         return {}
     everywhere, experts = section.lora_target_modules == ALL_LINEAR, ""
@@ -40,14 +40,14 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
-    said = trains(trained - whole, whole, section.lora_modules_to_save)
-    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {said}: {share}"}
+    parts = trains(trained - whole, whole, section.lora_modules_to_save)
+    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {parts}: {share}"}
 
 
 def trains(adapters: int, whole: int, modules: list[str]) -> str:
-    """`trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
+    """Return `trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
 
-    adapters: parameters in adapters; whole: in `modules`, which are trained whole
+    adapters: parameters in adapters; whole: parameters in `modules`, which are trained whole
     """
     text = f"trains {millions(adapters)} in adapters"
     if not modules:
@@ -56,28 +56,28 @@ def trains(adapters: int, whole: int, modules: list[str]) -> str:
 
 
 def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
-    """A line on the chat's tokens that adapters on a base model leave as they are, or {}.
+    """Return a line on the chat's tokens that adapters on a base model do not train, or {}.
 
     A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
-    3's have not (unsloth #915, torchtune #2429). ids: of a sample
+    3's have not (unsloth #915, torchtune #2429). ids: the tokens of a sample
     """
     if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
         return {}
     usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
-    found = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
-    if not found:
+    used = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    if not used:
         return {}
     ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
     cure = "chat_template: tulu has ordinary words instead"
     if len(ends) > 1:
         more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
         cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
-    return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
+    return {"chat tokens": f"{', '.join(used)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
 def linear_layers(model: Any) -> list[str]:
-    """Names of the layers that adapters fit: linear, the output layer included, and taught by texts."""
+    """Return the names of the layers that adapters fit: linear, the output layer included, and trained by texts."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -86,8 +86,8 @@ def linear_layers(model: Any) -> list[str]:
 
 
 def _only_multiplies(layer: Any) -> bool:
-    """Whether a layer computes what its class's base does, as an adapter beside it would: a class of an architecture may make a
-    router of it (Llama 4), or multiply groups apart (DeepSeek-V4's o_a_proj)."""
+    """Whether a layer computes only the product that an adapter beside it would: an architecture's own class may make a router of
+    a linear layer (Llama 4), or multiply groups separately (DeepSeek-V4's o_a_proj)."""
     import torch
 
     kind = type(layer)
@@ -102,20 +102,21 @@ def _only_multiplies(layer: Any) -> bool:
 
 
 def _reached(model: Any) -> dict[str, Any]:
-    """Name -> module of all that gets a gradient from texts."""
+    """Return name -> module of all that gets a gradient from texts."""
     outside = {module for part in untaught(model).values() for module in part.modules()}
     return {name: module for name, module in model.named_modules() if module not in outside}
 
 
 def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
-    """Names by which PEFT finds the parameters that get adapters (`experts.gate_up_proj`), or None. PEFT sorts them too."""
+    """Return the names by which PEFT finds the parameters that get adapters (`experts.gate_up_proj`), sorted as PEFT does; or
+    None."""
     if section.lora_target_parameters != EXPERTS:
         return sorted(section.lora_target_parameters) or None
     return sorted(fused_experts(model)) or None
 
 
 def fused_experts(model: Any) -> set[str]:
-    """Names of the weights of experts, each with the module that it stands in: (experts, rows, columns), and no biases."""
+    """Return the names of experts' weights, each with its module's: those of shape (experts, rows, columns), and no biases."""
 
     return {
         f"{_last(path.replace('.base_layer', ''))}.{name}"
@@ -129,7 +130,7 @@ def fused_experts(model: Any) -> set[str]:
 def check_targets(settings: Settings, config: Any) -> None:
     """Compare lora_target_modules and lora_modules_to_save with the model's own names, before weights are loaded.
 
-    Raises UserError that lists what the model has, when a name fits nothing that adapters can be put on.
+    Raises UserError, which lists what the model has, where a name fits nothing that adapters can be put on.
     """
     section = settings.recipe.model
     if not section.use_peft:
@@ -147,9 +148,9 @@ def check_targets(settings: Settings, config: Any) -> None:
         if not any(_fits(layer, target) for layer in layers):
             fused = next((path for path, _ in model.named_parameters() if _fits(path, target)), None)
             other = next((path for path in modules if _fits(path, target)), None)
-            what = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
-            what = f"{fused} is one parameter for all experts" if fused else what
-            raise UserError(place, f"{target!r} fits no linear layer of {name}: {what}", cure)
+            reason = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
+            reason = f"{fused} is one parameter for all experts" if fused else reason
+            raise UserError(place, f"{target!r} fits no linear layer of {name}: {reason}", cure)
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
             with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]
@@ -174,7 +175,7 @@ def check_targets(settings: Settings, config: Any) -> None:
 
 
 def _check_parameters(settings: Settings, model: Any) -> set[str]:
-    """The parameters that lora_target_parameters names. Raises UserError for one that the model does not have."""
+    """Return the parameters that lora_target_parameters names. Raises UserError for one that the model does not have."""
     section, place = settings.recipe.model, settings.place("lora_target_parameters")
     asked = set(target_parameters(section, model) or ())
     fused = fused_experts(model)
@@ -187,8 +188,8 @@ def _check_parameters(settings: Settings, model: Any) -> set[str]:
 
 
 def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
-    """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
-    and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
+    """Raise UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear, but
+    no class derived from it, such as FalconLinear (integrations/bitsandbytes.py:189)."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -199,7 +200,7 @@ def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
 
 
 def _fits(name: str, target: str) -> bool:
-    """As PEFT matches names: the whole, or its end after a dot."""
+    """Whether PEFT would match a name: by the whole, or by its end after a dot."""
     return name == target or name.endswith(f".{target}")
 
 
@@ -208,14 +209,15 @@ def _last(name: str) -> str:
 
 
 def _grouped(names: Iterable[str]) -> str:
-    """`q_proj (28), k_proj (28), ...`: last parts of the names, and how many modules have each."""
+    """Return `q_proj (28), k_proj (28), ...`: the last parts of the names, and how many modules have each."""
     return ", ".join(f"{name} ({count})" for name, count in Counter(map(_last, names)).items())
 
 
 def wrap(model: Any, settings: Settings, source: str) -> Any:
-    """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
+    """Return a PeftModel: `model` with its weights frozen and adapters on it. They begin with the same numbers on every rank and
+    strategy.
 
-    source: where the weights came from; the adapters' directory names it as their base, a model of the Hub by its name
+    source: where the weights came from. The adapters' directory names it as their base; a model of the Hub, by its name there.
     """
     import torch
     from peft import LoraConfig, get_peft_model

@@ -1,10 +1,10 @@
-"""Which attention a run computes, and `varlen`: scaled dot products sample by sample.
+"""Which attention a run computes, what this host lacks for it, and `varlen`: scaled dot products sample by sample.
 
 Where several samples lie end to end, SDPA with a block-diagonal mask still computes every product between two samples
 and throws it away; varlen computes none of them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,27 +15,27 @@ from .. import upstream
 from ..recipe.flags import Settings
 
 VARLEN = "varlen"
-# Whether rows of this forward pass hold several samples end to end, where that is known.
+# Whether sequences of this forward pass hold several samples end to end, where that is known.
 END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
-# What computes no products between the samples of a row. Others compute them and hide them by a mask.
+# Implementations that compute no products between the samples of a sequence. Others compute them, and hide them by a mask.
 SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
-# Parts of an attention that varlen does not compute: by the name of the config's key.
+# What varlen does not compute of a model's attention, by the key of its config.
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
 
 
 def choose(
     settings: Settings, config: Any, rows_in_parts: bool = False, proven: Collection[str] = ()
 ) -> tuple[str, str]:
-    """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
+    """Return the implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
     rows_in_parts: whether the strategy divides sequences over ranks; proven: implementations that agree with eager on every
     device of this run, the fastest first (none: nothing is known, or there is no GPU)
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
-    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for
-    models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
+    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where sequences are divided over ranks. Models
+    without SDPA (gpt-oss) take eager. Raises UserError for varlen where it would compute something else.
     """
     import transformers
     from transformers.utils import is_flash_attn_2_available
@@ -47,21 +47,21 @@ def choose(
     no_sdpa = not upstream.supports(model, "sdpa")
     own = not upstream.supports(model, "attention_backend")  # classes of its own for each implementation
     has = next((key for key in BEYOND_VARLEN if getattr(config.get_text_config(), key, None)), None)
-    lacking = has or ("SDPA" if no_sdpa or own else None)
-    if wanted == VARLEN and lacking:
-        problem = f"varlen does not compute {type(config).__name__}'s attention ({lacking})"
+    beyond = has or ("SDPA" if no_sdpa or own else None)
+    if wanted == VARLEN and beyond:
+        problem = f"varlen does not compute {type(config).__name__}'s attention ({beyond})"
         raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
     if wanted != "auto":
         return wanted, ""
     for name in proven:
-        if not (lacking and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not rows_in_parts):
+        if not (beyond and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not rows_in_parts):
             return name, "the fastest that is proven here"
     if no_sdpa:
         return "eager", "the model has no SDPA"
     if not torch.cuda.is_available():
-        return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
+        return ("sdpa", f"the model has {beyond}") if beyond else (VARLEN, "the fastest proven on a CPU")
     half = training.bf16 or training.fp16
-    if rows_in_parts and not lacking and not (half and is_flash_attn_2_available()):
+    if rows_in_parts and not beyond and not (half and is_flash_attn_2_available()):
         return VARLEN, "it needs no mask of a whole row"
     if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"
@@ -70,13 +70,34 @@ def choose(
     return "sdpa", "flash-attn is not installed; `varlen` needs no package"
 
 
+def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield key, problem and cure for whatever this host lacks for the attention that a recipe names. gpu: whether it has one"""
+    training, attention = settings.recipe.training, settings.recipe.model.attn_implementation
+    if attention == "flex_attention" and not gpu:
+        yield "attn_implementation", "flex_attention has no backward pass on a CPU", "use sdpa or eager"
+    if not attention.startswith("flash_attention"):
+        return
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    package, there = "pip install flash-attn", is_flash_attn_2_available
+    if attention.endswith("3"):
+        package, there = "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention", is_flash_attn_3_available
+    if not gpu:
+        yield "attn_implementation", f"{attention} needs a GPU, and this host has none", "use sdpa or eager"
+    if not (training.bf16 or training.fp16):
+        problem = f"{attention} computes in bf16 or fp16, but the recipe says fp32"
+        yield "attn_implementation", problem, "set bf16, or use sdpa"
+    if not there():
+        yield "attn_implementation", f"{attention} is not installed on this host", f"{package}, or use sdpa"
+
+
 def register() -> None:
     """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
     from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def mask(*args: Any, **kwargs: Any) -> Any:
-        """None while training on samples end to end, whose begins `varlen` is told; SDPA's mask otherwise."""
+        """Return None while training on samples end to end, for `varlen` is told where they begin; else SDPA's mask."""
         same = kwargs.get("q_length") == kwargs.get("kv_length")
         return None if same and kwargs.get("attention_mask") is None else masking_utils.sdpa_mask(*args, **kwargs)
 
@@ -87,9 +108,9 @@ def register() -> None:
     look = masking_utils.find_packed_sequence_indices
 
     def know(position_ids: torch.Tensor) -> torch.Tensor | None:
-        """Which sample of its row each token belongs to.
+        """Return the number of the sample, within its sequence, that each token belongs to; None where there is only one.
 
-        Transformers 5.23 asks the device in every forward pass whether there is more than one, and the host waits for it.
+        Transformers 5.23 asks the device in every forward pass whether there are several, and the host waits for the answer.
         """
         several = END_TO_END.get()
         if several is None:
@@ -113,16 +134,16 @@ def varlen(
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    """Causal attention within each sample of a row.
+    """Compute causal attention within each sample of a sequence.
 
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
-    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: one sample a row
+    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded sequences, or decoding with a cache
         kwargs |= {"dropout": dropout, "scaling": scaling}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
@@ -134,10 +155,10 @@ def varlen(
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        by_token = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
-        found = varlen_attn(*rows, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
-        return found[None], None
+        output = varlen_attn(*by_token, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
+        return output[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
     half_on_cpu = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
@@ -145,7 +166,7 @@ def varlen(
         from .cpu_attention import BlockedAttention, takes
     parts = []
     lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
-    # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
+    # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
     for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
         if half_on_cpu and takes(q, dropout, sliding_window):
             parts.append(BlockedAttention.apply(q, k, v, scale))

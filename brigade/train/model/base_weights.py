@@ -1,7 +1,7 @@
-"""Are a model's files whole, and do they hold its weights? Looked at before anything is loaded.
+"""Whether a model's files are whole and hold its weights, before anything is loaded.
 
 Transformers fills a weight that its files lack with random numbers and only reports it, drops tensors that it does not know, and
-under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
+under ZeRO-3 mentions neither (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
 """
 
 import json
@@ -21,8 +21,10 @@ _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpe
 
 
 def check(source: str, trust_remote_code: bool) -> None:
-    """Compare the files in `source` with the model of its config.json. Raises UserError for a file that is damaged or missing,
-    for weights that are missing, unknown, of another shape, integers, or two where the config ties them, with their names.
+    """Compare the files in `source` with the model of its config.json.
+
+    Raises UserError for a file that is damaged or missing; and, with their names, for weights that are missing, unknown,
+    integers, of another shape, or two where the config ties them.
 
     A load onto the meta device tells what the real one would: tied weights, renamed layers, fused experts and what the
     architecture leaves out on purpose are Transformers' own business. It reads no weights.
@@ -38,7 +40,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             trust_remote_code=trust_remote_code,
             device_map="meta",
@@ -53,10 +55,10 @@ def check(source: str, trust_remote_code: bool) -> None:
         of_experts = "weights of its experts are missing or of another shape"
         problem = of_experts if "conversion" in str(error) else first_line(error)
         raise UserError(source, problem, AGAIN) from None
-    name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(found["unexpected_keys"])
-    shapes = sorted(found["mismatched_keys"])
+    name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(report["unexpected_keys"])
+    shapes = sorted(report["mismatched_keys"])
     faults = {
-        f"weights of {name} that its files lack": sorted(found["missing_keys"]),
+        f"weights of {name} that its files lack": sorted(report["missing_keys"]),
         "weights of another shape": [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in shapes],
         "tensors that are none of the model's": unknown,
         "weights in integers": [key for key in types if key in names and types[key] in _INTEGERS and not quantised],
@@ -65,17 +67,17 @@ def check(source: str, trust_remote_code: bool) -> None:
     prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
     if prefix:
         cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
-    for what, keys in faults.items():
+    for fault, keys in faults.items():
         if keys:
-            raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
+            raise UserError(source, f"{fault} ({len(keys)}): {_some(keys)}", cure)
     for one, other in _both_there(model):
         if not _same_in_files(one, other, files):
             raise of_two_matrices(source, one, other)
 
 
 def of_two_matrices(source: str, one: str, other: str) -> UserError:
-    """The mistake of a config that ties two weights of which the files hold two. Transformers would leave them apart, with a
-    warning, and would save them so, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
+    """Return the error for a config that ties two weights of which the files hold two that differ. Transformers would leave them
+    apart, with a warning, and save them so, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
     problem = (
         f"by its config (tie_word_embeddings) {one} and {other} are one matrix, but its files hold two that differ"
     )
@@ -86,29 +88,29 @@ def of_two_matrices(source: str, one: str, other: str) -> UserError:
 
 
 def _both_there(model: Any) -> Iterator[tuple[str, str]]:
-    """Names of weights that the model's config ties, and that a load onto the meta device has found both."""
+    """Yield the names of weights that the config ties, where a load onto the meta device has found both."""
     for one, other in model.all_tied_weights_keys.items():
         if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
             yield one, other
 
 
 def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
-    """Whether two weights of the model are equal in its files, where their names may begin otherwise."""
+    """Whether two weights of the model are equal in its files, where their names may begin differently."""
     import torch
     from safetensors import safe_open
 
-    found = []
+    values = []
     for wanted in (one, other):
         end = ".".join(wanted.split(".")[-2:])
         for file in files:
             with safe_open(file, framework="pt") as tensors:
-                found += [tensors.get_tensor(name) for name in tensors.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
-    return all(torch.equal(found[0], each) for each in found[1:])
+                values += [tensors.get_tensor(name) for name in tensors.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
+    return all(torch.equal(values[0], each) for each in values[1:])
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
-    kinds = ("*.safetensors.index.json", "*.bin.index.json")  # others are not of weights
+    """Return the safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
+    kinds = ("*.safetensors.index.json", "*.bin.index.json")  # other indices are not of weights
     named = {index.name: _named(index) for kind in kinds for index in sorted(folder.glob(kind))}
     of_safetensors = "model.safetensors.index.json"
     files = named.get(of_safetensors)
@@ -121,7 +123,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _named(index: Path) -> list[str]:
-    """The files that an index names. Raises UserError where it is damaged, or names one that is not in its directory."""
+    """Return the files that an index names. Raises UserError where it is damaged, or names one outside its directory."""
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -132,7 +134,7 @@ def _named(index: Path) -> list[str]:
 
 
 def _types(file: Path) -> dict[str, str]:
-    """Name -> type of a file's tensors. Raises UserError where the file is damaged."""
+    """Return name -> type of a file's tensors. Raises UserError where the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

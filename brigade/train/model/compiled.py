@@ -1,4 +1,4 @@
-"""Layers and loss compiled by torch.compile."""
+"""A model's layers and loss, compiled by torch.compile."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def compile_layers(model: "PreTrainedModel") -> None:
-    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
-    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
+    """Compile each decoder layer, in place, and the loss, before an engine wraps or shards the model.
+
+    All layers share one program, which takes a fraction of a whole model's time to make, and the engines' hooks stay as they are.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in base.modules():
         if type(module).__name__ in upstream.layer_classes(base):

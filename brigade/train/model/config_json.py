@@ -21,7 +21,7 @@ ALIASES = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json. Raises UserError for a file that is none."""
+    """Read a config.json. Raises UserError for a file that is none."""
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -36,12 +36,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def published_quantization(folder: Path) -> str | None:
-    """How the weights in a folder are quantised, by Transformers' name ("mxfp4", "gptq"), or None."""
+    """Return how the weights in a folder are quantised, by Transformers' name ("mxfp4", "gptq"), or None."""
     return (read_config(folder).get("quantization_config") or {}).get("quant_method")
 
 
 def check_causal(config: Any, place: str) -> None:
-    """Raises UserError at `place` where a Transformers configuration is of another model than a causal language model.
+    """Raise UserError at `place` where a Transformers configuration describes no causal language model.
 
     AutoModelForCausalLM builds encoders and the decoders of speech models too (BertLMHeadModel, WhisperForCausalLM).
     """
@@ -49,9 +49,27 @@ def check_causal(config: Any, place: str) -> None:
 
     kind = config.model_type
     encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        from .not_causal import what_it_is  # which other models' names alone need
+    if (encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) and (description := _described(config)):
+        problem = f"train.py trains causal language models, and {kind!r} {description}"
+        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
 
-        if what := what_it_is(config):
-            problem = f"train.py trains causal language models, and {kind!r} {what}"
-            raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
+
+def _described(config: Any) -> str:
+    """Return in words what a model is whose kind is an encoder's too, or no causal language model's; "" where it is a causal
+    language model all the same."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind, is_decoder = config.model_type, getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if getattr(config, "is_encoder_decoder", False) and not is_decoder:
+        return "has an encoder and a decoder"
+    if kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
+        return "is an encoder"
+    if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or getattr(config, "auto_map", None):
+        return ""
+    kinds = {
+        "reads images and text": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        "compares images and text": auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        "is a speech model": {**auto.MODEL_FOR_CTC_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES},
+        "is a vision model": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    return next((words for words, names in kinds.items() if kind in names), "is none, as Transformers knows it")

@@ -1,4 +1,4 @@
-"""Causal attention on a CPU in half precision, a block of queries at a time.
+"""Causal attention on a CPU in half precision, by blocks of queries.
 
 torch's CPU kernel for scaled dot products computes bf16 in fp32; matrix products of whole blocks use the CPU's own bf16
 instructions, forward and backward. `python -m benchmarks.peers --ablation` measures what that brings to a run.
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 BLOCK = 128  # queries; keys beyond a block's last query are never multiplied
-LONGEST = 2048  # tokens of a sample; the probabilities are kept for the backward pass: heads x tokens^2 bytes
+LONGEST = 2048  # tokens of a sample, for probabilities are kept for the backward pass: heads x tokens^2 bytes
 
 
 class BlockedAttention(torch.autograd.Function):
-    """query: (1, heads, tokens, head size); key: (1, key-value heads, tokens, head size); value: the same with a head size of
-    its own (DeepSeek-V3's); all bf16 or fp16.
+    """Causal attention of one sample, block by block.
 
+    query: (1, heads, tokens, head size); key: (1, key-value heads, tokens, head size); value: the same with a head size of its
+        own (DeepSeek-V3's); all bf16 or fp16
     Returns (1, heads, tokens, value's head size). Scores are rounded to half precision before the softmax, as in eager attention.
     """
 
@@ -29,8 +30,8 @@ class BlockedAttention(torch.autograd.Function):
         k, v = key[0].contiguous(), value[0].contiguous()
         out, kept = q.new_empty(*q.shape[:3], v.shape[-1]), []
         for begin, end in _blocks(tokens):
-            rows = q[:, :, begin:end].flatten(1, 2)
-            scores = _scaled(rows, k[:, :end].transpose(1, 2), scale).unflatten(1, (-1, end - begin))
+            queries = q[:, :, begin:end].flatten(1, 2)
+            scores = _scaled(queries, k[:, :end].transpose(1, 2), scale).unflatten(1, (-1, end - begin))
             future = torch.ones(end - begin, end - begin, dtype=torch.bool).triu(1)
             scores[..., begin:].masked_fill_(future, -torch.inf)
             kept.append(scores.softmax(-1).flatten(1, 2))
@@ -46,24 +47,24 @@ class BlockedAttention(torch.autograd.Function):
         of_q = torch.empty_like(q)
         of_k, of_v = (torch.zeros(like.shape, dtype=torch.float32) for like in (k, v))  # sums over blocks
         for probabilities, (begin, end) in zip(kept, _blocks(q.shape[2]), strict=True):
-            rows, upper = q[:, :, begin:end].flatten(1, 2), gradient[:, :, begin:end].flatten(1, 2)
+            queries, upper = q[:, :, begin:end].flatten(1, 2), gradient[:, :, begin:end].flatten(1, 2)
             of_v[:, :end] += torch.bmm(probabilities.transpose(1, 2), upper)
             of_p = torch.bmm(upper, v[:, :end].transpose(1, 2))
             of_scores = torch._softmax_backward_data(of_p, probabilities, -1, of_p.dtype)
             of_q[:, :, begin:end] = _scaled(of_scores, k[:, :end], ctx.scale).unflatten(1, (-1, end - begin))
-            of_k[:, :end] += _scaled(of_scores.transpose(1, 2), rows, ctx.scale)
+            of_k[:, :end] += _scaled(of_scores.transpose(1, 2), queries, ctx.scale)
         return of_q.flatten(0, 1)[None], of_k.to(k.dtype)[None], of_v.to(v.dtype)[None], None
 
 
 def takes(query: torch.Tensor, dropout: float, sliding_window: int | None) -> bool:
-    """Whether BlockedAttention computes this sample in half precision: in fp32 torch's kernel is as fast."""
+    """Whether BlockedAttention can compute this sample, in half precision: in fp32 torch's kernel is as fast."""
     inside = sliding_window is None or query.shape[2] <= sliding_window
-    one = query.shape[0] == 1  # generation has several rows
-    return one and query.shape[2] <= LONGEST and inside and not dropout
+    single = query.shape[0] == 1  # generation has several sequences
+    return single and query.shape[2] <= LONGEST and inside and not dropout
 
 
 def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * left @ right, in one pass."""
+    """Compute scale * left @ right, in one pass."""
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 

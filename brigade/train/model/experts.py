@@ -1,4 +1,4 @@
-"""The experts of a model: how many there are, and whether they can be divided over ranks. Told from its config."""
+"""The experts of a model, as its config tells: how many there are, and whether they can be divided over ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,19 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 def count(config: Any) -> int:
-    """Experts in a layer, or 0."""
+    """Return the number of experts in a layer, or 0."""
     text = config.get_text_config()
     return next((n for key in _COUNTS if isinstance(n := getattr(text, key, None), int) and n > 1), 0)
 
 
 def plan(config: Any) -> Mapping[str, str]:
-    """Which modules of the model are experts, by Transformers: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}"""
+    """Return which modules are experts, as Transformers plans: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}."""
     return getattr(config.get_text_config(), "base_model_ep_plan", None) or {}
 
 
 def check_loss(settings: Settings, config: Any) -> None:
-    """Raises UserError where the model would add to its loss how evenly tokens go to experts: a product of two means over each
-    micro-batch, which no sum over ranks and micro-batches gives back."""
+    """Raise UserError where the model would add to its loss how evenly tokens go to experts. That is a product of two means over
+    a micro-batch, which no sum over ranks and micro-batches gives back."""
     if getattr(config.get_text_config(), "output_router_logits", False):
         problem = "its config.json says output_router_logits: the loss would have a term that depends on ranks and micro-batch"
         cure = "set it to false in a copy of the model's config.json; logs say how evenly tokens go to experts (expert_balance)"
@@ -31,13 +31,19 @@ def check_loss(settings: Settings, config: Any) -> None:
 
 
 def shards(size: int, ranks: int) -> int:
-    """Over how many ranks those that hold the same experts shard them. ranks: that share one copy of all else; where it is no
-    multiple of a group of `size`, each group shares one copy of the experts."""
+    """Return over how many ranks the holders of the same experts shard them.
+
+    size: ranks that hold all experts between them; ranks: those that share one copy of all other parameters. Where the latter is
+        no multiple of the former, each group of `size` has a copy of the experts.
+    """
     return 1 if ranks % size else ranks // size
 
 
 def check(settings: Settings, config: Any, size: int, ranks: int, world_size: int, place: str) -> None:
-    """Raises UserError where experts cannot be divided over groups of `size` ranks. ranks: as of shards(); place: of that size"""
+    """Raise UserError where experts cannot be divided over groups of `size` ranks.
+
+    ranks: as of shards(); place: where `size` is set
+    """
     name, number = settings.recipe.model.model_name_or_path, count(config)
     if not number:
         raise UserError(place, f"{name} has no experts", "remove the key")

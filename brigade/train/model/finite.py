@@ -1,4 +1,4 @@
-"""Whether weights are numbers: as they were loaded, and after a step."""
+"""Whether weights are finite, when they have been loaded and after a step."""
 
 import math
 from typing import Any
@@ -10,19 +10,22 @@ AGAIN = "download or copy the model again"
 
 
 def check_finite(model: Any, source: str) -> None:
-    """Raises UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
+    """Raise UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
 
     model: None on a rank whose weights come from another
     """
-    found = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
-    if name := next(filter(None, found), None):
+    names = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
+    if name := next(filter(None, names), None):
         problem = f"the weight {name} holds NaN or infinity"
         raise UserError(source, problem, f"{AGAIN}; what it was trained into is lost")
 
 
 def first_not_finite(model: Any, trained: bool = True) -> str | None:
-    """The first parameter (of those that are trained, or of all) of which this rank's part is not finite. Weights in 4 bits
-    are not looked at: their containers' bits are no numbers."""
+    """Return the name of the first parameter (of those that are trained, or of all) whose part on this rank is not finite, or
+    None.
+
+    Weights in 4 bits are left out: the bits in their containers are no numbers.
+    """
     for name, parameter in model.named_parameters():
         number = parameter.is_floating_point() and not hasattr(parameter, "quant_state")
         if number and parameter.requires_grad >= trained:
@@ -34,7 +37,7 @@ def first_not_finite(model: Any, trained: bool = True) -> str | None:
 
 
 def own_part(parameter: Any) -> Any:
-    """What this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
+    """Return what this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
     if hasattr(parameter, "ds_tensor"):
         from ..upstream import zero_shares
 

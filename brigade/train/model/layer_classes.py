@@ -1,4 +1,4 @@
-"""Classes that a strategy's file calls the model's layers: FSDP2 shards each module of such a class by itself."""
+"""Classes that a strategy's file names as the model's layers: FSDP2 shards each module of such a class by itself."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .sizes import empty_model
 
 
 def check(settings: Settings, config: Any, strategy: Strategy) -> None:
-    """Raises UserError where the strategy names a class that no module of the model has: Accelerate looks for it only once the
+    """Raise UserError where the strategy names a class that no module of the model has: Accelerate looks for it only once the
     weights are loaded (utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
     if not (named := layer_classes(strategy.fsdp)):
         return

@@ -13,12 +13,12 @@ from ...errors.disk import writing
 from .. import upstream
 from ..cache import cache_directory, private_folder
 from ..distributed.consistency import WEIGHTS
+from ..hub import refusal
 from ..recipe.flags import Settings
 from ..upstream import fsdp2
 from . import attention, base_weights
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
-from .download import download
 from .finite import check_finite
 from .location import location
 from .rope import stretch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def weights(settings: Settings, config: "PreTrainedConfig") -> str:
-    """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
+    """Return where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
     if settings.recipe.model.from_scratch:
         return materialise(config, settings.recipe.training.seed, settings.recipe.model.trust_remote_code)
     source = location(settings)
@@ -43,12 +43,35 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     return source
 
 
+def download(name: str, settings: Settings) -> str:
+    """Return the local snapshot of a model on the Hub. Raises UserError where it cannot be had, now and not while loading."""
+    from huggingface_hub import snapshot_download
+
+    folder = ""
+    try:
+        for pattern in WEIGHTS:  # the first that it has: an older model has both, and they are the same
+            folder = snapshot_download(
+                name,
+                revision=settings.recipe.model.revision,
+                allow_patterns=[pattern, "*.json", "*.py"],
+                ignore_patterns=["consolidated*", "original/*"],  # the same once more, in their maker's own format
+            )
+            if any(Path(folder).glob(pattern)):
+                break
+    except Exception as error:
+        why, cure = refusal(error, name, revision=settings.recipe.model.revision)
+        problem = f"the weights of {name!r} cannot be had: {why}"
+        cure = cure or "check the name, the network and HF_TOKEN"
+        raise UserError(settings.place("model_name_or_path"), problem, cure) from None
+    return folder
+
+
 def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False) -> str:
-    """A directory in the cache with random weights for `config`, the same for the same seed.
+    """Return a directory in the cache with random weights for `config`, the same for the same seed.
 
     Random weights go through a directory so that every strategy loads them as it would load a real model: built in
-    place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
-    exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
+    place, they would be other ones under ZeRO-3, which draws random numbers in an order of its own. Call it before
+    TrainingArguments exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -69,7 +92,7 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
                     config, dtype=torch.float32, trust_remote_code=trust_remote_code
                 )
                 model.config.save_pretrained(folder)
-                # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
+                # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own.
                 save_model(model, str(folder / "partial"), metadata={"format": "pt"})
                 (folder / "partial").rename(file)
     return str(folder)
@@ -78,17 +101,16 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
 def load_model(
     settings: Settings, source: str, dtype: torch.dtype, implementation: str, **options: Any
 ) -> "PreTrainedModel":
-    """The model from `source` in `dtype`, with this implementation of attention (attention.choose). Under ZeRO-3
-    TrainingArguments must exist by
-    now: it is then loaded shard by shard, and never whole on one rank."""
+    """Load the model from `source` in `dtype`, with this implementation of attention (attention.choose). Under ZeRO-3
+    TrainingArguments must exist by now: the model is then loaded shard by shard, and is never whole on one rank."""
     attention.register()
     return load_base(settings, source, dtype, attn_implementation=implementation, **options)
 
 
 def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
-    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
+    """Load the model without adapters: in `dtype`, or in 4 bits with `dtype` for the computation.
 
-    options: further ones of from_pretrained; model_class: instead of the one that belongs to the config
+    options: further ones of from_pretrained; model_class among them: a class instead of the config's own
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed.fsdp import is_fsdp_enabled
@@ -100,7 +122,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
     # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
     converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
-    # FSDP2 sends all ranks of a host what the host's first one has; a replica's first rank need not be that (sync_every).
+    # FSDP2 sends all ranks of a host what the host's first one has. A replica's first rank may be another one (sync_every).
     own = not is_fsdp_enabled() or is_local_dist_rank_0() or torch.distributed.get_rank() == 0
     if sent := converted and not own:
         options["device_map"] = "meta"
@@ -127,8 +149,8 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
 
 
 def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> Any:
-    """What from_pretrained is told of the weights' type: of a QLoRA run that computes in `dtype`, else of a model that was
-    published in MXFP4 (gpt-oss), else None."""
+    """Return what from_pretrained is told about quantised weights: for a QLoRA run that computes in `dtype`, or for a model that
+    was published in MXFP4 (gpt-oss); else None."""
     from transformers import BitsAndBytesConfig, Mxfp4Config
 
     section = settings.recipe.model

@@ -1,4 +1,4 @@
-"""What a run left: a whole model, or adapters on their base."""
+"""A model that a run has saved, loaded: a whole one, or adapters on their base."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
-    """What a run left in `directory`: a model, or adapters on the base that they were trained on.
+    """Load what a run left in `directory`: a model, or adapters on the base that they were trained on.
 
-    options: further ones of from_pretrained, for a model
+    options: further ones of from_pretrained, for a whole model
     """
     from transformers import AutoModelForCausalLM
 
@@ -40,7 +40,7 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
 
 @contextmanager
 def loading_from_run(folder: Path) -> Iterator[None]:
-    """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
+    """Raise UserError where what a run saved in `folder`, and the body loads, is damaged: another step is the cure."""
     cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where a model is: a folder, a name on the Hub, a config.json; and its configuration."""
+"""Where a model is (a folder, a name on the Hub, a config.json), and its configuration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ from .rope import stretch
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# What of a config.json gives a model its shapes.
+# Keys of a config.json that give a model its shapes.
 OF_SHAPES = ("head_dim", "tie_word_embeddings", "shared_expert_intermediate_size", "attention_bias")
 SHAPES = ("model_type", *ALIASES, *OF_SHAPES)
 
 
 def location(settings: Settings) -> str:
-    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name.
+    """Return model_name_or_path: a path where it is a local directory (here or in the repository), else a name on the Hub.
 
     Raises UserError for a revision of a directory.
     """
@@ -39,7 +39,7 @@ def location(settings: Settings) -> str:
 
 
 def load_config(settings: Settings) -> "PreTrainedConfig":
-    """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
+    """Return the model's configuration. Raises UserError where there is none, or its positions are fewer than max_length."""
     from transformers import AutoConfig
 
     model, place, name = settings.recipe.model, settings.place("model_name_or_path"), location(settings)
@@ -60,7 +60,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
 
 
 def check_length(settings: Settings, positions: int | None) -> None:
-    """Raises UserError where max_length is more than the model's positions."""
+    """Raise UserError where max_length exceeds the model's positions."""
     length = settings.recipe.data.max_length
     if positions and length > positions:
         problem = f"{length} tokens, but the model has positions for {positions}"
@@ -68,9 +68,9 @@ def check_length(settings: Settings, positions: int | None) -> None:
 
 
 def config_beside(settings: Settings) -> Path | None:
-    """The config.json beside the recipe, which is the model's; None where there is none.
+    """Return the config.json beside the recipe, which is its model's, or None.
 
-    A model that a flag names is another one on purpose, and beside a run.yaml lies what that run saved.
+    It is not asked for where a flag names another model on purpose, nor beside a run.yaml, where it is what that run saved.
     """
     beside = settings.recipe_path.with_name("config.json")
     by_flag = settings.sources.get("model_name_or_path", "").startswith("flag")
@@ -78,7 +78,7 @@ def config_beside(settings: Settings) -> Path | None:
 
 
 def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
-    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's."""
+    """Raise UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's."""
     if (beside := config_beside(settings)) is None:
         return
     document = read_config(beside)

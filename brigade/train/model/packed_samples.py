@@ -1,7 +1,7 @@
-"""How a model learns where the samples of a row begin, so that none sees another: tried out, not believed.
+"""How a model learns where the samples of a sequence begin, so that none sees another: tried out, not believed.
 
-Most of Transformers' models make their attention masks from position ids that start anew. gpt-oss makes them without, but
-takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state learn it in no way.
+Most of Transformers' models make their attention masks from position ids that start again. gpt-oss does not, but takes masks that
+are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not learn it in any way.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from ..recipe.flags import Settings
 from . import attention
 from .tiny import SPAN, shrink, with_short_spans
 
-# What a model learns it from. Cumulative lengths are what varlen and FlashAttention take.
+# What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
 _KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -24,19 +24,19 @@ _KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 def check(settings: Settings, config: Any, how: str) -> None:
     """Raise UserError where a recipe packs samples that the model, with the attention `how`, would let see each other."""
     if settings.recipe.data.packing:
-        found, why = method_of(config, how, settings.recipe.model.trust_remote_code)
-        if found == NOTHING:
+        way, why = method_of(config, how, settings.recipe.model.trust_remote_code)
+        if way == NOTHING:
             problem = f"packed samples of {type(config).__name__} would see each other: {why}"
             raise UserError(settings.place("packing"), problem, "set packing to false")
 
 
 def layout(settings: Settings, config: Any, how: str) -> tuple[bool, bool, str]:
-    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason), with the
-    attention `how`."""
+    """Return how samples of a micro-batch lie with the attention `how`: (whether end to end, whether only some of them because
+    attention also computes products between samples, the reason)."""
     if not settings.recipe.training.padding_free:
         return False, False, "padded: padding_free is false"
-    found, why = method_of(config, how, settings.recipe.model.trust_remote_code)
-    if found == NOTHING:
+    way, why = method_of(config, how, settings.recipe.model.trust_remote_code)
+    if way == NOTHING:
         return False, False, f"padded: {why}"
     if how in attention.SAMPLE_BY_SAMPLE:
         return True, False, f"end to end: {how} computes no products between samples"
@@ -45,7 +45,7 @@ def layout(settings: Settings, config: Any, how: str) -> tuple[bool, bool, str]:
 
 
 def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
-    """(LENGTHS, POSITIONS, MASKS or NOTHING, with the attention `how`; why it is NOTHING)."""
+    """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
     key = how, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
         _KNOWN[key] = _try(config, how, trust_remote_code)
@@ -53,26 +53,26 @@ def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[s
 
 
 def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
-    """A mask for each kind of layer, as Transformers would make it from these position ids (rows, tokens)."""
+    """Return a mask for each kind of layer, as Transformers makes it from position ids of shape (sequences, tokens)."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     text = config.get_text_config()
     shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
     known = {"config": text, "inputs_embeds": shape, "position_ids": position_ids}
     known |= {"attention_mask": None, "past_key_values": None}
-    found = {"full_attention": create_causal_mask(**known)}
+    of_kind = {"full_attention": create_causal_mask(**known)}
     if getattr(text, "sliding_window", None):
-        found["sliding_attention"] = create_sliding_window_causal_mask(**known)
-    return found
+        of_kind["sliding_attention"] = create_sliding_window_causal_mask(**known)
+    return of_kind
 
 
 def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
-    """What method_of() finds out: the logits of samples in a row, in a tiny random model of the architecture, against those of
-    each sample alone.
+    """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
+    tiny random model of the architecture.
 
-    The model has a layer of each kind, samples are longer than what any of them sees, and every weight is moved: a gate that
-    begins at 0 would hide what is behind it. On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex
-    attention: they learn it in the same way.
+    The model has a layer of each kind, samples are longer than any of them looks back, and every weight is moved, for a gate that
+    begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
+    for flex attention: they learn it in the same way.
     """
     from transformers import AutoModelForCausalLM
 
@@ -85,7 +85,7 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
         rounding = torch.finfo(torch.float32).eps * tiny.hidden_size * tiny.num_hidden_layers
     except Exception as error:  # what cannot be tried is not trusted
         return NOTHING, f"a tiny model to try it with cannot be described ({type(error).__name__}: {first_line(error)})"
-    samples = [2 * SPAN + 3, 3, 2 * SPAN + 1]  # of no length that a span divides
+    samples = [2 * SPAN + 3, 3, 2 * SPAN + 1]  # lengths that no span divides
     position_ids = torch.from_numpy(positions(np.array(samples)))[None]
     ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
     if by_lengths:
@@ -95,7 +95,7 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
     options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
-        row = torch.randint(7, 4000, (1, sum(samples)))
+        sequence = torch.randint(7, 4000, (1, sum(samples)))
 
         def logits(ids: torch.Tensor, **more: Any) -> torch.Tensor:
             return model(ids, use_cache=False, **more).logits
@@ -104,17 +104,17 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
             model = AutoModelForCausalLM.from_config(tiny, **options).eval()
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
-            alone = []
-            for ids in row.split(samples, dim=1):
+            parts = []
+            for ids in sequence.split(samples, dim=1):
                 count = ids.shape[1]
                 borders = cumulative(np.array([count])) if by_lengths else {}
-                alone.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
-            apart = torch.cat(alone, dim=1)
+                parts.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
+            apart = torch.cat(parts, dim=1)
         except Exception as error:
             return NOTHING, _untried(error)
         for name, more in ways.items():
             try:
-                together = logits(row, position_ids=position_ids, **more())
+                together = logits(sequence, position_ids=position_ids, **more())
             except Exception as error:  # nor here; some models take no masks that are made already
                 if name != MASKS:
                     why = _untried(error)

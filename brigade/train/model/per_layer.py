@@ -1,8 +1,8 @@
-"""What a config says of single layers, and how it is cut with them: the one place that knows such keys. No torch.
+"""What a config says about single layers, and how to keep only some of them: the one place that knows such keys. No torch.
 
 A config names a layer's kind in many ways: a list with an entry for each layer (`layer_types`), layers' numbers
 (`mlp_only_layers`), how many of the first or the last layers are of a kind (`first_k_dense_replace`, `num_kv_shared_layers`),
-changes of single layers (`per_layer_config`), or a period.
+changes to single layers (`per_layer_config`), or a period.
 """
 
 import itertools
@@ -22,27 +22,28 @@ NUMBERS = {
 # How many of the first layers, and of the last, are of a kind of their own.
 FIRST = ("first_k_dense_replace", "num_dense_layers", "num_hash_layers", "moe_layer_start_index", "max_window_layers")
 LAST = ("num_kv_shared_layers",)
-# Every n-th layer is of another kind. Of two neighbours one is, where n is two.
+# Every n-th layer is of another kind, by the key of n; the value is the key of the offset, if there is one.
 EVERY = {
     "decoder_sparse_step": "", "interleave_moe_layer_step": "", "full_attention_interval": "", "no_rope_layer_interval": "",
     "global_attn_every_n_layers": "", "sliding_window_pattern": "", "_sliding_window_pattern": "", "layer_group_size": "",
     "attn_layer_period": "attn_layer_offset", "expert_layer_period": "expert_layer_offset",
 }  # fmt: skip
 CHANGES, NESTED = "per_layer_config", ("linear_attn_config",)
-# Lists that have nothing to do with layers, although they may be as long as the model is deep.
+# Lists that have nothing to do with layers, even where they are as long as the model is deep.
 NO_LAYERS = ("architectures", "attention_types", "time_step_limit", "mlp_multipliers", "ssm_multipliers")
-SIZES = ("size", "dim", "heads", "rank", "experts", "heads_per_layer")  # the last word of a key that is one
-MOST = 4  # values of a list of numbers that are kinds; with more of them they are sizes
+SIZES = ("size", "dim", "heads", "rank", "experts", "heads_per_layer")  # the last word of a key that holds a size
+MOST = 4  # different values of a list of numbers that tell kinds; with more of them they are sizes
 
 
 def layer_count(config: Config) -> int | None:
-    """Number of decoder layers, or None where the config does not tell."""
-    found = (config[key] for key in COUNTS if isinstance(config.get(key), int))
-    return next(found, len(config.get("layers_block_type") or ()) or None)
+    """Return the number of decoder layers, or None where the config does not tell."""
+    counts = (config[key] for key in COUNTS if isinstance(config.get(key), int))
+    return next(counts, len(config.get("layers_block_type") or ()) or None)
 
 
 def representatives(config: Config, least: int = 1) -> list[int]:
-    """Numbers of one layer of each kind, in the model's order; with further ones, where there are fewer than `least`."""
+    """Return the number of one layer of each kind, in the model's order, and of further ones where these are fewer than
+    `least`."""
     count = layer_count(config) or least
     first: dict[str, int] = {}
     for number, kind in enumerate(_kinds(config, count)):
@@ -54,15 +55,15 @@ def representatives(config: Config, least: int = 1) -> list[int]:
 
 
 def cut(config: Config, chosen: Sequence[int]) -> Config:
-    """The keys of a config that change where its model has these layers and no others."""
+    """Return the keys of a config that change, with their new values, where its model keeps only these layers."""
     count = layer_count(config)
     if count is None:
         return {}
     new: Config = {key: len(chosen) for key in COUNTS if isinstance(config.get(key), int)}
     for key, value in config.items():
         if key in NUMBERS and isinstance(value, list):
-            one = NUMBERS[key]
-            new[key] = [place + one for place, number in enumerate(chosen) if number + one in value]
+            base = NUMBERS[key]
+            new[key] = [place + base for place, number in enumerate(chosen) if number + base in value]
         elif _is_listed(key, value, count):
             new[key] = [value[number] for number in chosen]
         elif key in FIRST and isinstance(value, int):
@@ -87,13 +88,13 @@ def cut(config: Config, chosen: Sequence[int]) -> Config:
 
 
 def sizes_that_differ(config: Config) -> list[str]:
-    """Keys of sizes that layers have of their own, such as a head's or the number of heads: no number is all layers'."""
+    """Return the keys of sizes that differ between layers, such as a head's or the number of heads."""
     count = layer_count(config)
-    found = {key for change in (config.get(CHANGES) or {}).values() for key in change}
+    keys = {key for change in (config.get(CHANGES) or {}).values() for key in change}
     for key, value in config.items() if count else ():
         if _is_listed(key, value, count) and key.endswith(SIZES) and len({*map(str, value)}) > 1:
-            found.add(key)
-    return sorted(found)
+            keys.add(key)
+    return sorted(keys)
 
 
 def _is_listed(key: str, value: Any, count: int | None) -> bool:
@@ -104,14 +105,16 @@ def _is_listed(key: str, value: Any, count: int | None) -> bool:
 
 
 def _kinds(config: Config, count: int) -> Iterator[str]:
-    """What the config says of each layer, one text for each."""
+    """Yield what the config says about each layer, as a text: equal texts are layers of one kind."""
     lists = [value for key, value in config.items() if _is_listed(key, value, count)]
-    lists = [value for value in lists if len({*map(str, value)}) <= MOST or any(isinstance(one, str) for one in value)]
+    lists = [
+        value for value in lists if len({*map(str, value)}) <= MOST or any(isinstance(entry, str) for entry in value)
+    ]
     nested = [part for key in NESTED if isinstance(part := config.get(key), dict)]
     numbers = [
-        (part[key], one)
+        (part[key], base)
         for part in (config, *nested)
-        for key, one in NUMBERS.items()
+        for key, base in NUMBERS.items()
         if isinstance(part.get(key), list)
     ]
     bounds = [config[key] for key in FIRST if isinstance(config.get(key), int)]
@@ -122,7 +125,7 @@ def _kinds(config: Config, count: int) -> Iterator[str]:
     for layer in range(count):
         told = [
             [value[layer] for value in lists],
-            [layer + one in value for value, one in numbers],
+            [layer + base in value for value, base in numbers],
             [layer < bound for bound in bounds],
             changes.get(layer),
         ]

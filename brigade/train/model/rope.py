@@ -1,4 +1,4 @@
-"""Rows longer than a model's positions: a recipe's rope_parameters, which stretch its rotary embedding by YaRN."""
+"""Sequences longer than a model's positions: a recipe's rope_parameters, which stretch its rotary embedding by YaRN."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from ..recipe.flags import Settings
 
 
 def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
-    """Positions of a model with a recipe's rope_parameters; without them the published ones."""
+    """Return the number of a model's positions with a recipe's rope_parameters; without them, the published one."""
     return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
 
 

@@ -1,4 +1,4 @@
-"""A model's parameters: how many, of which type, and which of them texts do not reach."""
+"""A model's parameters: how many there are, of which type, and which of them texts do not reach."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def half_or_full(settings: Settings) -> "torch.dtype":
-    """The recipe's precision: frozen weights have it under every strategy, and 4-bit ones compute in it."""
+    """Return the recipe's precision: frozen weights have it under every strategy, and 4-bit ones compute in it."""
     import torch
 
     training = settings.recipe.training
@@ -17,7 +17,7 @@ def half_or_full(settings: Settings) -> "torch.dtype":
 
 
 def empty_model(settings: Settings, config: Any) -> Any:
-    """The model with its names and shapes, on the meta device: it takes no memory."""
+    """Build the model on the meta device: it has names and shapes, and takes no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -26,13 +26,13 @@ def empty_model(settings: Settings, config: Any) -> Any:
 
 
 def largest_parameter(settings: Settings, config: Any) -> int:
-    """Elements of the model's largest parameter."""
+    """Return the number of elements of the model's largest parameter."""
     return max(parameter.numel() for parameter in empty_model(settings, config).parameters())
 
 
 def parameter_count(model: Any, trained: bool = False) -> int:
-    """Parameters of the whole model, or those that are trained, also where this rank holds a shard (DeepSpeed's
-    ds_numel, DTensor's numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
+    """Return the number of parameters of the whole model, or of those that are trained, even where this rank holds a shard
+    (DeepSpeed's ds_numel, DTensor's numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
     return sum(
         quantised.shape.numel() if (quantised := getattr(p, "quant_state", None)) else getattr(p, "ds_numel", p.numel())
         for p in model.parameters()
@@ -41,23 +41,23 @@ def parameter_count(model: Any, trained: bool = False) -> int:
 
 
 def untaught(model: Any) -> dict[str, Any]:
-    """Name -> module of what gets no gradient from the loss of texts: what they do not reach, and what chooses by an index which
-    tokens a layer sees (DeepSeek-V3.2, V4 and GLM-5), for a choice has none."""
+    """Return name -> module of what gets no gradient from the loss of texts: what texts do not reach, and indexers, which choose
+    the tokens that a layer sees (DeepSeek-V3.2, V4 and GLM-5), for a choice has no gradient."""
     chooses = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"}
     return beyond_texts(model) | chooses
 
 
 def beyond_texts(model: Any) -> dict[str, Any]:
-    """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
-    ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""
+    """Return name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and its
+    two ends. {} for a model of texts. Trained, they would get no gradient, which DDP takes for an error, and still decay."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if base.config.get_text_config() is base.config:
         return {}
     ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
     reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
-    found: dict[str, Any] = {}
+    beyond: dict[str, Any] = {}
     for name, module in base.named_modules():  # a module before those in it
         own = {id(parameter) for parameter in module.parameters()}
-        if own and own.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
+        if own and own.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in beyond):
+            beyond[name] = module
+    return beyond

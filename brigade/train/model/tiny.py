@@ -1,4 +1,4 @@
-"""Any architecture with tiny sizes: for rehearsals, and to try out on a CPU what a model does."""
+"""Any architecture in tiny sizes: for rehearsals, and to try out on a CPU what a model does."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from . import per_layer
 
 VOCABULARY = 4096  # of the built-in tokenizer
 
-# Sizes of a rehearsed model. What a config does not have is left out; everything else of it stays as it is.
+# Sizes of a rehearsed model. Keys that a config does not have are left out; its other keys stay as they are.
 TINY = {
     "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
     "num_attention_heads": 4, "num_experts": 4, "num_local_experts": 4, "vocab_size": VOCABULARY, "rotary_dim": 8,
@@ -25,15 +25,15 @@ TINY = {
 
 
 def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hidden_layers"]) -> dict[str, Any]:
-    """The same architecture with tiny sizes, and a layer of each kind; the ratio of query heads to key-value heads is kept, as
-    far as `divisor` ranks can divide the latter.
+    """Return the config of the same architecture with tiny sizes and a layer of each kind. The ratio of query heads to key-value
+    heads stays, as far as `divisor` ranks can divide the latter.
 
     layers: the least number of them
     """
-    # Random weights are in no published quantisation (gpt-oss has MXFP4).
+    # Random weights are not quantised, whatever the published ones are (gpt-oss has MXFP4).
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     of_layers = per_layer.cut(config, per_layer.representatives(config, layers))
-    # What is None or 0 is a part that the model does not have.
+    # A part that the model does not have is None or 0.
     tiny: dict[str, Any] = {key: TINY.get(key, value) if value else value for key, value in config.items()}
     tiny |= {key: _of_layers(key, value, config, divisor) for key, value in of_layers.items()}
     tiny |= _change({"num_key_value_heads": config.get("num_key_value_heads")}, config, divisor)
@@ -55,7 +55,8 @@ SPAN = 8
 
 
 def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
-    """A config whose layers see SPAN tokens of a row at most, where they do not see all of it, and compress as many into one."""
+    """Return a config whose layers look back at most SPAN tokens, where they do not see all of them, and compress as many to
+    one."""
     short: dict[str, Any] = {
         key: min(value, SPAN) for key, value in config.items() if _SPANS.search(key) and isinstance(value, int)
     }
@@ -67,7 +68,7 @@ def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> Any:
-    """A key that single layers are told by, as per_layer.cut() has left it, with tiny sizes."""
+    """Return the value of a key that tells about single layers, as per_layer.cut() has left it, with tiny sizes."""
     if key == per_layer.CHANGES:
         return {number: _change(change, config, divisor) for number, change in value.items()}
     if key in per_layer.NESTED:
@@ -78,7 +79,7 @@ def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> An
 
 
 def _change(change: dict[str, Any], config: dict[str, Any], divisor: int) -> dict[str, Any]:
-    """What is said of a layer with tiny sizes; {} where nothing is."""
+    """Return the changes to a layer with tiny sizes."""
     tiny = {key: _scaled(key, value, config) for key, value in change.items() if value is not None}
     heads = (config | change).get("num_attention_heads")
     if heads and (shared := tiny.get("num_key_value_heads")):
@@ -88,7 +89,7 @@ def _change(change: dict[str, Any], config: dict[str, Any], divisor: int) -> dic
 
 
 def _scaled(key: str, value: Any, config: dict[str, Any]) -> Any:
-    """A layer's own size: tiny, and larger than the others' where it was."""
+    """Return a layer's own size: tiny, but larger than the others' where it was larger."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key not in TINY or not whole:
         return value

@@ -1,4 +1,4 @@
-"""The tokenizer of a run's model."""
+"""The tokenizer of a run's model, and the size of the model's vocabulary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,15 +8,15 @@ from ..data.builtin import BUILT_IN, TOKENIZER
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
-from .location import location
+from .location import check_length, load_config, location
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
-    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than `words`, those of
-    the model's vocabulary."""
+    """Load the tokenizer, with a padding token. Raises UserError where there is none, or it has more tokens than `words`, those
+    of the model's vocabulary."""
     from transformers import AutoTokenizer
 
     model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
@@ -25,7 +25,9 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
         name = str(TOKENIZER)
     if not Path(name).is_dir():
         hub_is_away()
-    revision = None if model.tokenizer_name_or_path else model.revision  # the model's is none of another's
+    revision = (
+        None if model.tokenizer_name_or_path else model.revision
+    )  # the model's revision is not another repository's
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:
@@ -53,8 +55,8 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
 
 
 def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError when a tokenizer of another name gives the model's own tokens other ids: its embeddings would
-    mean something else. More tokens than the model's own it may have."""
+    """Raise UserError where a tokenizer of another name gives the model's own tokens other ids: its embeddings would
+    mean something else. It may have further tokens."""
     from transformers import AutoTokenizer
 
     model, place = settings.recipe.model, location(settings)
@@ -68,3 +70,26 @@ def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> 
         problem = f"{model.tokenizer_name_or_path!r} does not belong to {model.model_name_or_path!r}: "
         problem += f"token {moved!r} is {wanted[moved]} there, and here {given.get(moved, 'missing')}"
         raise UserError(settings.place("tokenizer_name_or_path"), problem, "leave the key out to take the model's own")
+
+
+def vocabulary(settings: Settings) -> int:
+    """Return the number of tokens of the model's vocabulary, after the checks of load_config().
+
+    It is read from config.json itself where that says it: building a Transformers configuration imports torch, a second that
+    tokenising does not need.
+    """
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        document, _ = PreTrainedConfig.get_config_dict(location(settings), revision=settings.recipe.model.revision)
+        words = (document.get("text_config") or document).get("vocab_size")
+        positions = document.get("max_position_embeddings")
+    except Exception:  # load_config() says what is wrong
+        document, words, positions = {}, None, None
+    known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
+    known = known and not settings.recipe.model.rope_parameters
+    if not known or not isinstance(words, int) or not isinstance(positions, int | None):
+        return load_config(settings).get_text_config().vocab_size
+    check_length(settings, positions)
+    return words

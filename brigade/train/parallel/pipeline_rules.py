@@ -16,7 +16,7 @@ CURE = "use another strategy for this model: ds_configs/README.md"
 
 
 def check(run: Run, config: Any, batch: Batch) -> None:
-    """Raises UserError where a model has too few layers, where stages of it do not compute what it does, and where a schedule
+    """Raise UserError where a model has too few layers, where stages of it do not compute what it does, and where a schedule
     cannot do this number of micro-batches."""
     axes, name = run.strategy.axes, type(config).__name__
     if key := next(_not_read(run.strategy.ds_config or {}), None):

@@ -59,7 +59,7 @@ class Decoder:
         self.embedding_name, self.layers_name, self.norm_name = names
 
     def _found(self) -> tuple[str, str, str]:
-        """Raises ValueError for a model that has not one of each."""
+        """Raise ValueError for a model that has not one of each."""
         children, embedding = dict(self.inner.named_children()), self.whole.get_input_embeddings()
         norms = [name for name, child in children.items() if "norm" in f"{name} {type(child).__name__}".lower()]
         found = {

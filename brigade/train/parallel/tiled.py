@@ -118,7 +118,7 @@ def _again(compute: Any, *given: Any) -> torch.Tensor:
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 def check(settings: Settings, config: Any) -> None:
-    """Raises UserError where a model computes something else by tiles: tried with a tiny random one of its architecture."""
+    """Raise UserError where a model computes something else by tiles: tried with a tiny random one of its architecture."""
     training, section = settings.recipe.training, settings.recipe.model
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
     if training.tiled_loss and training.use_liger_kernel:
