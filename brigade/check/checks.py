@@ -239,7 +239,7 @@ def checks(size: Size = "full") -> list[Check]:
     for module in order:
         importlib.import_module(f".{module}", __package__)
     few = SIZES[: SIZES.index(size) + 1]
-    found = [one for one in _CHECKS.values() if one.group in GROUPS and one.size in few]
+    chosen = [check for check in _CHECKS.values() if check.group in GROUPS and check.size in few]
     return sorted(
-        found, key=lambda one: order.index(one.function.__module__.rpartition(".")[2])
+        chosen, key=lambda check: order.index(check.function.__module__.rpartition(".")[2])
     )  # whoever was imported first

@@ -36,11 +36,11 @@ async def pairs_by_nccl(hosts: Hosts) -> AsyncIterator[Result]:
     games = rounds(len(names), MANY)
     async with meet(hosts) as found:
         facts = await _sweep(hosts, found, hosts.wanted.slots, "nccl", games) if not found.lost else {}
-        if any(one["error"] for one in facts.values()) or len(facts) < len(names):
+        if any(answer["error"] for answer in facts.values()) or len(facts) < len(names):
             for result in await _ended(hosts, found, facts):
                 yield result
             return
-    ways = {(names[a], b): Way(gbit) for b, one in facts.items() for a, gbit in one["received"]}
+    ways = {(names[a], b): Way(gbit) for b, answer in facts.items() for a, gbit in answer["received"]}
     found.links = {host: {} for host in names}  # the speed of a card for TCP says nothing of this network
     cure = "`ibstat` and `ibdiagnet` on both ends; NCCL_DEBUG=INFO says which cards NCCL takes"
     for result in judged(ways, found):
@@ -71,7 +71,7 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
                 yield unknown(host, f"it needs all hosts, and {', '.join(found.lost) or 'some'} cannot be met")
             return
         facts = await _sweep(hosts, found, ranks, backend)
-        if any(one["error"] for one in facts.values()) or len(facts) < len(ranks):
+        if any(answer["error"] for answer in facts.values()) or len(facts) < len(ranks):
             for result in await _ended(hosts, found, facts):
                 yield result
             return
@@ -160,7 +160,7 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
             count = hosts.wanted.slots[host]
             each[host] = {"first": 0, "ranks": count, "world": count, "port": facts["free"]}
         swept = await hosts.ask("collectives.sweep", 150, each, payloads=list(PAYLOADS["nccl"]), **rest)
-    found = {
+    sweeps = {
         host: Sweep("nccl", hosts.wanted.slots[host], 1, facts["device"], slowest([facts["figures"]]))
         for host, facts in swept.items()
         if not facts["error"]
@@ -172,9 +172,9 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
                 f"ssh {host}, then `nvidia-smi topo -m` and NCCL_DEBUG=INFO",
             )
             yield Result(host, "red", "failed", None, facts["error"], why, cure)
-    usual = statistics.median(one.bandwidth("all_reduce") for one in found.values()) if found else 0.0
-    for host, one in found.items():
-        yield of_inside(host, one, usual)
+    usual = statistics.median(sweep.bandwidth("all_reduce") for sweep in sweeps.values()) if sweeps else 0.0
+    for host, sweep in sweeps.items():
+        yield of_inside(host, sweep, usual)
 
 
 @dataclass(frozen=True)

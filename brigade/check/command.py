@@ -4,11 +4,13 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, on_one_line
@@ -18,17 +20,13 @@ from ..hosts.job import hosts_of_slurm_job, make
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import CALIBRATION, calibration_file, find
 from . import fix, result_file, sweep, waiting
-from .checks import Wanted, exit_code
+from . import run as running
+from .checks import Check, Size, Wanted, checks, exit_code
 from .collectives import Sweep
-from .result_file import changes, compared
-from .run import LOGIN
+from .result_file import Document, changes, compared
+from .run import LOGIN, Outcome
 from .sweep import figures
 from .table import lines, table
-
-if TYPE_CHECKING:
-    from .checks import Check, Size, Wanted
-    from .result_file import Document
-    from .run import Outcome
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
@@ -70,8 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0: sound, 1: with warnings, 3: not sound."""
-    from .checks import checks
-
     size: Size = "quick" if options.quick else "full" if options.full else "usual"
     if "--recipe" in (word.partition("=")[0] for word in options.rest):
         raise UserError(
@@ -105,11 +101,8 @@ def run(options: argparse.Namespace) -> int:
     return _check(wanted, size, options, baseline, target, skip)
 
 
-def _list(checks: "list[Check]") -> int:
+def _list(checks: list[Check]) -> int:
     """Print each check: from which size on it runs, its limit, and what it reads."""
-    import shutil
-    import textwrap
-
     sizes = {"quick": "--quick", "usual": "no flag", "full": "--full"}
     width = min(120, shutil.get_terminal_size((120, 24)).columns)
     for check in checks:
@@ -119,7 +112,7 @@ def _list(checks: "list[Check]") -> int:
     return 0
 
 
-def _wanted(options: argparse.Namespace) -> "Wanted":
+def _wanted(options: argparse.Namespace) -> Wanted:
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     slots = hosts_of_slurm_job(os.environ) if in_slurm else None
     job = make(options.recipe, options.rest, options.hostfile, slots) if options.recipe else None
@@ -136,7 +129,7 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
     return Wanted(slots, job, forwarded(os.environ, options.env), "slurm" if in_slurm else "")
 
 
-def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
+def _dry_run(wanted: Wanted, size: Size, skip: list[str]) -> int:
     # Nobody is asked: hosts with several slots, and those of a recipe that names a GPU, are taken to have GPUs.
     recipe = wanted.job.settings.recipe if wanted.job else None
     gpus = max(wanted.slots.values()) > 1 or bool(recipe and recipe.cluster.gpu)
@@ -155,17 +148,15 @@ def _calibration_file() -> Path:
 
 
 def _check(
-    wanted: "Wanted",
-    size: "Size",
+    wanted: Wanted,
+    size: Size,
     options: argparse.Namespace,
-    baseline: "Document | None",
+    baseline: Document | None,
     target: Path | None,
     skip: list[str],
 ) -> int:
-    from .run import run
-
     allow_open_files(len(wanted.slots))
-    outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told, skip=skip)))
+    outcome = asyncio.run(_until_stopped(running.run(wanted, size, told=_told, skip=skip)))
     if options.yes:
         outcome = _repaired(wanted, outcome)
     on_one_line("")
@@ -192,10 +183,8 @@ def _check(
     return code
 
 
-def _others(only: list[str] | None, size: "Size") -> list[str]:
+def _others(only: list[str] | None, size: Size) -> list[str]:
     """Names of the checks that --only leaves out."""
-    from .checks import checks
-
     sizes = {check.name: check.size for check in checks()}
     here = [check.name for check in checks(size)]
     for name in only or []:
@@ -211,7 +200,7 @@ def _others(only: list[str] | None, size: "Size") -> list[str]:
     return [name for name in sizes if only and name not in only]
 
 
-def _repaired(wanted: "Wanted", outcome: "Outcome") -> "Outcome":
+def _repaired(wanted: Wanted, outcome: Outcome) -> Outcome:
     """Run what cures the hosts, and say what they are like afterwards."""
 
     def told(done: fix.Done) -> None:
@@ -223,7 +212,7 @@ def _repaired(wanted: "Wanted", outcome: "Outcome") -> "Outcome":
     )
 
 
-async def _until_stopped(work: Coroutine[Any, Any, "Outcome"]) -> "Outcome":
+async def _until_stopped(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Let a signal cancel the work, which then leaves nothing behind on any host."""
     task = asyncio.ensure_future(work)
     stopped: list[int] = []
@@ -248,14 +237,14 @@ def _told(name: str) -> None:
     on_one_line(f"checking: {name}")
 
 
-def _show(outcome: "Outcome") -> None:
+def _show(outcome: Outcome) -> None:
     screen = console(highlight=False)
     screen.print(table(outcome))
     for line in lines(outcome):
         screen.print(line, soft_wrap=True)
 
 
-def _measured(wanted: "Wanted") -> None:
+def _measured(wanted: Wanted) -> None:
     """Print what was measured over all hosts together, which no host's cell can hold."""
     if isinstance(found := wanted.measured.get("network"), Sweep):
         console(highlight=False).print(figures(found.rows, found.ranks, found.backend, found.device))
@@ -263,13 +252,13 @@ def _measured(wanted: "Wanted") -> None:
         print(said)
 
 
-def _calibrate(wanted: "Wanted") -> None:
+def _calibrate(wanted: Wanted) -> None:
     file = _calibration_file()
     print(*waiting.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
     print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
 
-def _compare(baseline: "Document", found: "Document", options: argparse.Namespace) -> None:
+def _compare(baseline: Document, found: Document, options: argparse.Namespace) -> None:
     changed = changes(baseline, found)
     since = f"since {options.baseline} ({baseline.time:%Y-%m-%d %H:%M} UTC)"
     out = sys.stderr if options.json == "-" else sys.stdout

@@ -24,17 +24,17 @@ class Done:
 
 def lines(results: Iterable[Result]) -> dict[str, list[str]]:
     """Host -> the shell lines that cure it, each once."""
-    found: dict[str, list[str]] = {}
+    cures: dict[str, list[str]] = {}
     for result in results:
-        if result.fix and result.level in ("yellow", "red") and result.fix not in found.setdefault(result.host, []):
-            found[result.host].append(result.fix)
-    return {host: own for host, own in found.items() if own}
+        if result.fix and result.level in ("yellow", "red") and result.fix not in cures.setdefault(result.host, []):
+            cures[result.host].append(result.fix)
+    return {host: own for host, own in cures.items() if own}
 
 
 def printed(outcome: Outcome) -> list[str]:
     """The lines that --fix prints: each one in a form that can be pasted into a shell here, and what no line can cure."""
-    found = lines(outcome.results)
-    text = [f"ssh {host} {shlex.quote(line)}" for host, own in found.items() for line in own]
+    cures = lines(outcome.results)
+    text = [f"ssh {host} {shlex.quote(line)}" for host, own in cures.items() for line in own]
     rest = [r for r in outcome.results if r.level in ("yellow", "red") and not r.fix]
     if rest:
         text.append(f"# {len(rest)} more of the above need a person: see their cures")

@@ -67,7 +67,7 @@ def with_use(facts: Facts, environment: Mapping[str, str], slots: int) -> Facts:
     """What NVML says of a host, with more of each GPU: used: whether a rank gets it, alone: whether no two of the host are used,
     live: Xids that came right now."""
     mine = used(facts.get("gpus", []), environment.get("CUDA_VISIBLE_DEVICES"), slots)
-    live = [(one["index"], one["xid"]) for one in facts.get("xids", [])]
+    live = [(event["index"], event["xid"]) for event in facts.get("xids", [])]
     gpus = [
         gpu
         | {"used": gpu["index"] in mine, "alone": len(mine) < 2}
@@ -106,19 +106,21 @@ def judged(
     host: str, gpus: Iterable[Facts], kinds: Mapping[str, Mapping[str, Any]], judges: Iterable[Judge], value: str
 ) -> list[Result]:
     """A result for each thing that is wrong, with the GPUs that have it; one sound result where nothing is."""
-    found: dict[Finding, list[int]] = {}
+    findings: dict[Finding, list[int]] = {}
     for gpu in gpus:
         for judge in judges:
             for finding in judge(gpu, kinds.get(gpu.get("name", "GPU"), {})):
                 if not gpu.get("used", True):
                     finding = _aside(finding)
-                found.setdefault(finding, []).append(gpu["index"])
-    if not found:
+                findings.setdefault(finding, []).append(gpu["index"])
+    if not findings:
         return [sound(host, value)]
     results = []
-    for one, numbers in found.items():
-        cure = one.cure.replace("{host}", host).replace("{gpu}", ",".join(map(str, numbers)))
-        results.append(Result(host, one.level, one.value, None, f"{which(numbers)}: {one.problem}", one.why, cure))
+    for finding, numbers in findings.items():
+        cure = finding.cure.replace("{host}", host).replace("{gpu}", ",".join(map(str, numbers)))
+        results.append(
+            Result(host, finding.level, finding.value, None, f"{which(numbers)}: {finding.problem}", finding.why, cure)
+        )
     return results
 
 
@@ -321,9 +323,9 @@ def xids(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
     waits, lost = gpu.get("recovery") in NEEDED, gpu.get("lost", False)
     live = [number for number in gpu["live"] if number != RECOVERY]
     newest: dict[int, tuple[float, bool]] = {}
-    for one in sorted(gpu["log"], key=lambda one: one["age"]):
-        row = one["xid"] in OF_MEMORY and bool(gpu.get("remapped", {}).get("pending"))
-        newest.setdefault(one["xid"], (one["age"], waits or row or lost))
+    for entry in sorted(gpu["log"], key=lambda entry: entry["age"]):
+        row = entry["xid"] in OF_MEMORY and bool(gpu.get("remapped", {}).get("pending"))
+        newest.setdefault(entry["xid"], (entry["age"], waits or row or lost))
     newest |= dict.fromkeys([*live, *([RECOVERY] if waits else [])], (0, True))
     found = [xid(number, age, now) for number, (age, now) in newest.items()]
     grave = [finding for finding in found if finding.level != "green"]
@@ -335,10 +337,10 @@ def with_log(gpus: Sequence[Facts], log: list[Facts]) -> list[Facts]:
     container reads of the other GPUs of its machine too: they are nobody's here. A lost GPU does not tell its address: it is
     one that fell off the bus and that no other has."""
     found, addresses = [], {bus(gpu["bus"]) for gpu in gpus if "bus" in gpu}
-    fallen = [one for one in log if one["xid"] == OFF_THE_BUS and bus(one["bus"]) not in addresses]
+    fallen = [entry for entry in log if entry["xid"] == OFF_THE_BUS and bus(entry["bus"]) not in addresses]
     for gpu in gpus:
-        own = [one for one in log if "bus" in gpu and bus(one["bus"]) == bus(gpu["bus"])]
+        own = [entry for entry in log if "bus" in gpu and bus(entry["bus"]) == bus(gpu["bus"])]
         own += fallen if gpu.get("lost") and "bus" not in gpu else []
-        cured = min((one["age"] for one in own if one.get("action") == 0), default=math.inf)
-        found.append(gpu | {"log": [one for one in own if one["age"] < cured]})
+        cured = min((entry["age"] for entry in own if entry.get("action") == 0), default=math.inf)
+        found.append(gpu | {"log": [entry for entry in own if entry["age"] < cured]})
     return found

@@ -84,10 +84,10 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
             yield Result(host, "yellow", "wrong names", None, f"{name} {what} here{more}", why, cure)
 
 
-def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
+def _wrong(hosts: Hosts, name: str, facts: Facts) -> str:
     """Say what is wrong with another host's name here, "" where nothing is."""
-    if not (addresses := found["resolved"].get(name)):
-        return f"has no address ({found['unresolved'].get(name, 'no answer')})"
+    if not (addresses := facts["resolved"].get(name)):
+        return f"has no address ({facts['unresolved'].get(name, 'no answer')})"
     if loopback := next((address for address in addresses if is_loopback(address)), None):
         return f"is {loopback}, the loopback,"
     its = hosts.hello[name].get("addresses", {})
@@ -231,14 +231,15 @@ def takes(pattern: str, name: str) -> bool:
     return not hit if pattern.startswith("^") else hit
 
 
-def _all(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in found["interfaces"] if one["addresses"] or one["kind"] == "loopback"]
+def _all(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The interfaces that count. facts, here and below: what probes/names.py: look() has found on a host"""
+    return [card for card in facts["interfaces"] if card["addresses"] or card["kind"] == "loopback"]
 
 
-def of_nccl(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+def of_nccl(facts: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
     """The interfaces that NCCL uses: those that are named, else InfiniBand's, else all but Docker's bridges and the loopback,
     else those."""
-    names = [one["name"] for one in _all(found)]
+    names = [card["name"] for card in _all(facts)]
     if pattern := variables.get("NCCL_SOCKET_IFNAME"):
         return [name for name in names if takes(pattern, name)]
     rounds = (
@@ -249,40 +250,40 @@ def of_nccl(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]
     return next((some for some in rounds if some), ["lo"])
 
 
-def of_gloo(found: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+def of_gloo(facts: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
     """The interface that gloo uses: the one that is named, else that of the host name's address, else the loopback."""
     if named := variables.get("GLOO_SOCKET_IFNAME"):
         return named.split(",")
-    for address in found["own"]:
+    for address in facts["own"]:
         if is_loopback(address):
             return ["lo"]
-        if name := next((one["name"] for one in _all(found) if address in one["addresses"]), None):
+        if name := next((card["name"] for card in _all(facts) if address in card["addresses"]), None):
             return [name]
     return ["lo"]
 
 
-def unfit(names: list[str], found: Mapping[str, Any]) -> str:
+def unfit(names: list[str], facts: Mapping[str, Any]) -> str:
     """Say what is wrong with interfaces that are taken, "" where nothing is."""
-    kinds = {one["name"]: one["kind"] for one in found["interfaces"]}
+    kinds = {card["name"]: card["kind"] for card in facts["interfaces"]}
     for name in names:
         if kinds.get(name) == "loopback" or name == "lo":
-            own = f": {found['hostname']} is {found['own'][0]} there" if found["own"] else ""
+            own = f": {facts['hostname']} is {facts['own'][0]} there" if facts["own"] else ""
             return f"the loopback is taken{own}"
-        if (is_virtual(name) or kinds.get(name) == "bridge") and name != found["leads"]:
-            way = f"the way to the others is {found['leads']}" if found["leads"] else "which may lead to no other host"
+        if (is_virtual(name) or kinds.get(name) == "bridge") and name != facts["leads"]:
+            way = f"the way to the others is {facts['leads']}" if facts["leads"] else "which may lead to no other host"
             return f"the bridge {name} is taken, {way}"
     return ""
 
 
-def _is_certain(name: str, found: Mapping[str, Any], shared: Collection[str]) -> bool:
+def _is_certain(name: str, facts: Mapping[str, Any], shared: Collection[str]) -> bool:
     """Tell whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the
     same."""
-    one = next((one for one in found["interfaces"] if one["name"] == name), {"kind": "", "addresses": []})
-    return name == "lo" or one["kind"] == "loopback" or bool(set(one["addresses"]) & set(shared))
+    card = next((card for card in facts["interfaces"] if card["name"] == name), {"kind": "", "addresses": []})
+    return name == "lo" or card["kind"] == "loopback" or bool(set(card["addresses"]) & set(shared))
 
 
 def named_wrongly(
-    variable: str, value: str, found: Mapping[str, Any], shared: Collection[str] = ()
+    variable: str, value: str, facts: Mapping[str, Any], shared: Collection[str] = ()
 ) -> tuple[Literal["", "yellow", "red"], str]:
     """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes only whole names.
 
@@ -291,16 +292,16 @@ def named_wrongly(
     shared: addresses that more than one host has, by which each one reaches itself
     """
     value = f"={value}" if variable.startswith("GLOO") else value
-    names = [one["name"] for one in _all(found) if takes(value, one["name"])]
+    names = [card["name"] for card in _all(facts) if takes(value, card["name"])]
     if not names:
-        there = ", ".join(one["name"] for one in _all(found))
+        there = ", ".join(card["name"] for card in _all(facts))
         return "red", f"no such interface with an address is up; there are {there}"
-    if first := unfit(names[:1], found):
-        return ("red" if _is_certain(names[0], found, shared) else "yellow"), first
-    problem = unfit(names, found)
+    if first := unfit(names[:1], facts):
+        return ("red" if _is_certain(names[0], facts, shared) else "yellow"), first
+    problem = unfit(names, facts)
     return ("yellow", f"behind {names[0]} {problem}") if problem else ("", "")
 
 
-def mtu_of(found: Mapping[str, Any]) -> int:
+def mtu_of(facts: Mapping[str, Any]) -> int:
     """The MTU of the interface that leads to the first host; 0 where that is not known."""
-    return next((int(one["mtu"]) for one in found["interfaces"] if one["name"] == found["leads"]), 0)
+    return next((int(card["mtu"]) for card in facts["interfaces"] if card["name"] == facts["leads"]), 0)

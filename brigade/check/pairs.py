@@ -140,17 +140,17 @@ def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
     return " and ".join(words), "; ".join(cures)
 
 
-def judged(ways: Ways, found: Meeting) -> list[Result]:
+def judged(ways: Ways, met: Meeting) -> list[Result]:
     """A result for each host that was met, from all rates."""
-    said = blame(ways)
+    guilty = blame(ways)
     results = []
-    for host in (host for host in found.address if host not in found.lost):
+    for host in (host for host in met.address if host not in met.lost):
         mean = typical(ways, host)
-        if host in said.hosts:
-            results.append(_slow_host(host, ways, found, said.usual, host in said.sends, host in said.receives))
-        elif links := [pair for pair in said.links if pair[0] == host]:
-            results.append(_slow_links(host, links, ways, said.usual))
-        elif (own := _against_own_speed(host, ways, found)) is not None:
+        if host in guilty.hosts:
+            results.append(_slow_host(host, ways, met, guilty.usual, host in guilty.sends, host in guilty.receives))
+        elif links := [pair for pair in guilty.links if pair[0] == host]:
+            results.append(_slow_links(host, links, ways, guilty.usual))
+        elif (own := _against_own_speed(host, ways, met)) is not None:
             results.append(own)
         else:
             results.append(sound(host, f"{figure(mean, 1)} Gbit/s", mean))

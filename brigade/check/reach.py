@@ -120,8 +120,8 @@ def _some(names: list[str]) -> str:
 def _ports(failed: Iterable[dict[str, str]], facts: Facts) -> str:
     """The ports that were not reached, in words, and why not."""
     closed: dict[int, str] = {}
-    for one in failed:
-        closed |= {int(port): why for port, why in one.items()}
+    for refused in failed:
+        closed |= {int(port): why for port, why in refused.items()}
     reason = Counter(closed.values()).most_common(1)[0][0]
     high = sorted(port for port in closed if port in facts["ports"])
     words = [f"port {port}" for port in closed if port not in high]
@@ -143,22 +143,24 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
     async with _listening(hosts, token, 0) as listening:
         tried, questions = _targets(hosts, looks, listening, token)
         found = await hosts.ask("reach.packets", 30, questions)
-    sent = {(host, other): one["arrived"] for host, facts in found.items() for other, one in facts["sent"].items()}
+    sent = {
+        (host, other): sending["arrived"] for host, facts in found.items() for other, sending in facts["sent"].items()
+    }
     arrived: dict[str, set[str]] = {}
-    for pair, what in sent.items():
+    for pair, fate in sent.items():
         for host in pair:
-            arrived.setdefault(host, set()).add(what)
+            arrived.setdefault(host, set()).add(fate)
     mtus = {host: mtu for host, facts in looks.items() if (mtu := mtu_of(facts))}
     usual = most_common(mtus) if mtus else 0
     odd = {host for host, mtu in mtus.items() if mtu != usual}
     tried = {host: others for host, others in tried.items() if host in found}
     faults = [
-        (what, *blame(tried, {pair for pair, its in sent.items() if its == what and not odd & set(pair)}))
-        for what in ("hangs", "told", "lost")
+        (fate, *blame(tried, {pair for pair, its in sent.items() if its == fate and not odd & set(pair)}))
+        for fate in ("hangs", "told", "lost")
     ]
     for host in found:
         bad = [
-            (what, ins.get(host, []), outs.get(host, [])) for what, ins, outs in faults if host in ins or host in outs
+            (fate, ins.get(host, []), outs.get(host, [])) for fate, ins, outs in faults if host in ins or host in outs
         ]
         if host in odd:
             problem = f"{looks[host]['leads']} has MTU {mtus[host]}, elsewhere it is {usual}"
@@ -167,8 +169,8 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
             cure = f"ssh {host} sudo ip link set {looks[host]['leads']} mtu {usual}"
             yield Result(host, "yellow", f"MTU {mtus[host]}", None, problem, why, cure)
         elif bad:
-            what, sources, targets = bad[0]
-            level, value, says, why, cure = _LOSSES[what]
+            fate, sources, targets = bad[0]
+            level, value, says, why, cure = _LOSSES[fate]
             way = f"{'from' if sources else 'to'} {_some([*sources, *targets])}"
             problem = f"packets of {mtus.get(host, usual)} bytes {way} {says}"
             card = looks.get(host, {}).get("leads") or "INTERFACE"

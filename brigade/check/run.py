@@ -63,10 +63,10 @@ class Session:
         return self._asked[key]
 
     async def order(self, host: str, probe: str, arguments: Facts, seconds: float, hold: str = "") -> dict[str, Any]:
-        what = {"run": self.run, "environment": dict(self.wanted.environment), "seconds": seconds, "hold": hold}
+        words = {"run": self.run, "environment": dict(self.wanted.environment), "seconds": seconds, "hold": hold}
         try:
             return await self.channels[host].ask(
-                "probe", timeout=seconds + SPARE, probe=f"check.probes.{probe}", arguments=arguments, **what
+                "probe", timeout=seconds + SPARE, probe=f"check.probes.{probe}", arguments=arguments, **words
             )
         except UserError as error:
             return {"problem": error.problem}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,6 @@ def _hashable(value: Facts | None) -> tuple[str, str] | None:
 
 
 def _of_table(name: str) -> tuple[Level, str]:
-    from fnmatch import fnmatchcase
-
     for level in ("red", "yellow"):
         for pattern, why in VARIABLES[level].items():
             if fnmatchcase(name, pattern):

@@ -7,16 +7,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import figure
 from ..hosts.job import Job
 from ..plan.choice.job_of_recipe import job_of
+from ..plan.costs import host_memory
 from .checks import Facts, Hosts, NotHere, Result, check, gravest, sound, thresholds
-
-if TYPE_CHECKING:
-    from ..plan.costs.host_memory import Host
 
 VARIABLE = {"cache_room": "BRIGADE_CACHE", "tmp_room": "TMPDIR"}  # that says where it lies
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
@@ -202,17 +199,15 @@ def checkpoint_bytes(job: Job) -> float | None:
     return planned.checkpoint if planned else None
 
 
-def on_host(job: Job) -> "Host | None":
+def on_host(job: Job) -> host_memory.Host | None:
     """Ask the planner what a host of this recipe has to hold; None where no formula covers it. In fp32 as in bf16, the only one
     for which there are formulas: weights and states are written in fp32 by both."""
-    from ..plan.costs.host_memory import host
-
     settings, recipe = job.settings, job.settings.recipe
     if not recipe.training.fp16:
         half = recipe.training.model_copy(update={"bf16": True})
         settings = replace(settings, recipe=recipe.model_copy(update={"training": half}))
     try:
-        return host(job_of(settings, strategy=job.strategy, slots=job.hosts))
+        return host_memory.host(job_of(settings, strategy=job.strategy, slots=job.hosts))
     except UserError:
         return None
 

@@ -184,6 +184,8 @@ def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
     about, most = total(stages)
     yield f"all checks: about {about:,.0f} s; at most {most:,.0f} s"
     if unknown := [
-        one.name if one.group == "network" else one.group for one in stages if one.most and one.typical is None
+        stage.name if stage.group == "network" else stage.group
+        for stage in stages
+        if stage.most and stage.typical is None
     ]:
         yield f"not in the first figure, for they depend on hosts and recipe: {', '.join(unknown)}"

@@ -81,35 +81,35 @@ def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
     one line each, what cannot be known. least: leave out what is less grave"""
     from rich.text import Text
 
-    said: dict[tuple[str, ...], list[str]] = {}
+    hosts_by_words: dict[tuple[str, ...], list[str]] = {}
     for row in outcome.rows:
         for r in row.results:
             if r.level != "green" and r.problem != UNREACHED:
                 # What differs only by the host's own name is the same.
                 words = (r.level, row.name, *(_without(r.host, text) for text in (r.problem, r.why, r.cure)))
-                said.setdefault(words, []).append(r.host)
-    found = []
+                hosts_by_words.setdefault(words, []).append(r.host)
+    shown = []
     for level in reversed(LEVELS[LEVELS.index(least) :]):
-        for (its_level, name, problem, why, cure), hosts in said.items():
+        for (its_level, name, problem, why, cure), hosts in hosts_by_words.items():
             if its_level != level:
                 continue
             where = _name(hosts) if hosts != list(outcome.hosts) or len(hosts) == 1 else "all hosts"
             own = [text.replace(_HOST, hosts[0] if len(hosts) == 1 else "HOST") for text in (problem, why, cure)]
             head = Text.assemble((SIGNS[level], STYLES[level]), f" {name}, {where}: {own[0]}")
             if level == "grey":
-                found.append(head)
+                shown.append(head)
                 continue
-            found.append(head.append(f"\n     why: {own[1]}\n    cure: {own[2]}"))
+            shown.append(head.append(f"\n     why: {own[1]}\n    cure: {own[2]}"))
     if "grey" in LEVELS[LEVELS.index(least) :]:
         unreached = (
             [r.host for r in outcome.rows[0].results if r.level == "red"] if outcome.rows[0].name == LOGIN else []
         )
         if unreached:
-            found.append(Text.assemble((SIGNS["grey"], "dim"), f" all other rows of {_name(unreached)}: see login"))
+            shown.append(Text.assemble((SIGNS["grey"], "dim"), f" all other rows of {_name(unreached)}: see login"))
         if outcome.left_out:
             names = ", ".join(outcome.left_out)
-            found.append(Text(f"Left out, for there is nothing to look at here: {names}", "dim"))
-    return found
+            shown.append(Text(f"Left out, for there is nothing to look at here: {names}", "dim"))
+    return shown
 
 
 _HOST = "\0"

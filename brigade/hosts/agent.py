@@ -239,11 +239,11 @@ class Agent(Probes):
         self.talking += 1
         try:
             while ours and (line := await reader.readline()):
-                what = json.loads(line)
-                rank, ended = what["rank"], "exit" in what
-                if "pid" in what:
-                    self.ranks[rank] = what["pid"]
-                self.say("rank", **what)
+                message = json.loads(line)
+                rank, ended = message["rank"], "exit" in message
+                if "pid" in message:
+                    self.ranks[rank] = message["pid"]
+                self.say("rank", **message)
                 await self._drain()
         except ValueError:  # half a line
             pass

@@ -70,11 +70,11 @@ class Channel:
             raise self._fault(problem, cure_of(problem, self.host)) from None
         self.open = True
 
-    async def ask(self, do: str, timeout: float = 20, **what: Any) -> dict[str, Any]:
+    async def ask(self, do: str, timeout: float = 20, **fields: Any) -> dict[str, Any]:
         """Give an order and wait for its answer. Raises UserError when none comes, or the agent could not obey."""
         number = len(self._answers)
         future = self._answers[number] = asyncio.get_running_loop().create_future()
-        self.tell(do, id=number, **what)
+        self.tell(do, id=number, **fields)
         try:
             async with asyncio.timeout(timeout):
                 answer = await future
@@ -91,10 +91,10 @@ class Channel:
     def _fault(self, problem: str, cure: str) -> UserError:
         return UserError(self.host, problem, cure, "host", (self.host,))
 
-    def tell(self, do: str, **what: Any) -> None:
+    def tell(self, do: str, **fields: Any) -> None:
         """Give an order without waiting."""
         if self.process and self.process.stdin and not self.process.stdin.is_closing():
-            self.process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
+            self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
 
     async def close(self) -> None:
         """Hang up, and wait a moment for the far end to end."""
@@ -137,12 +137,12 @@ class Channel:
         said = " / ".join(told[-3:] or noise[-3:]) or "its channel closed"
         self._lose(f"{said} ({self.transport[0]} ended with {code})")
 
-    def _take(self, said: Any) -> None:
+    def _take(self, line: Any) -> None:
         """Hand one message to whoever waits for it. Raises ValueError for what no agent of this host may say."""
-        kind = said.get("is") if isinstance(said, dict) else None
+        kind = line.get("is") if isinstance(line, dict) else None
         if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f"no kind of message: {str(kind)[:20]!r}")
-        message = checked(KINDS[kind], said)
+        message = checked(KINDS[kind], line)
         if kind == "rank" and message["rank"] not in self.ranks:
             raise ValueError(f"rank {message['rank']} is not on this host")
         if kind in ("hello", "answer"):

@@ -66,7 +66,7 @@ async def connect(channels: list[Channel], timeout: float = 60) -> None:
         try:
             _raise_all("cannot be reached", failed)
         except UserError as error:
-            problems = {one.place: one.problem for one in failed if isinstance(one, UserError)}
+            problems = {fault.place: fault.problem for fault in failed if isinstance(fault, UserError)}
             raise HostsFailed(error.place, error.problem, error.cure, error.whose, error.hosts, problems) from None
 
 
@@ -194,7 +194,7 @@ def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> U
     )
 
 
-def _raise_all(what: str, results: Iterable[Any]) -> None:
+def _raise_all(fault: str, results: Iterable[Any]) -> None:
     """Raise the UserErrors among `results` as one; anything else that was raised goes first."""
     errors = [result for result in results if isinstance(result, BaseException)]
     for error in errors:
@@ -205,7 +205,7 @@ def _raise_all(what: str, results: Iterable[Any]) -> None:
         lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
         more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
         places = {error.place for error in mistakes}
-        place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {what}"
+        place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {fault}"
         whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
         hosts = tuple(host for error in mistakes for host in error.hosts)
         raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)

@@ -35,30 +35,30 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _host() -> dict[str, Any]:
     """Bytes, degrees Celsius, seconds of all processors (busy of total), joules; what a host does not have is left out."""
-    found: dict[str, Any] = {"cores": os.cpu_count() or 1}
+    figures: dict[str, Any] = {"cores": os.cpu_count() or 1}
     try:
         import psutil
     except ImportError:
-        return found | {"problem": "psutil is not installed there"}
+        return figures | {"problem": "psutil is not installed there"}
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     memory = psutil.virtual_memory()
     cards = [card for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo"]
-    found |= {
+    figures |= {
         "busy": total - idle,
         "total": total,
         "memory": memory.total - memory.available,
         "memory_total": memory.total,
     }
-    found |= {"received": sum(card.bytes_recv for card in cards), "sent": sum(card.bytes_sent for card in cards)}
+    figures |= {"received": sum(card.bytes_recv for card in cards), "sent": sum(card.bytes_sent for card in cards)}
     with suppress(OSError, AttributeError):
-        degrees = [one.current for group in psutil.sensors_temperatures().values() for one in group]
-        found |= {"temperature": max(degrees)} if degrees else {}
+        degrees = [sensor.current for group in psutil.sensors_temperatures().values() for sensor in group]
+        figures |= {"temperature": max(degrees)} if degrees else {}
     with suppress(OSError, ValueError):
         packages = [int(path.read_text()) for path in Path(RAPL).glob("intel-rapl:?/energy_uj")]
-        found |= {"joules": sum(packages) / 1e6} if packages else {}
-    return found
+        figures |= {"joules": sum(packages) / 1e6} if packages else {}
+    return figures
 
 
 def _process(pid: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _gpus() -> list[dict[str, Any]]:
         nvml.nvmlInit()
     except Exception:  # no package, no driver
         return []
-    found = []
+    gpus = []
     try:
         for number in range(nvml.nvmlDeviceGetCount()):
             gpu: dict[str, Any] = {"index": number}
@@ -96,14 +96,16 @@ def _gpus() -> list[dict[str, Any]]:
                     "memory_total": lambda gpu=handle: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
                     "temperature": lambda gpu=handle: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
                     "watts": lambda gpu=handle: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-                    "pids": lambda gpu=handle: [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
+                    "pids": lambda gpu=handle: [
+                        process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+                    ],
                 }.items():
                     with suppress(nvml.NVMLError):
                         gpu[name] = ask()
-            found.append(gpu)
+            gpus.append(gpu)
     except nvml.NVMLError:
         pass
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-    return found
+    return gpus

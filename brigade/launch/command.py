@@ -6,31 +6,25 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..check import run as checks
 from ..check.checks import Wanted, refusal
+from ..check.table import lines
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
 from ..hosts import environment
-from ..hosts.connection import allow_open_files
-from ..hosts.job import hosts_of_slurm_job, make
+from ..hosts.connection import Channel, allow_open_files
+from ..hosts.job import Job, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
 from ..train.cluster import ELASTIC
 from . import background, elastic, launchers, policy, write
-from .policy import check_memory
+from .policy import Policy, check_memory
 from .restarts import Restarts
 from .supervisor import Options
 from .write import SUFFIXES
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ..hosts.connection import Channel
-    from ..hosts.job import Job
-    from .policy import Policy
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
@@ -112,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     return _launch(job, launcher, handed_on, restarts, options)
 
 
-def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
+def dry_run(job: Job, launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
     port = options.master_port or DEFAULT_PORT
@@ -134,18 +128,14 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
     return "\n".join(lines)
 
 
-def checking(
-    job: "Job", handed_on: dict[str, str], replaceable: bool
-) -> "Callable[[list[Channel], str], Awaitable[None]]":
+def checking(job: Job, handed_on: dict[str, str], replaceable: bool) -> Callable[[list[Channel], str], Awaitable[None]]:
     """The quick checks, over the connections that launch has open. What they find is told.
 
     A fault with which no run can begin (check/checks.py: STOP) ends the launch, unless hosts are replaceable: then the launch
     finds out by itself which ones it can do without.
     """
 
-    async def check(channels: "list[Channel]", run: str) -> None:
-        from ..check.table import lines
-
+    async def check(channels: list[Channel], run: str) -> None:
         outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
         if (error := refusal(outcome.stopping)) and not replaceable:
             raise error
@@ -155,7 +145,7 @@ def checking(
     return check
 
 
-def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
+def _launch_elastic(job: Job, options: argparse.Namespace) -> int:
     never_end_by_writing()
     elastic.check(job)
     for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
@@ -178,7 +168,7 @@ def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
     return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach, job.hosts)
 
 
-def _log_directory(job: "Job", named: Path | None) -> Path:
+def _log_directory(job: Job, named: Path | None) -> Path:
     """The log directory of a new launch. Raises UserError where the one that was named is there already."""
     if named is None:
         of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
@@ -190,9 +180,7 @@ def _log_directory(job: "Job", named: Path | None) -> Path:
     return named
 
 
-def _launch(
-    job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
-) -> int:
+def _launch(job: Job, launcher: str, handed_on: dict[str, str], restarts: Policy, options: argparse.Namespace) -> int:
     never_end_by_writing()
     allow_open_files(len(job.hosts) + len(options.spare))
     directory = _log_directory(job, options.log_dir)
@@ -201,7 +189,7 @@ def _launch(
     if not options.no_check:
         how.check = checking(job, handed_on, bool(restarts.restarts and (restarts.spares or restarts.min_hosts)))
 
-    def remake(hosts: dict[str, int]) -> "Job":
+    def remake(hosts: dict[str, int]) -> Job:
         again = make(options.recipe, options.rest, options.hostfile, hosts)
         launchers.choose(again, launcher, False)
         if again.world_size < job.world_size:

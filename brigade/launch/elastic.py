@@ -237,8 +237,8 @@ class Elastic:
             return 128 + self.signal
         return max(self.codes.values(), key=lambda code: (code == TRY_LATER, code), default=1)
 
-    def _note(self, what: str) -> None:
-        self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
+    def _note(self, line: str) -> None:
+        self.story.append(f"{time.strftime('%H:%M:%S')}  {line}")
         print(self.story[-1], file=sys.stderr, flush=True)
 
 

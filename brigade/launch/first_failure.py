@@ -100,7 +100,9 @@ def first(failures: list[Failure]) -> Failure:
 def _was_asked_to_end(failure: Failure, everything: list[Failure]) -> bool:
     """Tell whether a rank got SIGTERM from outside, before it obeyed signals, and not from its launcher after another's
     failure."""
-    before = (one for one in everything if one.host == failure.host and one.at <= failure.at and one is not failure)
+    before = (
+        other for other in everything if other.host == failure.host and other.at <= failure.at and other is not failure
+    )
     return failure.code == -signal.SIGTERM and not any(before)
 
 

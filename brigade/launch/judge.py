@@ -84,48 +84,48 @@ class Judge:
         }
         takers[kind](channel, **fields)
 
-    def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
+    def on_rank(self, channel: Channel, rank: int, **news: Any) -> None:
         """Take in something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
-        one, self._spoke = self.ranks[rank], time.monotonic()
-        if "out" in what:
-            self.output.keep(self.log(rank), what["out"])
+        state, self._spoke = self.ranks[rank], time.monotonic()
+        if "out" in news:
+            self.output.keep(self.log(rank), news["out"])
             if rank == 0:
-                self.output.say(what["out"])
-        if "pid" in what or "stage" in what:
-            one.stage = what.get("stage", "started")
-            if one.stage == "waiting" and not self._one_waits:
+                self.output.say(news["out"])
+        if "pid" in news or "stage" in news:
+            state.stage = news.get("stage", "started")
+            if state.stage == "waiting" and not self._one_waits:
                 self._one_waits, self.since = True, time.monotonic()
-        self.reached_end |= rank == 0 and what.get("marker") is True
-        self.grace = max(self.grace, what.get("grace", 0.0))
-        if "step" in what:  # all ranks agreed, and saved a checkpoint
-            self.stopped = f"at step {what['step']}"
+        self.reached_end |= rank == 0 and news.get("marker") is True
+        self.grace = max(self.grace, news.get("grace", 0.0))
+        if "step" in news:  # all ranks agreed, and saved a checkpoint
+            self.stopped = f"at step {news['step']}"
             if not self.stopping:  # else it is launch that stopped them, for what had failed before
                 # A host that was lost stays the cause: its agent stopped its ranks, and with them all others.
                 self.stopping = True
                 self.failures = [failure for failure in self.failures if failure.kind == "lost"]
-        elif "ended" in what and not (self.stopping or self.failures):
-            self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
+        elif "ended" in news and not (self.stopping or self.failures):
+            self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {news['ended']}", True
             self._gone = True
         if not (self.stopping or any(failure.kind != "follows" for failure in self.failures)):
             # Later it is launchers and agents that end what is left.
-            one.asked = what.get("asked", one.asked)
-        one.follows |= "follows" in what
-        one.waits, self._records = what.get("waits", one.waits), what.get("records", self._records)
-        if "silent" in what:
-            one.silent = what["silent"]
-            one.waits = one.waits if one.silent else None
-        if "told" in what and not one.follows:
-            one.reported = True
-            hosts = tuple(map(self._as_launched, what.get("hosts", ())))
-            self._fail("reported", channel, what["told"], rank, what.get("code"), said=what.get("whose"), hosts=hosts)
-        if "exit" in what:
-            one.exit = code = what["exit"]
-            if "left" in what and not one.reported:
-                self._fail("exit", channel, _left(what["left"]), rank, 0)
-            if code and not one.reported:
-                kind = "follows" if one.follows else "signal" if code < 0 else "exit"
-                self._fail(kind, channel, "its watching process was killed" if "unwatched" in what else "", rank, code)
-        if what.keys() & {"pid", "stage", "exit"}:
+            state.asked = news.get("asked", state.asked)
+        state.follows |= "follows" in news
+        state.waits, self._records = news.get("waits", state.waits), news.get("records", self._records)
+        if "silent" in news:
+            state.silent = news["silent"]
+            state.waits = state.waits if state.silent else None
+        if "told" in news and not state.follows:
+            state.reported = True
+            hosts = tuple(map(self._as_launched, news.get("hosts", ())))
+            self._fail("reported", channel, news["told"], rank, news.get("code"), said=news.get("whose"), hosts=hosts)
+        if "exit" in news:
+            state.exit = code = news["exit"]
+            if "left" in news and not state.reported:
+                self._fail("exit", channel, _left(news["left"]), rank, 0)
+            if code and not state.reported:
+                kind = "follows" if state.follows else "signal" if code < 0 else "exit"
+                self._fail(kind, channel, "its watching process was killed" if "unwatched" in news else "", rank, code)
+        if news.keys() & {"pid", "stage", "exit"}:
             self.output.set(channel.host, self._status(channel))
 
     def on_launcher(self, channel: Channel, out: str) -> None:
@@ -136,12 +136,12 @@ class Judge:
         """Note that a host's launcher ended. That is no news after its ranks did; before, it is a failure of its own."""
         self.ended.add(channel.host)
         ranks = {rank: self.ranks[rank] for rank in channel.ranks}
-        left = [rank for rank, one in ranks.items() if one.exit is None]
+        left = [rank for rank, state in ranks.items() if state.exit is None]
         if any(ranks[rank].stage for rank in left):
             how = f" while rank {', '.join(map(str, left))} went on: it was killed"
         elif left:
             how = " and started no rank"
-        elif code and not any(one.exit for one in ranks.values()):
+        elif code and not any(state.exit for state in ranks.values()):
             how = " after its ranks had ended well"
         elif code < 0 and all(failure.kind == "follows" for failure in self.failures):
             how = ", and its ranks with it"
@@ -180,7 +180,7 @@ class Judge:
         """
         self._check_rendezvous()
         limit = self.start_timeout if self._one_waits else max(READY, self.start_timeout)
-        late = [rank for rank, one in self.ranks.items() if one.stage in ("", "started") and one.exit is None]
+        late = [rank for rank, state in self.ranks.items() if state.stage in ("", "started") and state.exit is None]
         if self.failures or not late or time.monotonic() - self.since < limit:
             return
         for channel in self.channels:
@@ -192,8 +192,8 @@ class Judge:
     def _check_rendezvous(self) -> None:
         """Find ranks that are at the rendezvous, as all are, and do not get through it: they reach the master port, and not each
         other (a firewall)."""
-        waiting = [rank for rank, one in self.ranks.items() if one.stage == "waiting" and one.exit is None]
-        if not waiting or self.failures or any(one.stage in ("", "started") for one in self.ranks.values()):
+        waiting = [rank for rank, state in self.ranks.items() if state.stage == "waiting" and state.exit is None]
+        if not waiting or self.failures or any(state.stage in ("", "started") for state in self.ranks.values()):
             self._all_wait_since = 0.0
             return
         self._all_wait_since = self._all_wait_since or time.monotonic()
@@ -210,24 +210,26 @@ class Judge:
 
         Silence is counted on the ranks' hosts. So a launch that was suspended itself judges by what it reads then, in order.
         """
-        alive = {rank: one for rank, one in self.ranks.items() if one.exit is None}
-        silent = {rank: one for rank, one in alive.items() if one.silent}
-        stopped = {rank for rank, one in silent.items() if one.silent and one.silent["stopped"]}
+        alive = {rank: state for rank, state in self.ranks.items() if state.exit is None}
+        silent = {rank: state for rank, state in alive.items() if state.silent}
+        stopped = {rank for rank, state in silent.items() if state.silent and state.silent["stopped"]}
         if self.failures or self.stopping or not silent or (len(silent) < len(alive) and not stopped):
             self._silent_since = None
             return
         self._silent_since = self._silent_since or time.monotonic()
-        told = all(one.silent and (one.waits is not None or rank in stopped) for rank, one in alive.items())
+        told = all(state.silent and (state.waits is not None or rank in stopped) for rank, state in alive.items())
         if not told and time.monotonic() - self._silent_since < HEARD:
             return
         seen = [
-            hangs.Silent(rank, one.host, answers=one.waits is not None, **(one.silent or {}), **(one.waits or {}))
-            for rank, one in silent.items()
+            hangs.Silent(
+                rank, state.host, answers=state.waits is not None, **(state.silent or {}), **(state.waits or {})
+            )
+            for rank, state in silent.items()
         ]
         late = hangs.culprits(seen)
-        first = min(late or seen, key=lambda one: (one.step, one.rank)).rank
+        first = min(late or seen, key=lambda state: (state.step, state.rank)).rank
         for channel in self.channels:
-            asked = [one.rank for one in late[:8] if one.rank in channel.ranks and not one.stopped]
+            asked = [state.rank for state in late[:8] if state.rank in channel.ranks and not state.stopped]
             channel.tell("stacks", ranks=asked)
         kept = f"stacks and collectives of all ranks: {self._records}" if self._records else ""
         said = None if late else "passing"  # the network's, say: nobody knows which host's
@@ -244,7 +246,7 @@ class Judge:
             return
         if self.late or time.monotonic() - self._spoke < limit:
             return
-        left = {rank: one.host for rank, one in self.ranks.items() if one.exit is None}
+        left = {rank: state.host for rank, state in self.ranks.items() if state.exit is None}
         hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
         self.late = hangs.names(left) if left else self.program
         on = ", ".join(dict.fromkeys(left.values()) if left else hosts)
@@ -252,7 +254,7 @@ class Judge:
 
     def were_asked(self) -> list[str]:
         """A line where ranks had been asked to stop before something failed."""
-        asked = {rank: one.asked for rank, one in self.ranks.items() if one.asked}
+        asked = {rank: state.asked for rank, state in self.ranks.items() if state.asked}
         signals = ", ".join(dict.fromkeys(asked.values()))
         return [f"{hangs.names(asked)} had been asked to stop: {signals}"] if asked else []
 
@@ -280,11 +282,11 @@ class Judge:
 
     def met(self) -> bool:
         """Tell whether all ranks have been through the rendezvous, after which they may have trained."""
-        return all(one.stage == "joined" for one in self.ranks.values())
+        return all(state.stage == "joined" for state in self.ranks.values())
 
     def trains(self) -> bool:
         """Tell whether all ranks are there, and can be asked for a checkpoint."""
-        return all(one.stage == "joined" and one.exit is None for one in self.ranks.values())
+        return all(state.stage == "joined" and state.exit is None for state in self.ranks.values())
 
     def unfinished(self, text: str) -> None:
         """Keep as a failure that all ended well, but the run has not succeeded."""
@@ -299,11 +301,11 @@ class Judge:
 
     def _status(self, channel: Channel) -> str:
         ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")
-        ended = [one.exit for one in ranks if one.exit is not None]
+        ended = [state.exit for state in ranks if state.exit is not None]
         if any(ended):
             return f"{sum(map(bool, ended))} of {all_ranks} {'ended' if self.stopping else 'failed'}"
         if ended:
             return f"{len(ended)} of {all_ranks} ended well"
-        if all(one.stage == "joined" for one in ranks):
+        if all(state.stage == "joined" for state in ranks):
             return f"running, {all_ranks}"
-        return f"{sum(bool(one.stage) for one in ranks)} of {all_ranks} started"
+        return f"{sum(bool(state.stage) for state in ranks)} of {all_ranks} started"

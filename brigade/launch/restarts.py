@@ -11,12 +11,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..hosts import rendezvous
+from ..hosts.connection import Channel, transport
 from ..hosts.job import Job
 from ..hosts.rendezvous import HostsFailed
 from ..train.run import events, page
@@ -24,7 +26,6 @@ from . import first_failure
 from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat
 from .status_and_logs import Output
 from .supervisor import ORPHANED, Launch, Options
-from .survey import survey
 
 
 class Interrupted(Exception):
@@ -245,10 +246,66 @@ class Restarts:
         finally:
             self._busy = None
 
-    def _note(self, what: str, event: str = "", **fields: Any) -> None:
+    def _note(self, line: str, event: str = "", **fields: Any) -> None:
         """A line of the time line; with `event` also one of the run's events.jsonl, where its directory is seen from here."""
-        self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
+        self.story.append(f"{time.strftime('%H:%M:%S')}  {line}")
         if self.policy.restarts:
             print(self.story[-1], file=sys.stderr, flush=True)
         if event and self.begun:  # else the directory may be another run's
-            events.add(self.job.output_dir, event, what=what, attempt=len(self.runs), **fields)
+            events.add(self.job.output_dir, event, what=line, attempt=len(self.runs), **fields)
+
+
+# ---- between two attempts: which hosts can carry the next one ------------------------------------------------------
+@dataclass
+class Survey:
+    """unsound: host -> why it cannot take part; sound: host -> its hello"""
+
+    unsound: dict[str, str] = field(default_factory=dict)
+    sound: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+async def survey(
+    hosts: dict[str, int], how: Options, runs: list[str], reference: tuple[str, dict[str, Any]] | None
+) -> Survey:
+    """Ask every host: does it answer, is nothing of the earlier `runs` left on it, do its devices work?
+
+    reference: a host and its hello, which the others must be like; None: they are compared with each other, and a difference
+    raises UserError, as does one that nobody can reach when nobody else can be. Raises UserError where all have other code now.
+    """
+    found = Survey()
+    lines = (transport(host, how.launcher) for host in hosts)
+    channels = [
+        Channel(host, range(slots), line, asyncio.Queue(), how.silence)
+        for (host, slots), line in zip(hosts.items(), lines, strict=True)
+    ]
+    visible = how.environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        try:
+            await rendezvous.connect(channels)
+        except HostsFailed as error:
+            found.unsound = dict(error.problems)
+            if len(found.unsound) == len(hosts) and reference is None:
+                raise
+        channels = [channel for channel in channels if channel.open]
+        rendezvous.check_code(channels, how.project)
+        if reference is None:
+            rendezvous.check_alike(channels, visible)
+        await asyncio.gather(*(_examine(channel, runs, found) for channel in channels))
+        for channel in channels:
+            if reference and (differences := list(rendezvous.differences_of(channel, *reference[::-1], visible))):
+                found.unsound.setdefault(channel.host, differences[0][0])
+            if channel.host not in found.unsound:
+                found.sound[channel.host] = channel.hello
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+    return found
+
+
+async def _examine(channel: Channel, runs: list[str], found: Survey) -> None:
+    """Clear a host of earlier runs, and try its devices if there were any: something has failed then."""
+    try:
+        await channel.ask("clean", runs=runs)
+        if runs and channel.hello["gpus"] and (problem := (await channel.ask("check", timeout=150)).get("problem")):
+            found.unsound[channel.host] = problem
+    except UserError as error:
+        found.unsound[channel.host] = error.problem

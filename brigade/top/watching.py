@@ -82,7 +82,7 @@ class Watching:
         line = transport(host.name, "slurm" if "SLURM_JOB_ID" in os.environ else "ssh")
         while True:
             channel = Channel(host.name, range(0), line, asyncio.Queue())
-            self._channels = [one for one in self._channels if one.open] + [channel]
+            self._channels = [line_before for line_before in self._channels if line_before.open] + [channel]
             try:
                 await channel.connect(PATIENCE)
                 while True:

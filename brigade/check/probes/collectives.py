@@ -42,20 +42,22 @@ def sweep(first: int, ranks: int, **how: Any) -> dict[str, Any]:
     """
     alike = How(per_host=ranks, **how)
     if ranks == 1:
-        found = [_rank(first, 0, alike)]
+        answers = [_rank(first, 0, alike)]
     else:
         import multiprocessing
 
         with multiprocessing.get_context("spawn").Pool(ranks) as pool:
-            found = pool.starmap(_rank, [(first + local, local, alike) for local in range(ranks)], chunksize=1)
-    error = next((one["error"] for one in found if one["error"]), "")
+            answers = pool.starmap(_rank, [(first + local, local, alike) for local in range(ranks)], chunksize=1)
+    error = next((answer["error"] for answer in answers if answer["error"]), "")
     slowest = [
-        [*rows[0][:2], max(row[2] for row in rows)] for rows in zip(*(one["figures"] for one in found), strict=False)
+        [*rows[0][:2], max(row[2] for row in rows)]
+        for rows in zip(*(answer["figures"] for answer in answers), strict=False)
     ]
     received = [
-        [rows[0][0], sum(row[1] for row in rows)] for rows in zip(*(one["received"] for one in found), strict=False)
+        [rows[0][0], sum(row[1] for row in rows)]
+        for rows in zip(*(answer["received"] for answer in answers), strict=False)
     ]
-    return {"figures": slowest, "device": found[0]["device"], "error": error, "received": received}
+    return {"figures": slowest, "device": answers[0]["device"], "error": error, "received": received}
 
 
 def _rank(rank: int, local: int, how: How) -> dict[str, Any]:

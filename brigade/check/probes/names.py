@@ -80,8 +80,8 @@ def interfaces() -> list[dict[str, Any]]:
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
 
-        def ask(what: int, name: str) -> int:
-            answer = fcntl.ioctl(probe.fileno(), what, struct.pack("16si20x", name.encode()[:15], 0))
+        def ask(request: int, name: str) -> int:
+            answer = fcntl.ioctl(probe.fileno(), request, struct.pack("16si20x", name.encode()[:15], 0))
             return int(struct.unpack("16si20x", answer)[1])
 
         for _, name in socket.if_nameindex():

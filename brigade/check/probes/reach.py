@@ -46,9 +46,9 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
     facts: dict[str, Any] = {"range": [first, last]}
 
     def open_one(port: int) -> int:
-        one = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
-        sockets.append(one)
-        return int(one.getsockname()[1])
+        listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        sockets.append(listening)
+        return int(listening.getsockname()[1])
 
     if master is not None:
         try:
@@ -86,9 +86,9 @@ def _serve(
     """Answer whoever connects, until the control port is asked."""
     heard: set[str] = set()
     selector = selectors.DefaultSelector()
-    for one in (*sockets, datagrams, control):
-        one.setblocking(False)
-        selector.register(one, selectors.EVENT_READ)
+    for listener in (*sockets, datagrams, control):
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
             with suppress(OSError):
@@ -160,8 +160,8 @@ async def _connect_all(host: str, token: str, targets: dict[str, dict[str, Any]]
                     if not (why := await done):
                         break
             finally:
-                for one in tries:
-                    one.cancel()
+                for task in tries:
+                    task.cancel()
             return peer, port, why
 
     _say_hello(host, token, targets)
