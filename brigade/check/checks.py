@@ -118,7 +118,7 @@ def exit_code(results: list[Result]) -> int:
 
 
 def refusal(results: list[Result]) -> UserError | None:
-    """The red ones, but for hosts that did not answer, in the words of a user's mistake."""
+    """The error that red results are for a launch, but for those of hosts that did not answer; None without any."""
     red = [result for result in results if result.level == "red" and result.value != NO_ANSWER]
     if not red:
         return None

@@ -10,7 +10,7 @@ from .checks import Facts, Hosts, NotHere, Result, check, sound, unknown
 
 
 async def _gpus(hosts: Hosts) -> dict[str, Facts]:
-    """Host -> what NVML says, of the hosts that have GPUs and whose NVML answers. Raises NotHere without any."""
+    """Return host -> what NVML says, for the hosts that have GPUs and whose NVML answers. Raises NotHere without any."""
     asked = {host: Facts() for host, hello in hosts.hello.items() if hello.get("gpus")}
     if not asked:
         raise NotHere

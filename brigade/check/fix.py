@@ -23,7 +23,7 @@ class Done:
 
 
 def lines(results: Iterable[Result]) -> dict[str, list[str]]:
-    """Host -> the shell lines that cure it, each once."""
+    """Return host -> the shell lines that cure it, each once."""
     cures: dict[str, list[str]] = {}
     for result in results:
         if result.fix and result.level in ("yellow", "red") and result.fix not in cures.setdefault(result.host, []):

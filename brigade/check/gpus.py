@@ -40,7 +40,7 @@ Judge = Callable[[Facts, Mapping[str, Any]], Iterator[Finding]]  # a GPU's figur
 
 
 def usual(hosts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
-    """Name of a kind of GPU -> figure -> what most GPUs of that kind have."""
+    """Return name of a kind of GPU -> figure -> what most GPUs of that kind have."""
     kinds: dict[str, list[Facts]] = {}
     for facts in hosts.values():
         for gpu in facts.get("gpus", []):

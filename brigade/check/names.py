@@ -27,13 +27,14 @@ def look(hosts: Hosts) -> Any:
 
 
 def need_two(hosts: Hosts) -> None:
-    """Raises NotHere for one host, which has nobody to reach."""
+    """Raise NotHere for one host, which has nobody to reach."""
     if len(hosts.wanted.slots) == 1:
         raise NotHere
 
 
 def addresses_of(hosts: Hosts) -> dict[str, list[str]]:
-    """host -> its own addresses, those of bridges and containers last; where the user names an interface, those of that one."""
+    """Return host -> its own addresses, those of bridges and containers last; where the user names an interface, those of that
+    one."""
     named = named_interface(hosts)
     found = {}
     for host, hello in hosts.hello.items():
@@ -198,8 +199,8 @@ def _shared(hosts: Hosts) -> set[str]:
 
 
 def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
-    """host -> those that it tries: all others; of more than ALL_PAIRS hosts its neighbours in the list, by which each one is
-    tried at least twice, and others that are drawn by its name."""
+    """Return host -> those that it tries: all others; of more than ALL_PAIRS hosts its neighbours in the list, by which each
+    one is tried at least twice, and others that are drawn by its name."""
     names = list(hosts)
     if len(names) <= ALL_PAIRS:
         return {host: [other for other in names if other != host] for host in names}
@@ -285,7 +286,7 @@ def _is_certain(name: str, facts: Mapping[str, Any], shared: Collection[str]) ->
 def named_wrongly(
     variable: str, value: str, facts: Mapping[str, Any], shared: Collection[str] = ()
 ) -> tuple[Literal["", "yellow", "red"], str]:
-    """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes only whole names.
+    """Return (how bad a variable's value is on this host, what is wrong with it in words). gloo takes only whole names.
 
     Ranks meet over the first interface that is allowed (src/bootstrap.cc takes one), so "^docker0,lo" is no fault where a bridge
     stands behind a card: red where none is allowed, or where the first leads to nobody for certain; another bridge is a warning.

@@ -115,7 +115,7 @@ class Differences:
 
 
 def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dict[str, Differences]:
-    """Host -> what differs there.
+    """Return host -> what differs there.
 
     Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
     is none that a run needs: tests want it. All hosts with the same other version agree, but no test has seen it.

@@ -119,7 +119,7 @@ def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
-    """(what TCP saw on slow ways, in words; a cure that fits it), each "" where that is nothing odd.
+    """Return (what TCP saw on slow ways, in words; a cure that fits it), each "" where that is nothing odd.
 
     A queue that is full loses packets too, so what is lost may come from a limit of the rate.
     """

@@ -53,7 +53,8 @@ def _listening(
 def _targets(
     hosts: Hosts, looks: dict[str, Facts], listening: dict[str, Facts], token: str
 ) -> tuple[dict[str, list[str]], dict[str, Facts]]:
-    """(host -> whom it tries, the questions to each host). As launch does it: by the name's address first, which ssh found."""
+    """Return (host -> whom it tries, the questions to each host). As launch does it: by the name's address first, which ssh
+    found."""
     own, named, tried = addresses_of(hosts), named_interface(hosts), partners(listening)
     ports = {host: [*filter(None, [facts.get("master")]), *facts["ports"]] for host, facts in listening.items()}
 
@@ -184,7 +185,7 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
 def blame(
     tried: Mapping[str, Collection[str]], failed: Collection[Pair]
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """(host -> from whom nothing comes in there, host -> to whom nothing goes out from there), of the pairs that failed.
+    """Return (host -> from whom nothing comes in there, host -> to whom nothing goes out from there), of the pairs that failed.
 
     Whom nobody reaches has closed its own door. Who reaches nobody, while others reach the same hosts, cannot get out of its own.
     Else it is the one that should have been reached: firewalls that drop what comes in are more common.

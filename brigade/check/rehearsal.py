@@ -18,7 +18,7 @@ GRACE = 30.0  # seconds that launch has to stop all ranks when the check is inte
 async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
     """Runs `launch RECIPE --rehearse` over all hosts: the recipe's strategy trains six steps of a tiny model of the same
     architecture, saves a checkpoint, is stopped, reads the checkpoint and repeats the last three steps. Threshold: it ends well:
-    the repeated losses are equal, and each rank holds what the strategy's formula says (training/rehearse.py)."""
+    the repeated losses are equal, and each rank holds what the strategy's formula says (loop/rehearse.py)."""
     job = hosts.wanted.job
     if job is None or len(hosts.hello) < len(hosts.wanted.slots):
         because = "it needs a recipe" if job is None else "it needs all hosts"

@@ -119,7 +119,7 @@ def schema() -> dict[str, Any]:
 
 
 def write(found: Document, path: Path) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Write a result, whole or not at all. Raises OSError."""
     files.write(path, found.model_dump_json(indent=1) + "\n")
 
 
@@ -145,7 +145,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> Document:
-    """An earlier result. Raises UserError for a file that is none."""
+    """Read an earlier result. Raises UserError for a file that is none."""
     place = f"flag --baseline {path}"
     cure = "give a file that `python -m brigade check --json FILE` has written"
     try:

@@ -43,7 +43,8 @@ async def look(hosts: Hosts) -> dict[str, Facts]:
 
 
 def paths_of(job: Job | None) -> dict[str, str]:
-    """What for -> path, of all that a run needs at the same place on each host. A ~ stays: each rank has its own user's."""
+    """Return what for -> path, of all that a run needs at the same place on each host. A ~ stays: each rank has its own
+    user's."""
     found = {"code": str(REPOSITORY), "environment": sys.prefix}
     if job is None:
         return found
@@ -228,7 +229,7 @@ def pins(folder: Path = REPOSITORY) -> dict[str, str]:
 
 
 def differing(files: Files, reference: Files) -> list[str]:
-    """Paths that two clones do not have in common, missing ones included."""
+    """The paths that two clones do not have in common, missing ones included."""
     return sorted(path for path in files.keys() | reference.keys() if files.get(path) != reference.get(path))
 
 

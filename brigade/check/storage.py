@@ -113,7 +113,7 @@ async def _rooms(hosts: Hosts) -> dict[str, Facts]:
 
 
 async def _with_missing(hosts: Hosts, directory: str) -> dict[str, Facts]:
-    """Host -> its name, and what of a directory's path it lacks, for the probes that write there and leave nothing."""
+    """Return host -> its name, and what of a directory's path it lacks, for the probes that write there and leave nothing."""
     rooms = await _rooms(hosts)
     return {host: {"host": host, "missing": found[directory]["missing"]} for host, found in rooms.items()}
 
@@ -261,7 +261,7 @@ def _rated(host: str, facts: Facts, middle: float, seconds: float | None) -> Res
 
 
 def _job(hosts: Hosts) -> Job:
-    """Raises NotHere without a recipe: nobody knows where a run would write."""
+    """Raise NotHere without a recipe: nobody knows where a run would write."""
     if hosts.wanted.job is None:
         raise NotHere
     return hosts.wanted.job

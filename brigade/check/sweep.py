@@ -31,9 +31,9 @@ NEED_A_RECIPE = ("kernels", "rehearsal")  # groups that are grey without one
 
 
 def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
-    """Pairs of `count` hosts, such that each host is in one pair of a round, and every pair in one round: the circle method of
-    round-robin tournaments. count - 1 rounds for an even number, count for an odd one, in which each host sits out once. Where
-    that is more than `most`: so many of them, evenly spread; in each round each host meets another one."""
+    """Rounds of pairs of `count` hosts, such that each host is in one pair of a round, and every pair in one round: the circle
+    method of round-robin tournaments. count - 1 rounds for an even number, count for an odd one, in which each host sits out
+    once. Where that is more than `most`: so many of them, evenly spread; in each round each host meets another one."""
     seats = list(range(count + count % 2))
     last = len(seats) - 1
     whole = max(last, 0) if count > 1 else 0
@@ -123,7 +123,7 @@ def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage
 
 
 def total(stages: Sequence[Stage]) -> tuple[float, float]:
-    """(seconds by what is measured, seconds by the limits) of all stages."""
+    """Return (seconds by what is measured, seconds by the limits) of all stages."""
     about = sum(stage.typical or 0.0 if stage.most else stage.seconds for stage in stages)
     return about, sum(stage.limit for stage in stages)
 

@@ -12,7 +12,7 @@ COLUMNS = 6  # of odd hosts that stand in the table; the lines below it name all
 
 
 def columns(outcome: Outcome) -> list[list[str]]:
-    """Hosts that got the same from every check, each group in the hostfile's order; the largest group first."""
+    """Groups of hosts that got the same from every check, each group in the hostfile's order; the largest group first."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for host in outcome.hosts:
         found = (_of(row, host) for row in outcome.rows)

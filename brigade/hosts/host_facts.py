@@ -51,7 +51,7 @@ def project_hash() -> str:
 
 
 def file_hashes(also: Iterable[str] = ()) -> dict[str, str]:
-    """Path -> hash of each file behind project_hash(), and of what else matches a pattern in the clone: which files differ?"""
+    """Return path -> hash of each file behind project_hash(), and of what else matches a pattern in the clone."""
     paths = [*_project_files(), *(path for pattern in also for path in sorted(PROJECT.glob(pattern)))]
     return {path.relative_to(PROJECT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths}
 
@@ -131,7 +131,7 @@ def progress(directory: Path) -> dict[str, Any]:
 
 
 def addresses() -> dict[str, str]:
-    """IPv4 and global IPv6 address -> interface, loopback aside."""
+    """Return IPv4 and global IPv6 address -> interface, without the loopback."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

@@ -37,7 +37,7 @@ class HostsFailed(UserError):
 
 
 def check_code(channels: list[Channel], project: str | None) -> None:
-    """Raises UserError where no host has the code of the run's first attempt any more: a `git pull`, say. A host that differs
+    """Raise UserError where no host has the code of the run's first attempt any more: a `git pull`, say. A host that differs
     from others is check_alike()'s. project: its hash then; None: this is the first attempt"""
     if project is None or not channels or any(channel.hello["project"] == project for channel in channels):
         return
@@ -76,7 +76,7 @@ async def _connect(channel: Channel, few: asyncio.Semaphore, timeout: float) -> 
 
 
 def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
-    """Hosts must be different machines with the same software, and have the devices that their slots ask for.
+    """Check that hosts are different machines with the same software, and have the devices that their slots ask for.
 
     visible_devices: CUDA_VISIBLE_DEVICES as it is handed on. Raises UserError.
     """
@@ -122,7 +122,7 @@ def usable_gpus(gpus: int | None, visible_devices: str | None) -> int:
 
 
 async def check_files(channels: list[Channel], paths: list[str]) -> None:
-    """Every host must have these files and programs. Raises UserError."""
+    """Check that every host has these files and programs. Raises UserError."""
     answers = await asyncio.gather(*(channel.ask("files", paths=paths) for channel in channels))
     cure = "give every host the same files at the same paths: one file system, or copies"
     missing = [(channel.host, answer["missing"]) for channel, answer in zip(channels, answers, strict=True)]

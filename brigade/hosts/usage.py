@@ -23,7 +23,7 @@ def sample(directory: str) -> dict[str, Any]:
 
 
 def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
-    """Rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
+    """Return rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
     found = {}
     for path in (directory / FOLDER).glob("rank-*.json"):
         with suppress(OSError, ValueError, KeyError):  # half a disk, another program's file
@@ -34,7 +34,8 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _host() -> dict[str, Any]:
-    """Bytes, degrees Celsius, seconds of all processors (busy of total), joules; what a host does not have is left out."""
+    """The host's figures: bytes, degrees Celsius, seconds of all processors (busy of total), joules. What a host does not have is
+    left out."""
     figures: dict[str, Any] = {"cores": os.cpu_count() or 1}
     try:
         import psutil

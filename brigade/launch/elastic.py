@@ -39,7 +39,7 @@ TAIL = 5  # lines of a failed replica's launch that are shown
 
 
 def check(job: Job) -> None:
-    """Raises UserError for a job that cannot be elastic."""
+    """Raise UserError for a job that cannot be elastic."""
     training, slots = job.settings.recipe.training, set(job.hosts.values())
     place = job.settings.place
     if training.sync_every is None:
@@ -145,7 +145,7 @@ class Elastic:
         return codes == [TRY_LATER] * self.count and not self.children
 
     async def _attempt(self, number: int, host: str, attempt: int) -> int:
-        """A launch of this replica; its exit code."""
+        """Launch this replica once, and return its exit code."""
         folder = self.directory / f"replica-{number}"
         folder.mkdir(0o700, parents=True, exist_ok=True)
         files.write(folder / "hostfile", f"{host} slots={self.job.hosts[host]}\n")
@@ -181,7 +181,7 @@ class Elastic:
 
     # ---- the coordinator -------------------------------------------------------------------------------------------
     async def _coordinate(self) -> None:
-        """Have a coordinator, on the same port whenever it has to be started again."""
+        """Keep a coordinator running, on the same port whenever it has to be started again."""
         own = addresses()
         self.meeting["meet"] = [*candidates("localhost", own)] or ["127.0.0.1"]
         if all(host in ("localhost", "127.0.0.1", "::1") for host in self.job.hosts):

@@ -19,7 +19,7 @@ RACE = 5.0  # seconds within which a lost host or a killed rank explains what ot
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that went wrong.
+    """A thing that went wrong.
 
     at: seconds on the launching host's clock when it was heard
     kind: "lost" (host), "signal", "reported" (the rank said why), "exit", "launcher" (it ended, or started no rank),
@@ -41,7 +41,7 @@ class Failure:
 
     @property
     def whose(self) -> Whose:
-        """Whose it is: as was said, else as its kind tells."""
+        """Whose fault it is: as was said, else as its kind tells."""
         return self.said or WHOSE.get(self.kind) or ("user" if self.exit_code == 2 else "run")
 
     def in_words(self) -> str:
@@ -77,7 +77,7 @@ class Failure:
 
 
 def signal_name(code: int) -> str:
-    """SIGKILL for -9; a real-time signal has no name."""
+    """The name of the signal of an exit code: SIGKILL for -9; a real-time signal has none."""
     return next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
 
 

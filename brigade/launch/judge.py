@@ -47,7 +47,7 @@ def _left(seen: dict[str, Any]) -> str:
 
 
 class Judge:
-    """Takes in what the hosts tell and keeps what went wrong.
+    """The judge of one launch.
 
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
     stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take

@@ -81,7 +81,7 @@ class Fault:
 
 
 def fault_of(failure: Failure, log: str = "") -> Fault:
-    """An attempt's first failure as what to do about it asks. log: of the rank that failed"""
+    """The fault that an attempt's first failure is. log: of the rank that failed"""
     hosts = (failure.hosts or (failure.host,)) if failure.whose == "host" else ()
     code, told = failure.exit_code, failure.kind == "reported"
     if failure.kind not in _EXCEPTIONS or not failure.text:
@@ -91,7 +91,7 @@ def fault_of(failure: Failure, log: str = "") -> Fault:
 
 
 def would_repeat(faults: list[Fault], replaceable: bool = True) -> str | None:
-    """Why another attempt would fail like the last one, in words; None: it may well not. replaceable: whether the run may go on
+    """Say why another attempt would fail like the last one; None: it may well not. replaceable: whether the run may go on
     without a host that is at fault"""
     last = faults[-1]
     if last.whose == "user":
@@ -152,7 +152,7 @@ def pause(policy: Policy, faults: list[Fault]) -> float:
 
 # ---- what it cannot be --------------------------------------------------------------------------------------------------------
 def check(job: Job, policy: Policy) -> None:
-    """Raises UserError for a policy that this job cannot be restarted by."""
+    """Raise UserError for a policy that this job cannot be restarted by."""
     for flag, given in (("min_hosts", policy.min_hosts), ("spare", policy.spares)):
         if given and not policy.restarts:
             raise UserError(f"flag --{flag}", "it says how to start again, which nothing asks for", "add --restarts 3")
@@ -193,7 +193,7 @@ def for_slurm(policy: Policy, kind: str) -> tuple[str, ...]:
 
 
 def check_memory(job: Job) -> None:
-    """Raises UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
+    """Raise UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
     covers, it says nothing."""
     if problem := too_large(job.settings, job.strategy, job.hosts):
         raise UserError(counted(len(job.hosts), "host"), problem, "repair a host, name a --spare, or raise --min_hosts")

@@ -247,7 +247,7 @@ class Restarts:
             self._busy = None
 
     def _note(self, line: str, event: str = "", **fields: Any) -> None:
-        """A line of the time line; with `event` also one of the run's events.jsonl, where its directory is seen from here."""
+        """Add a line to the time line; with `event` also one of the run's events.jsonl, where its directory is seen from here."""
         self.story.append(f"{time.strftime('%H:%M:%S')}  {line}")
         if self.policy.restarts:
             print(self.story[-1], file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _no_run(directory: Path, problem: str) -> UserError:
-    """Why nothing can be said of a directory: a launch may only be on its way to its first step."""
+    """The error that says why nothing is known of a directory: a launch may only be on its way to its first step."""
     with suppress(UserError):
         record = background.find(directory)
         if launches.alive(record):

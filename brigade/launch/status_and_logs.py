@@ -74,7 +74,7 @@ class Output:
             self.directory.rmdir()
 
     def set(self, host: str, words: str) -> None:
-        """A host's new status."""
+        """Set a host's status, and show it."""
         if self.status[host] == words:
             return
         self.status[host] = words
@@ -85,7 +85,7 @@ class Output:
             self.say(f"{host:{self._width}}  {words}", sys.stderr)
 
     def say(self, text: str, stream: Any = None) -> None:
-        """Rank 0's output, or words of our own."""
+        """Print rank 0's output, or words of our own."""
         self._work.put(lambda: self._print(text, stream or sys.stdout))
 
     def keep(self, name: str, text: str) -> None:
@@ -123,7 +123,7 @@ class Output:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
     def _write(self) -> None:
-        """The thread's work, one piece after the other. A full disk or a closed terminal does not end the run."""
+        """Do the thread's work, one piece after the other. A full disk or a closed terminal does not end the run."""
         working = True
         while working:
             try:
@@ -137,7 +137,7 @@ class Output:
                 say_what_is_lost(error)
 
     def _sum_up(self) -> None:
-        """Many hosts without a terminal: how many are how far, when that has changed."""
+        """Print for many hosts without a terminal how many are how far, when that has changed."""
         if self._live or len(self.status) <= SHOWN or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PAUSE

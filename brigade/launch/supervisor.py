@@ -83,7 +83,7 @@ class Launch:
         self.stop_signal = 0
 
     async def run(self) -> int:
-        """Returns the exit code: 0 when train.py reached its end, 2 for a user's mistake, 1 for any other failure, 128 +
+        """Return the exit code: 0 when train.py reached its end, 2 for a user's mistake, 1 for any other failure, 128 +
         the signal that stopped this process, TRY_LATER when somebody stopped the ranks. Raises UserError before anything is
         started."""
         starting = asyncio.ensure_future(self._start())
@@ -174,7 +174,7 @@ class Launch:
             await self._hear()
 
     def _on_suspend(self) -> None:
-        """Ctrl-Z: let the hosts go on for an hour. The first beat after `fg` tells them the usual patience again."""
+        """Let the hosts go on for an hour after Ctrl-Z. The first beat after `fg` tells them the usual patience again."""
         for channel in self.channels:
             channel.tell("beat", patience=max(SUSPENDED, self.options.silence))
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -72,7 +72,7 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
 
 
 def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] = (), file: str | None = None) -> str:
-    """The job file.
+    """Return the text of the job file.
 
     file: its path, which its first lines name (default: RECIPE-TOPOLOGY)
     launched: accelerate's configuration as `launch` hands it to accelerate on every host

@@ -78,7 +78,7 @@ def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
 
 
 def _furthest(watching: Watching) -> list[tuple[float, int]]:
-    """(when, the furthest step that any rank's file said until then), oldest first, by the clock of who watches."""
+    """Return (when, the furthest step that any rank's file said until then), oldest first, by the clock of who watches."""
     said = (
         (when, max((int(says.get("step") or 0) for says in facts.get("ranks", {}).values()), default=0))
         for seen in watching.hosts.values()
@@ -106,7 +106,7 @@ def _last(told: list[dict[str, Any]]) -> str:
 
 
 def _rate(host: HostSeen, key: str, figure: str, clock: str = "at") -> float | None:
-    """Per second, between the oldest and the newest sample in which a rank's figure differs."""
+    """The rate per second between the oldest and the newest sample in which a rank's figure differs."""
     points: list[tuple[float, float]] = []
     for _, facts in host.samples:
         says = facts.get("ranks", {}).get(key, {})
@@ -139,7 +139,7 @@ def host_figures(host: HostSeen) -> dict[str, float]:
 
 
 def slow_now(told: list[dict[str, Any]]) -> dict[int, str]:
-    """Rank -> why it is slow, by the run's own measure, until that finds none slow any more."""
+    """Return rank -> why it is slow, by the run's own measure, until that finds none slow any more."""
     found: dict[int, str] = {}
     fresh = True
     for line in told:

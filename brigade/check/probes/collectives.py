@@ -34,7 +34,7 @@ class How:
 
 
 def sweep(first: int, ranks: int, **how: Any) -> dict[str, Any]:
-    """Times of all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
+    """Time all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
     the GPU of its number under "nccl". how: of How
 
     Returns figures: [collective, bytes, seconds] of the slowest of this host's ranks; device: what they ran on; error: why it

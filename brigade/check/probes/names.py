@@ -44,7 +44,7 @@ def look(names: list[str], towards: list[str]) -> dict[str, Any]:
 
 
 def resolve(names: list[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(name -> its addresses, none where there are none; name -> why)"""
+    """Return (name -> its addresses, none where there are none; name -> why there are none)."""
     found: dict[str, list[str]] = {name: [] for name in names}
     why = dict.fromkeys(names, f"no answer within {RESOLVING:g} s")
     waiting = iter(list(found))

@@ -59,7 +59,7 @@ def core_speed(pieces: int) -> dict[str, Any]:
 
 
 def _cores() -> float:
-    """Cores that this process may use: its affinity, and what its control groups allow."""
+    """The cores that this process may use: its affinity, and what its control groups allow."""
     found = [float(len(os.sched_getaffinity(0)))]
     for _, (text,) in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
         quota, _, period = text.partition(" ")

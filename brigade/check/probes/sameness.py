@@ -33,7 +33,7 @@ def look(
     paths: dict[str, str],
     own: list[str],
 ) -> dict[str, Any]:
-    """Everything that is compared between hosts, in one process.
+    """Read everything that is compared between hosts, in one process.
 
     names: of packages; patterns, left_out: of variables (fnmatch); paths: what it is for -> path; own: files of this run
     secret: a regular expression; a variable whose name it matches is answered as a hash with `salt`, and so is an address with an
