@@ -220,7 +220,7 @@ def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path
 
 
 def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_path, monkeypatch, capsys, mistake):
-    monkeypatch.setattr(console, "_said", False)
+    monkeypatch.setattr(console, "_loss_told", False)
     (tmp_path / "file").touch()
     stat = os.stat
 

@@ -62,7 +62,7 @@ def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
     raised = failure(0, "reported", "node2", 1)
     lines = first_failure.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
     assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
-    monkeypatch.setattr(console, "_said", False)
+    monkeypatch.setattr(console, "_loss_told", False)
     monkeypatch.setattr(Output, "path", lambda *_: Path("/dev/full"))
     with Output(["node1"], tmp_path) as output:
         output.keep("rank-0-node1", "words")
