@@ -1,23 +1,12 @@
 """Real hosts for the tests: one cluster per worker of pytest. They need root; `make test-cluster` says what is missing."""
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from testbed.cluster import Cluster
 from testbed.needs import missing
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-# Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
-# two cores write three of them for a minute.
-STEPS = 4
-SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
-SHORT += ["--eval_answers", "0"]
-PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
+from testing.clusters import SHORT, train_alone
 
 
 def pytest_sessionstart(session):
@@ -61,20 +50,6 @@ def _in_good_health(cluster):
         time.sleep(0.05)
     cluster.heal()
     assert not left, f"processes were left behind: {left}"
-
-
-def losses(output: Path) -> list[float]:
-    """What a run logged."""
-    state = json.loads((output / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-
-
-def train_alone(flags: list[str], output: Path) -> list[float]:
-    """Losses of the tiny recipe on one process of this machine."""
-    command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return losses(output)
 
 
 @pytest.fixture(scope="session")

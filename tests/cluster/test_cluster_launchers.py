@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from testing import marks
+from testing.clusters import PATIENCE, SHORT, STEPS, losses
+from testing.launch_commands import COMMANDS
 from testing.shipped import shipped
-from tests.cluster.conftest import PATIENCE, SHORT, STEPS, losses
-from tests.ranks import test_launchers as on_one_host
 
 # gloo takes the card of the host's own name, and each rank all cores, unless told otherwise: README, "On a cluster".
 SETTINGS = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
@@ -126,7 +126,7 @@ def test_command_on_two_hosts(name, cluster, forwarded, single):
 
 def test_every_configuration_and_hostfile_is_started_by_some_command():
     started = {word for launch in LAUNCHES.values() for word in launch.line.split()}
-    started |= {word for words, *_ in on_one_host.COMMANDS.values() for word in words}
+    started |= {word for words, *_ in COMMANDS.values() for word in words}
     files = {
         f"{folder}/{path.name}" for folder in ("accelerate_configs", "hostfiles") for path in shipped(f"{folder}/*")
     }

@@ -5,7 +5,7 @@ import sys
 import time
 
 from testbed import strikes
-from tests.cluster.conftest import PATIENCE
+from testing.clusters import PATIENCE
 
 EVERY, STEPS = 10, 300
 FLAGS = (

@@ -10,8 +10,9 @@ import yaml
 
 from brigade.train.checkpoint import manifest
 from testing import marks
-from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, losses
-from tests.unit.hosts.asking import SECRET
+from testing.clusters import PATIENCE, SHORT, losses
+from testing.launches import SECRET
+from testing.ranks import REPOSITORY
 
 # launcher -> slots per host, flags, strategy
 BOTH = {"node1": 1, "node2": 1}

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from testbed.preflight import INJECTED, RECIPE, check, misses, provoke
-from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT
+from testing.clusters import PATIENCE, SHORT
+from testing.ranks import REPOSITORY
 
 
 @pytest.mark.parametrize("fault", INJECTED, ids=lambda fault: fault.name)

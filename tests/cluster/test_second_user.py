@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.cluster.conftest import PATIENCE, SHORT
+from testing.clusters import PATIENCE, SHORT
 
 STRANGER = "setpriv --reuid 65534 --regid 65534 --clear-groups"
 # Printed by the run's own user: [port, address, pid] of each socket on which a rank or its launcher waits.

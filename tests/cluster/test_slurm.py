@@ -15,7 +15,7 @@ from brigade.train.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from testbed.strikes import training_process
-from tests.cluster.conftest import PATIENCE, SHORT, losses, train_alone
+from testing.clusters import PATIENCE, SHORT, losses, train_alone
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one daemon's tests, on one worker of pytest
 RECIPE = "recipes/tiny/full.yaml"

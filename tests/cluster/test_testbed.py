@@ -15,7 +15,7 @@ import pytest
 from testbed.cluster import Cluster
 from testbed.host import namespace
 from testbed.needs import SLURM, missing
-from tests.cluster.conftest import REPOSITORY
+from testing.ranks import REPOSITORY
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=1"
 RECEIVE = """

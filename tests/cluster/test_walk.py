@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from tests.cluster.conftest import PATIENCE, REPOSITORY
+from testing.clusters import PATIENCE
+from testing.ranks import REPOSITORY
 
 PAGES = [REPOSITORY / "docs" / name for name in ("launching.md", "slurm.md", "kubernetes.md")]
 NOT_HERE = {

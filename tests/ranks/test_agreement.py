@@ -9,21 +9,21 @@ import time
 import pytest
 
 from brigade.train.distributed import ranks
+from testing import agreeing
 from testing.ranks import REPOSITORY, run_ranks
 from testing.train_command import ranks_part
-from tests.ranks import agreeing
 
 
 @pytest.mark.slow
 def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
-    done = run_ranks("tests.ranks.agreeing", "slow", ranks=2, timeout=60)
+    done = run_ranks("testing.agreeing", "slow", ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     assert all(f"rank {rank} went on after [0, 1]" in done.stdout for rank in (0, 1))
     assert "rank 1 gave up" in done.stdout, "a time-out that does not come proves nothing"
 
 
 def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_more_than_the_mistake():
-    done = run_ranks("tests.ranks.agreeing", "mistaken", ranks=2, timeout=60)
+    done = run_ranks("testing.agreeing", "mistaken", ranks=2, timeout=60)
     assert done.returncode != 0
     assert done.stderr.splitlines() == [
         f"error on {socket.gethostname()}, rank 0 of 2: flag --this",
@@ -36,7 +36,7 @@ def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_mo
 def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = os.environ | {"DIES": str(dies), "PYTHONPATH": str(REPOSITORY)}
-    command = [*torchrun, "-m", "tests.ranks.agreeing", "dies"]
+    command = [*torchrun, "-m", "testing.agreeing", "dies"]
     began = time.monotonic()
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and time.monotonic() - began < 30

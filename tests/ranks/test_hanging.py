@@ -25,7 +25,7 @@ def flags(tmp_path_factory):
 
 
 def train(flags, output, ranks=4):
-    return run_ranks("tests.ranks.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=120)
+    return run_ranks("testing.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=120)
 
 
 @pytest.mark.parametrize("axis", [[], pytest.param(STAGES, marks=pytest.mark.slow)], ids=["data", "pipeline"])

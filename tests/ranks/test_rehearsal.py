@@ -11,37 +11,12 @@ import yaml
 from transformers import CONFIG_MAPPING
 
 from brigade.__main__ import main
-from brigade.plan.choice.job_of_recipe import strategy_of
-from brigade.train.loop import rehearse
-from brigade.train.recipe import flags
-from brigade.train.recipe.method import method_of
 from brigade.train.strategy.axes import NAMES
 from testing import marks, parity, runs
 from testing.ranks import REPOSITORY
-from testing.shipped import shipped
+from testing.rehearsals import RECIPES, rehearsed
 
-RECIPES = [path.relative_to(REPOSITORY) for path in shipped("recipes/*/*.yaml")]
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
-
-
-def rehearsed(path):
-    """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once."""
-    settings = flags.load(["--recipe", str(REPOSITORY / path)])
-    (config, _), recipe = rehearse.model_config(settings), settings.recipe
-    model, strategy = recipe.model, strategy_of(settings)
-    return (
-        config["model_type"],
-        config.get("tie_word_embeddings"),
-        method_of(model),
-        *model.lora_modules_to_save,
-        *strategy.axes.used,
-        strategy.axes.chosen_schedule,
-        bool(model.rope_parameters),
-        recipe.training.tiled_loss,
-        strategy.name,
-        recipe.training.activation_checkpointing,
-        recipe.data.packing,
-    )
 
 
 BY_RUN = {rehearsed(path): f"recipe-{path.parent.name}-{path.stem}" for path in reversed(RECIPES)}

@@ -30,7 +30,7 @@ def flags(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(flags, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs") / "run"
-    done = run_ranks("tests.ranks.interrupting", "never", *flags, "--output_dir", str(output), ranks=2, timeout=300)
+    done = run_ranks("testing.interrupting", "never", *flags, "--output_dir", str(output), ranks=2, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return output
 
@@ -83,7 +83,7 @@ def test_the_umask_says_who_may_read_models_and_checkpoints(undisturbed, tmp_pat
 def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, flags, undisturbed, tmp_path):
     flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(tmp_path)]
     for interruption in when.split(", "):
-        broken = run_ranks("tests.ranks.interrupting", interruption, *flags, ranks=2, timeout=300)
+        broken = run_ranks("testing.interrupting", interruption, *flags, ranks=2, timeout=300)
         assert broken.returncode != 0
         assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "success.json").exists()
         assert_whole(tmp_path / "checkpoint-2")
@@ -92,7 +92,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, fla
         assert "Traceback" not in broken.stderr
     if when == "elsewhere":
         assert "rank 1 of 2" in broken.stderr and "checkpoint-4 is not whole and got no name" in broken.stderr
-    again = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+    again = run_ranks("testing.interrupting", "never", *flags, ranks=2, timeout=300)
     assert again.returncode == 0, again.stderr[-3000:]
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-5)
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"] and not (tmp_path / ".saving").exists()
@@ -129,13 +129,13 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
     if strategy == "ddp":
         shutil.copytree(undisturbed, run)
     else:
-        assert run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300).returncode == 0
+        assert run_ranks("testing.interrupting", "never", *flags, ranks=2, timeout=300).returncode == 0
     for name in ("success.json", "trainer_state.json", "model.safetensors"):
         (run / name).unlink()
     files = manifest.sizes(manifest.recorded(run / "checkpoint-6"))
     largest = max(manifest.shares(files, 2)[1], key=files.__getitem__)
     damage(run / "checkpoint-6" / largest)
-    again = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+    again = run_ranks("testing.interrupting", "never", *flags, ranks=2, timeout=300)
     assert again.returncode == 0, again.stderr[-3000:]
     assert f"checkpoint-6: {largest} {said}" in "".join(again.stdout.split("\n" + 15 * " "))
     assert "from " + str(run / "checkpoint-4") in again.stdout
@@ -145,6 +145,6 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
         for path in run.glob("checkpoint-*/optimizer.pt"):
             damage(path)
         (run / "success.json").unlink()
-        refused = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+        refused = run_ranks("testing.interrupting", "never", *flags, ranks=2, timeout=300)
         assert refused.returncode == 2 and "there is none to continue from" in refused.stderr
         assert "--fresh moves this run aside" in refused.stderr and "Traceback" not in refused.stderr

@@ -26,19 +26,9 @@ from brigade.check.checks import (
     thresholds,
     unknown,
 )
-from brigade.check.run import Outcome, Row, judge
+from brigade.check.run import judge
 from brigade.check.table import columns, lines, table
-
-NODES = {f"node{number}": 8 for number in range(1, 5)}
-
-
-def outcome(rows, hosts=NODES):
-    """rows: name -> results"""
-    return Outcome(dict(hosts), "quick", [Row(name, "reach", results, 0.1) for name, results in rows.items()], 1.0)
-
-
-def bad(host, value="1500", level="red", **more):
-    return Result(host, level, value, None, f"{host} has {value}", "it matters", f"ssh {host} repair", **more)
+from testing.outcomes import NODES, bad, outcome
 
 
 def drawn(found):

@@ -13,7 +13,7 @@ from brigade.check.collectives import Sweep, floor, of_inside, of_sweep
 from brigade.check.run import judge
 from brigade.errors import UserError
 from brigade.hosts.job import make
-from tests.unit.test_check_network import met
+from testing.meetings import met
 
 ROWS = [[name, payload, payload / 1e9] for name in sweep.BUS for payload in (2**20, 2**26)]
 SERVE = {"port": 1, "free": 2, "links": {}, "fabric": 0.0}

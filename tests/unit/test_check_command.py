@@ -14,7 +14,7 @@ from brigade.check.checks import checks, exit_code, sound
 from brigade.check.collectives import Sweep
 from brigade.errors import UserError
 from brigade.train.recipe.files import REPOSITORY
-from tests.unit.test_check import NODES, bad, outcome
+from testing.outcomes import NODES, bad, outcome
 
 
 # ---- JSON and baseline -------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.check import sweep
-from brigade.check.meeting import Meeting
 from brigade.check.pairs import Way, better, blame, judged, to_confirm
 from brigade.check.probes import pairs as probe
+from testing.meetings import met
 
 NAMES = [f"node{number}" for number in range(1, 6)]
 
@@ -99,17 +99,6 @@ def test_seconds_stay_whole_on_a_narrow_screen():
 # ---- pairs -------------------------------------------------------------------------------------------------------
 def ways_of(names, rate=lambda a, b: 1.0, **more):
     return {(a, b): Way(rate(a, b), **more) for a in names for b in names if a != b}
-
-
-def met(names, links=None, fabric=0.0):
-    interface = dict.fromkeys(names, "eth0")
-    return Meeting(
-        "token",
-        {host: f"10.0.0.{number + 1}" for number, host in enumerate(names)},
-        interface,
-        links={host: {"eth0": links or {"speed": None, "real": False}} for host in names},
-        fabric=dict.fromkeys(names, fabric),
-    )
 
 
 def levels(ways, names, **more):

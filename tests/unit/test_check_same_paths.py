@@ -11,7 +11,7 @@ from brigade.check import packages, sameness
 from brigade.check.probes import sameness as probe
 from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
-from tests.unit.test_check_same import LOOK, PINS, odd, variables
+from testing.same_hosts import LOOK, PINS, odd, variables
 
 
 # ---- variables ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from brigade.train.strategy.axes import without
+from testing.ds_keys import ALLOWED, OWNED, paths_of
+from testing.ranks import REPOSITORY
 from testing.shipped import shipped
-from tests.unit.test_ds_keys import ALLOWED, OWNED, ROOT, paths_of
 
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
 
@@ -15,7 +16,7 @@ DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_co
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_ds_config(name):
     config = DS_CONFIGS[name]
-    assert (ROOT / f"ds_configs/{name}.json").read_text() == json.dumps(config, indent=2) + "\n", "formatting"
+    assert (REPOSITORY / f"ds_configs/{name}.json").read_text() == json.dumps(config, indent=2) + "\n", "formatting"
     assert [path for path in paths_of(config) if path not in ALLOWED] == []
     assert config["gradient_clipping"] == "auto"  # absent would mean 1.0
     zero = config["zero_optimization"]

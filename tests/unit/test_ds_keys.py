@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from deepspeed.comm.config import CommsLoggerConfig
 from deepspeed.compile.config import CompileConfig
 from deepspeed.inference.config import WeightQuantConfig
@@ -41,11 +40,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brigade.train.strategy.deepspeed_config import judge
+from testing.ds_keys import ALLOWED, DEPRECATED, OWNED, REMOVED, TABLE
 from testing.shipped import shipped
 
-ROOT = Path(__file__).resolve().parents[2]
-TABLE = yaml.safe_load((ROOT / "brigade/train/strategy/ds_keys.yaml").read_text())
-ALLOWED, REMOVED, OWNED, DEPRECATED = (TABLE[part] for part in ("allowed", "removed", "owned_by_recipe", "deprecated"))
 LIMITS = ("gt", "ge", "lt", "le")
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
 
@@ -89,13 +86,6 @@ def nested(path, value):
     for key in reversed(path.split(".")):
         value = {key: value}
     return value
-
-
-def paths_of(config, prefix=""):
-    for key, value in config.items():
-        yield prefix + key
-        if isinstance(value, dict):
-            yield from paths_of(value, f"{prefix}{key}.")
 
 
 def test_table_is_for_the_installed_deepspeed():

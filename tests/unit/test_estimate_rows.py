@@ -12,7 +12,7 @@ from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.states import first_stage_states
-from tests.unit.test_row_words import ROW, made
+from testing.published_row import ROW
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,7 +211,7 @@ def test_what_no_formula_has_is_refused_by_its_name(more, said):
 
 
 def test_tiled_losses_and_ulysses_are_counted():
-    assert made(kernels="tiled loss").loss == "tiled"
+    assert job_of_row(ROW | {"kernels": "tiled loss"}).loss == "tiled"
     long = {
         "n_gpus": "8",
         "dp": "1",
@@ -221,7 +221,7 @@ def test_tiled_losses_and_ulysses_are_counted():
         "strategy": "DeepSpeed ZeRO-3 + Ulysses",
         "zero": "3",
     }
-    found = made(**long | {"grad_acc": "1", "gbs_seqs": ""})
+    found = job_of_row(ROW | long | {"grad_acc": "1", "gbs_seqs": ""})
     assert found.ulysses and found.context == 8 and found.tokens == 16384
 
 

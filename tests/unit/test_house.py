@@ -124,6 +124,18 @@ def test_the_package_needs_neither_tests_nor_benchmarks():
     ]
 
 
+def test_tests_share_through_testing():
+    """No test imports another one, or a conftest: what several need stands in testing/."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    shared = {
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path in tests
+        for other in imported(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
+        if other.partition(".")[0] == "tests"
+    }
+    assert not shared, "\n".join(sorted(shared))
+
+
 def test_what_is_imported_is_there():
     """Also what is imported late, in a function that no quick test calls. A folder without __init__.py is one, too."""
     folders = {name.rpartition(".")[0] for name in MODULES}

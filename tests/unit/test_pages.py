@@ -9,8 +9,7 @@ from benchmarks import pages
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.strategy import refusal
-from testing import parity
-from tests.ranks import test_export, test_methods, test_rehearsal
+from testing import exports, methods, parity, rehearsals
 
 PAGES = sorted(REPOSITORY.glob("docs/**/*.md"))
 COLUMNS = {
@@ -26,10 +25,10 @@ COLUMNS = {
 
 def rehearsed():
     """(method, strategy) of what is rehearsed in bf16 with activation checkpointing; of recipes, one card's are DDP here."""
-    found = {(method, strategy) for method, strategies in test_methods.REHEARSED.items() for strategy in strategies}
-    for path in test_rehearsal.RECIPES:
+    found = {(method, strategy) for method, strategies in methods.REHEARSED.items() for strategy in strategies}
+    for path in rehearsals.RECIPES:
         training = flags.load(["--recipe", str(REPOSITORY / path)]).recipe.training
-        _, _, method, *_, strategy, checkpointing, _ = test_rehearsal.rehearsed(path)
+        _, _, method, *_, strategy, checkpointing, _ = rehearsals.rehearsed(path)
         if training.bf16 and checkpointing:
             found.add((method, "ddp" if strategy == "single" else strategy))
     return found
@@ -38,8 +37,8 @@ def rehearsed():
 def cell(method, strategy, rehearsals):
     if refusal(method=method, optim=method.rpartition("+")[2], kind=strategy.partition("_")[0]):
         return "refused"
-    exported = f"{method}-{strategy}" in test_export.FOUR
-    words = ["proven"] * (strategy in test_methods.UNDER[method]) + ["exported"] * exported
+    exported = f"{method}-{strategy}" in exports.FOUR
+    words = ["proven"] * (strategy in methods.UNDER[method]) + ["exported"] * exported
     return ", ".join(words + ["rehearsed"] * ((method, strategy) in rehearsals)) or "-"
 
 
@@ -52,7 +51,7 @@ def table():
 
 
 def test_the_table_of_methods_is_what_the_tests_of_methods_run():
-    assert set(COLUMNS.values()) == set(test_methods.METHODS)
+    assert set(COLUMNS.values()) == set(methods.METHODS)
     assert table() in (REPOSITORY / "docs/methods.md").read_text(), f"docs/methods.md should hold\n{table()}"
 
 

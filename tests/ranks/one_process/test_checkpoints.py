@@ -14,7 +14,7 @@ from brigade.train.checkpoint import manifest, resume
 from brigade.train.cluster import World
 from brigade.train.run.directory import Run
 from brigade.train.strategy import Strategy
-from tests.ranks.one_process.runs_of_one import left_alone, losses
+from testing.runs_of_one import left_alone, losses
 
 
 def without(*names):

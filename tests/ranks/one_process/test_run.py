@@ -15,7 +15,7 @@ from brigade.errors import UserError
 from brigade.train.checkpoint import saving
 from brigade.train.distributed import ranks
 from brigade.train.loop.engine import Engine
-from tests.ranks.one_process.runs_of_one import Ruin, losses
+from testing.runs_of_one import Ruin, losses
 
 FIGURES = {
     "loss",

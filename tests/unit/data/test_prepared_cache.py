@@ -10,7 +10,7 @@ from brigade.train.cache import cache_directory
 from brigade.train.data import build as building
 from brigade.train.data import encode, rows, tokenise
 from brigade.train.data import prepare as preparing
-from tests.unit.data.preparing import chats
+from testing.preparing import chats
 
 
 @pytest.mark.parametrize("change", [

@@ -8,7 +8,7 @@ import pytest
 from brigade.train.data import packing, report
 from brigade.train.data.store import IGNORED, Samples
 from brigade.train.recipe.batch import batch_arithmetic
-from tests.unit.data.preparing import chats, figures, mixed
+from testing.preparing import chats, figures, mixed
 
 
 def test_packed_rows_are_the_same_samples(prepare, write, tokenizer):

@@ -10,7 +10,7 @@ import pytest
 
 from brigade.train.data import report, rows
 from brigade.train.data.store import IGNORED
-from tests.unit.data.preparing import chats, figures, texts, words
+from testing.preparing import chats, figures, texts, words
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

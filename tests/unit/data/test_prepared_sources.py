@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from brigade.train.data import rows
-from tests.unit.data.preparing import chats, mixed, texts
+from testing.preparing import chats, mixed, texts
 
 
 @pytest.mark.parametrize("sizes, weights, counts", [

@@ -3,7 +3,7 @@
 import pytest
 
 from brigade.train.data import report, rows
-from tests.unit.data.preparing import chats, texts, words
+from testing.preparing import chats, texts, words
 
 
 def turns(*contents, **further):

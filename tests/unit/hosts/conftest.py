@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.hosts.asking import REPOSITORY, launch
+from testing.launches import REPOSITORY, launch
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 
 from brigade.hosts.held_port import HeldPort
 from brigade.train.distributed import process_group
-from tests.unit.hosts.asking import REPOSITORY, talk
+from testing.launches import REPOSITORY, talk
 
 
 def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigterm():

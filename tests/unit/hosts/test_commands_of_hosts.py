@@ -12,7 +12,7 @@ from brigade.hosts import environment, ssh
 from brigade.hosts.connection import CURES, cure_of, transport
 from brigade.hosts.job import make
 from brigade.launch import launchers
-from tests.unit.hosts.asking import REPOSITORY, SECRET, launch
+from testing.launches import REPOSITORY, SECRET, launch
 
 TAILS = {
     "torchrun": "torchrun --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr node1 --master_port 29500",

@@ -10,7 +10,7 @@ import pytest
 from brigade.errors import UserError
 from brigade.hosts.connection import Channel
 from brigade.launch.status_and_logs import Output
-from tests.unit.hosts.asking import CACHE, REPOSITORY
+from testing.launches import CACHE, REPOSITORY
 
 
 def test_of_many_hosts_a_summary_is_printed_and_logs_are_the_users_alone(launch_there, tmp_path):

@@ -13,7 +13,7 @@ from brigade.train.recipe.identity import identity, recorded
 from brigade.train.recipe.schema import BY_PROOF
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes
-from tests.unit.kernels.made_up import H100, LLAMA, RUN, SHAPES, WORLD
+from testing.made_up_kernels import H100, LLAMA, RUN, SHAPES, WORLD
 
 ALL = ("--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto")
 ATTENTION = {"varlen": 6.0, "sdpa": 20.0}

@@ -9,7 +9,7 @@ import transformers
 from brigade.kernels import auto, judging, proofs, prove
 from brigade.train.cluster import World
 from brigade.train.model import attention
-from tests.unit.kernels.made_up import (
+from testing.made_up_kernels import (
     A100,
     CPU,
     H100,

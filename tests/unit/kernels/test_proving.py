@@ -14,8 +14,7 @@ from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
 from brigade.train.model import attention, packed_samples
 from brigade.train.recipe.files import REPOSITORY
 from testing import faulty_kernels, marks
-from testing.shipped import shipped
-from tests.unit.kernels.made_up import (
+from testing.made_up_kernels import (
     A100,
     CPU,
     H100,
@@ -25,6 +24,7 @@ from tests.unit.kernels.made_up import (
     gpu,
     own,
 )
+from testing.shipped import shipped
 
 
 def tried(rows, family="llama", dtype="fp32", **values):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brigade.train.data import prepare as preparing
-from tests.unit.data.encoding.chats import CHATS, only
+from testing.chats import CHATS, only
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brigade.train.data import rows, samples
-from tests.unit.data.encoding.chats import CHATS, HELD, chat, same
+from testing.chats import CHATS, HELD, chat, same
 
 
 def lines(*wrong):

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from brigade.train.data import chat_template
-from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same, words
+from testing.chats import CHATML, CHATS, HELD, chat, same, words
 
 
 def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):

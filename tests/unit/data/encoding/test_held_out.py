@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brigade.train.data import report
-from tests.unit.data.encoding.chats import CHATS, HELD, chat, same, words
+from testing.chats import CHATS, HELD, chat, same, words
 
 
 def test_cut_and_dropped_are_counted(tokenizer, prepare):

@@ -11,7 +11,7 @@ from brigade.train.data import encode, report
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.rows import RowChunk
 from brigade.train.data.store import IGNORED
-from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, said, same, words
+from testing.chats import CHATML, CHATS, HELD, chat, said, same, words
 
 text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
 

@@ -9,7 +9,7 @@ import pytest
 
 from brigade.train.data import build as building
 from brigade.train.data import prepare as preparing
-from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same
+from testing.chats import CHATML, CHATS, HELD, chat, same
 
 
 def test_what_was_encoded_is_read_back(prepare, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 
 from brigade.train.data import prepare as preparing
 from brigade.train.data import sources
-from tests.unit.data.encoding.chats import CHATS, only
+from testing.chats import CHATS, only
 
 
 def test_a_broken_parquet_file(load, tokenizer, mistake, tmp_path):

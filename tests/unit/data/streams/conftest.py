@@ -11,7 +11,7 @@ import pytest
 from brigade.train.cluster import World
 from brigade.train.data import prepare as preparing
 from brigade.train.data import rows, stream
-from tests.unit.data.streams.reading import STEP
+from testing.streams import STEP
 
 
 @pytest.fixture(autouse=True)

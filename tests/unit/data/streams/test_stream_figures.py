@@ -8,7 +8,7 @@ import pytest
 from brigade.train.data import report, stream
 from brigade.train.data.store import IGNORED
 from brigade.train.recipe.batch import Batch
-from tests.unit.data.streams.reading import STEP
+from testing.streams import STEP
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -8,7 +8,7 @@ import pytest
 
 from brigade.train.data import prepare as preparing
 from brigade.train.data import stream
-from tests.unit.data.streams.reading import until, windows
+from testing.streams import until, windows
 
 
 def test_a_stream_says_how_long_it_is(load, source, tokenizer, mistake):

@@ -7,7 +7,7 @@ import pytest
 
 from brigade.train.data import stream
 from brigade.train.data.store import IGNORED
-from tests.unit.data.streams.reading import STEP, hold, until, windows
+from testing.streams import STEP, hold, until, windows
 
 
 def test_windows_wait_for_a_reader_that_comes_late(streamed, source, texts):

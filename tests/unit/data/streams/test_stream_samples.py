@@ -8,7 +8,7 @@ import pytest
 
 from brigade.train.data import prepare as preparing
 from brigade.train.data import rows, stream
-from tests.unit.data.streams.reading import STEP, numbers
+from testing.streams import STEP, numbers
 
 JOINED = {"dataset_name": None, "streaming": True, "chat_template": "none"}  # as the fixture `streamed` reads pairs
 

@@ -1,6 +1,6 @@
 """Worker of test_agreement.py: ranks of which one takes longer than the process group waits, dies meanwhile, or finds a mistake.
 
-torchrun --nproc_per_node 2 -m tests.ranks.agreeing slow|dies|mistaken, or once for each rank with what torchrun would set
+torchrun --nproc_per_node 2 -m testing.agreeing slow|dies|mistaken, or once for each rank with what torchrun would set
 """
 
 import atexit

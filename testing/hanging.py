@@ -3,15 +3,16 @@
 import os
 import runpy
 import sys
-from pathlib import Path
 
 import train
 from brigade.train.distributed import ranks
 from brigade.train.loop import trainer
 
+from .ranks import REPOSITORY
+
 
 def main() -> None:
-    breaks = runpy.run_path(str(Path(__file__).with_name("bad_input") / "sitecustomize.py"))
+    breaks = runpy.run_path(str(REPOSITORY / "tests/ranks/bad_input/sitecustomize.py"))
     if os.environ["RANK"] == "1" and os.environ.get("BRIGADE_TEST_FAULT"):
         breaks["break_trainer"](trainer.Trainer)
     train.main(sys.argv[1:])

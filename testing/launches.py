@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 CACHE = tempfile.TemporaryDirectory()  # of launches
 

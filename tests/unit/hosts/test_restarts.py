@@ -24,8 +24,7 @@ from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, 
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options
 from testing import marks
-from tests.unit.hosts.asking import talk
-from tests.unit.hosts.conftest import hostfile, launch_there  # noqa: F401  fixtures
+from testing.launches import talk
 
 THREE = {"node1": 8, "node2": 8, "node3": 4}
 
@@ -173,7 +172,7 @@ def test_time_in_which_one_was_stopped_itself_is_no_silence(monkeypatch):
 RESTART = ("--restarts", "2", "--restart_pause", "0")
 
 
-def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tmp_path):  # noqa: F811
+def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tmp_path):
     told = json.dumps({"is": "rank", "rank": 1, "told": "Traceback\nValueError: bad row", "code": 1})
     done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=told)
     assert done.returncode == 1, done.stderr
@@ -188,7 +187,7 @@ def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tm
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"attempt-1", "attempt-2"}
 
 
-def test_a_launch_takes_a_spare_for_a_host_whose_rank_was_killed(launch_there):  # noqa: F811
+def test_a_launch_takes_a_spare_for_a_host_whose_rank_was_killed(launch_there):
     killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
     done = launch_there(2, *RESTART, "--spare", "node3", STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
     assert done.returncode == 0, done.stderr
@@ -197,7 +196,7 @@ def test_a_launch_takes_a_spare_for_a_host_whose_rank_was_killed(launch_there): 
     )
 
 
-def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
+def test_a_users_mistake_ends_all_at_once(launch_there):
     told = json.dumps({"is": "rank", "rank": 1, "told": "error on node2, rank 1 of 2: flag --max_steps", "code": 2})
     done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=told)
     assert done.returncode == 2 and "attempt 2" not in done.stderr, done.stderr
@@ -212,7 +211,7 @@ UNHEARD = {
 
 
 @pytest.mark.parametrize("name", marks.cases("a full disk", slow=["a reader who leaves", "elastic"]))
-def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path, name):  # noqa: F811
+def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path, name):
     redirect, words, logs = UNHEARD[name]
     killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
     done = launch_there(2, *words, redirect=redirect, STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
@@ -246,7 +245,7 @@ LOST = {  # what is known after the first host was lost; logging_steps; what is 
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeypatch, capfd, name):  # noqa: F811
+def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeypatch, capfd, name):
     after, every, said = LOST[name]
     monkeypatch.chdir(tmp_path)
     channel = SimpleNamespace(host="node2", hello={}, stopped=True)
@@ -277,7 +276,7 @@ AT_FAULT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AT_FAULT)
-def test_a_launch_goes_on_as_an_error_says_whose_it_is(launch_there, name):  # noqa: F811
+def test_a_launch_goes_on_as_an_error_says_whose_it_is(launch_there, name):
     says, words, code, expected = AT_FAULT[name]
     told = {
         "is": "rank",
@@ -289,7 +288,7 @@ def test_a_launch_goes_on_as_an_error_says_whose_it_is(launch_there, name):  # n
     assert done.returncode == code and expected in done.stderr, done.stderr
 
 
-def test_code_that_changes_on_all_hosts_between_attempts_is_said_once_and_not_trained_with(launch_there, tmp_path):  # noqa: F811
+def test_code_that_changes_on_all_hosts_between_attempts_is_said_once_and_not_trained_with(launch_there, tmp_path):
     (tmp_path / "code").write_text("first")
     killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
     done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=killed, STAND_IN_CODE=str(tmp_path / "code"))
@@ -300,7 +299,7 @@ def test_code_that_changes_on_all_hosts_between_attempts_is_said_once_and_not_tr
 
 
 # ---- what is asked of hosts --------------------------------------------------------------------------------------
-def test_what_restarts_cannot_keep_is_refused(hostfile, mistake):  # noqa: F811
+def test_what_restarts_cannot_keep_is_refused(hostfile, mistake):
     for flags, policy, part in (
         ([], Policy(0, spares=("node3",)), "add --restarts"),
         ([], Policy(2, spares=("node1",)), "in the hostfile already"),
@@ -311,7 +310,7 @@ def test_what_restarts_cannot_keep_is_refused(hostfile, mistake):  # noqa: F811
         assert part in mistake(check, job, policy)
 
 
-def test_a_smaller_cluster_that_cannot_hold_the_model_is_refused(hostfile, mistake):  # noqa: F811
+def test_a_smaller_cluster_that_cannot_hold_the_model_is_refused(hostfile, mistake):
     words = ["--ds_config", "ds_configs/zero3.json", "--per_device_train_batch_size", "1"]
     check_memory(make("recipes/llama-3.1-70b/full.yaml", words, hostfile(**{f"node{n}": 8 for n in range(8)})))
     small = make("recipes/llama-3.1-70b/full.yaml", words, hostfile(node1=8))
@@ -352,7 +351,7 @@ def test_devices_that_a_host_lists_and_torch_does_not_see_are_a_fault(monkeypatc
 @pytest.mark.parametrize(
     ("before", "after", "succeeded"), [("old", "new", True), ("old", "old", False), (None, None, False)]
 )
-def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, tmp_path, before, after, succeeded):  # noqa: F811
+def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, tmp_path, before, after, succeeded):
     job = make("recipes/tiny/full.yaml", [], hostfile(node1=1))
     launch = Launch(job, Options("torchrun", {}), Output(["node1"], tmp_path))
 

@@ -1,6 +1,6 @@
 """Worker of test_saving.py: train.py on ranks of which one is killed, or has no disk any more, while a checkpoint is saved.
 
-python -m testing.ranks starts it: tests.ranks.interrupting WHEN FLAG..., WHEN a name in INTERRUPTIONS
+python -m testing.ranks starts it: testing.interrupting WHEN FLAG..., WHEN a name in INTERRUPTIONS
 """
 
 import errno

@@ -1,0 +1,30 @@
+"""Methods of adapters, and the strategies under which each is compared with one process and rehearsed: docs/methods.md."""
+
+import ctypes.util
+
+from . import parity
+
+LORA = ["--use_peft", "--learning_rate", "2"]
+METHODS = {
+    "lora": LORA,
+    "parts": [*LORA, "--lora_target_modules", "q_proj,v_proj", "--use_rslora", "--lora_modules_to_save",
+              "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.3"],
+    "dora": [*LORA, "--use_dora"],
+    "qlora": [*LORA, "--load_in_4bit"],
+    "qdora": [*LORA, "--load_in_4bit", "--use_dora"],
+    "lora+lamb": [*LORA, "--optim", "lamb", "--learning_rate", "0.005"],
+    "lora+lars": [*LORA, "--optim", "lars", "--learning_rate", "7"],
+}  # fmt: skip
+HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
+STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP takes four ranks: test_export.py
+
+
+# LoRA and 4-bit weights under all of them; other forms of an adapter where weights are sharded, DoRA also where they are whole.
+UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
+UNDER |= {
+    "lora": tuple(STRATEGIES),
+    "qlora": tuple(STRATEGIES),
+    "dora": ("ddp", "zero2", "zero3", "fsdp2"),
+    "qdora": ("ddp", "zero2", "fsdp2"),
+}
+REHEARSED = {"lora": ("zero2", "fsdp2"), "qlora": ("zero3", "fsdp2")}  # further ones are recipes, in test_rehearsal.py
