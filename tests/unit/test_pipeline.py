@@ -156,8 +156,8 @@ def test_shares_of_zero1_are_every_element_once_and_equal(sizes, ranks):
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
     held = [0] * ranks
     for each in pipeline_zero1.slices(parameters, ranks):
-        assert (each.of(each.parameter) == 0).all() and each.stop > each.start
-        each.of(each.parameter.data).fill_(1)
+        assert (each.cut(each.parameter) == 0).all() and each.stop > each.start
+        each.cut(each.parameter.data).fill_(1)
         held[each.owner] += each.stop - each.start
     assert all((parameter == 1).all() for parameter in parameters)
     assert sum(held) == sum(sizes) and max(held) <= -(-sum(sizes) // ranks)

@@ -36,7 +36,7 @@ HOW = (0, True, True, True)  # pad token, padding-free, packed, cumulative
 @given(ROWS, st.integers(2, 5))
 def test_the_parts_of_a_micro_batch_are_the_whole(rows, of):
     whole = Collate(*HOW, of)((rows, 17))
-    parts = [sequence.DividedRows(*HOW, number=number, of=of)((rows, 17)) for number in range(of)]
+    parts = [sequence.DividedSequences(*HOW, number=number, of=of)((rows, 17)) for number in range(of)]
     for key in ("input_ids", "labels", "position_ids"):
         assert torch.equal(torch.cat([part[key] for part in parts], 1), whole[key])
     kept, targets = [], []
@@ -58,7 +58,7 @@ def test_the_parts_of_a_micro_batch_are_the_whole(rows, of):
 @given(ROWS, st.integers(2, 5))
 def test_the_figures_of_the_parts_add_up(rows, of):
     whole = Collate(*HOW, of)((rows, 17))[ABOUT]
-    parts = [sequence.DividedRows(*HOW, number=number, of=of)((rows, 17))[ABOUT] for number in range(of)]
+    parts = [sequence.DividedSequences(*HOW, number=number, of=of)((rows, 17))[ABOUT] for number in range(of)]
     for key in ("tokens", "squared_lengths", "supervised", "slots"):
         assert sum(getattr(part, key) for part in parts) == getattr(whole, key), key
     same = {key: {getattr(part, key) for part in parts} for key in ("step_supervised", "end_to_end", "length")}

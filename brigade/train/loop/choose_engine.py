@@ -79,7 +79,7 @@ class DividedSequences(Engine):
             options["deepspeed"].pop(DS_KEYS["sequence"], None)
         return options
 
-    def collate(self, *how: Any) -> sequence.DividedRows:
+    def collate(self, *how: Any) -> sequence.DividedSequences:
         axes, world = self.run.strategy.axes, self.run.world
         number = axes.place(world.rank, world.size).sequence
-        return sequence.DividedRows(*how, number=number, of=axes.sequence)
+        return sequence.DividedSequences(*how, number=number, of=axes.sequence)

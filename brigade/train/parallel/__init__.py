@@ -1,1 +1,1 @@
-"""Mechanics of the axes besides data parallelism, known to no Trainer. Imported by the engines that use them alone."""
+"""Mechanics of the axes besides data parallelism: tensor, pipeline, sequence and expert parallelism. No Trainer here."""

@@ -1,4 +1,4 @@
-"""Whether a model fits the axes of its run. Told before the model is built; what no model decides: strategy/axis_rules.py."""
+"""Whether a model fits the axes of its run, before it is built. Rules that need no model: strategy/axis_rules.py."""
 
 from typing import Any
 

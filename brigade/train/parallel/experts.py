@@ -1,11 +1,12 @@
 """Expert parallelism: every rank of a group holds some experts of each layer whole, and tokens travel to them and back.
 
-What travels is Transformers' all-to-all (distributed/expert_parallel.py: AllToAllEP), which autograd differentiates: an expert's
+They travel by Transformers' all-to-all (distributed/expert_parallel.py: AllToAllEP), which autograd differentiates: an expert's
 gradient is the sum over the tokens of its whole group. Ranks that hold the same experts, one of each group, shard them as FSDP2
-shards all else. The experts are divided along dimension 0 and their copies' shards along dimension 1: two divisions of one
-dimension would make torch's _StridedShard, of which torch 2.13 distributes no uneven one, and which is no Shard to who asks.
+shards everything else. The experts are divided along dimension 0 and their copies' shards along dimension 1: two divisions of one
+dimension would make torch's _StridedShard, which torch 2.13 cannot distribute unevenly, and which is not a Shard to code that
+asks.
 
-Beside tensor groups each expert stays whole: the ranks of a tensor group, which have the same tokens, send a part of them each.
+With tensor groups too, each expert stays whole: the ranks of a tensor group have the same tokens, and each sends a part of them.
 """
 
 import re
@@ -21,17 +22,18 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from ..model.experts import shards
 from ..upstream import are_experts, fsdp2
 
-# Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
+# Parts of names that come from no module of the model itself: FSDP2's activation checkpointing, adapters.
 _WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
 COPIES, DATA, EXPERTS, TENSOR = "expert_copies", "expert_data", "experts", "expert_tensor"  # dimensions of the meshes
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Along which ranks experts are divided.
+    """The ranks along which experts are divided.
 
-    ranks: three dimensions: copies of the same experts, ranks that shard a copy, and between them all experts of a layer
-    tokens: those with the same tokens; averaged_over: batches of which gradients are the mean
+    ranks: a mesh of three dimensions: copies of the same experts; ranks that shard a copy; ranks with all experts of a layer
+        between them
+    tokens: ranks that have the same tokens; averaged_over: the number of batches that gradients are the mean over
     """
 
     ranks: DeviceMesh
@@ -44,19 +46,21 @@ class Groups:
 
     @property
     def same(self) -> DeviceMesh:
-        """Those with the same experts: what shards them, after what copies them, if anything does."""
+        """The ranks with the same experts: those that shard them, after those that hold copies, if there are any."""
         return self.ranks[COPIES, DATA] if self.ranks[COPIES].size() > 1 else self.ranks[DATA]
 
     def owns(self, parameter: Any) -> bool:
-        """Whether divide() has divided it, and FSDP2 has not sharded it."""
+        """Whether divide() has divided this parameter, and FSDP2 has not sharded it."""
         return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == (EXPERTS,)
 
 
 def groups(device: str, world_size: int, size: int, averaged_over: int, copies: int = 1, tensor: int = 1) -> Groups:
-    """Groups of `size` neighbouring ranks with all experts between them; across groups the ranks with the same experts.
+    """Make groups of `size` neighbouring ranks with all experts between them, and across groups those with the same experts.
 
-    copies: of all other parameters, or the stages of a pipeline: ranks of two of them share no experts. But where one is less
-    than `size` ranks, the experts are copied once for each group of `size`. tensor: neighbouring ranks that have the same tokens
+    copies: copies of all other parameters, or stages of a pipeline; ranks of two of them share no experts. But where one has
+    fewer
+        than `size` ranks, each group of `size` has a copy of the experts.
+    tensor: neighbouring ranks that have the same tokens
     """
     data = shards(size, world_size // copies)
     shape = (world_size // size // data, data, size)
@@ -66,8 +70,8 @@ def groups(device: str, world_size: int, size: int, averaged_over: int, copies: 
     return Groups(ranks, tokens[TENSOR], averaged_over)
 
 
-def of_model(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.nn.Module]:
-    """The modules that a model's plan calls experts, wherever it stands among others (PEFT's, for one).
+def modules_of(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.nn.Module]:
+    """Yield the modules that a model's plan calls experts, wherever other modules (PEFT's, for one) have wrapped it.
 
     plan: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}, a config's base_model_ep_plan
     """
@@ -84,11 +88,11 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> Iterator[torch.nn.Module]:
-    """Divide the experts of `model` over groups of ranks, in place, one layer's after another."""
+    """Divide the experts of `model` over groups of ranks, in place; yields those of one layer after another."""
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
 
     parts, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
-    for experts in of_model(model, plan):
+    for experts in modules_of(model, plan):
         for name in dict(experts.named_parameters(recurse=False)):
             parts.shard_param(experts, name, ranks.experts)
         if wrappers := adapters_of(model, experts):
@@ -98,11 +102,11 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> It
 
 
 def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, options: Mapping[str, Any]) -> None:
-    """Divide the experts and shard what a rank then has of them. Before fully_shard sees the layers around them.
+    """Divide the experts, and shard what a rank then has of them. Call it before fully_shard sees the layers around them.
 
-    options: of fully_shard, mesh aside
+    options: of fully_shard, without the mesh
     """
-    # Numbers have the precision that they have among the layers around: experts are a unit of FSDP2 of their own.
+    # Experts are an FSDP2 unit of their own, but numbers keep the precision that they have in the layers around.
     options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
     for experts in divide(model, plan, ranks):
         fully_shard(experts, mesh=ranks.same, shard_placement_fn=lambda _: Shard(1), **options)
@@ -110,30 +114,30 @@ def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, option
 
 
 def adapters_of(model: torch.nn.Module, experts: torch.nn.Module) -> list[Any]:
-    """PEFT's wrappers around these experts, one for each parameter with adapters, the outermost first."""
+    """Return PEFT's wrappers around these experts, one for each parameter with adapters, the outermost first."""
     return [m for m in model.modules() if hasattr(m, "get_delta_factors") and m.get_base_layer() is experts]
 
 
 def _adapt(experts: Any, wrappers: list[Any], group_rank: int) -> None:
-    """Add the adapters of this rank's experts to their weights, when these are there.
+    """Let experts add their adapters to their weights when these have been gathered.
 
-    PEFT would do so before FSDP2 has gathered the weights, and for all experts. The adapters themselves belong to the layer
-    around, whole on each rank while it computes: gradients of other ranks' experts are zero here, and the sum over all ranks is
-    right. In a tensor group they are DTensors, and a rank's gradient of them is a part of the group's sum.
+    PEFT would add them before FSDP2 has gathered the weights, and for all experts. The adapters themselves belong to the layer
+    around, and are whole on each rank while it computes: gradients of other ranks' experts are zero here, so the sum over all
+    ranks is right. In a tensor group they are DTensors, and a rank's gradient is a part of the group's sum.
     """
-    plain, number, found = experts.forward, experts.num_experts, {}
+    plain, number, deltas = experts.forward, experts.num_experts, {}
     own = slice(group_rank * number, (group_rank + 1) * number)
 
     def adapted(hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         for wrapper in wrappers:
             *factors, scale = wrapper.get_delta_factors(wrapper.active_adapters[0])
             left, right = (_local(factor)[own] for factor in factors)
-            found[wrapper.parameter_name] = left, right, scale
+            deltas[wrapper.parameter_name] = left, right, scale
         return experts(hidden_states, *args, **options)
 
     def forward(*args: Any) -> torch.Tensor:
-        held = {name: experts._parameters[name] for name in found}
-        for name, (left, right, scale) in found.items():
+        held = {name: experts._parameters[name] for name in deltas}
+        for name, (left, right, scale) in deltas.items():
             weight = held[name]
             experts._parameters[name] = torch.baddbmm(
                 weight, left.to(weight.dtype), right.to(weight.dtype), alpha=scale
@@ -151,11 +155,11 @@ def _local(factor: torch.Tensor) -> torch.Tensor:
 
 
 def _average(experts: Any, ranks: Groups) -> None:
-    """Gradients become means over all batches, as those of the layers around them.
+    """Make gradients the means over all batches, as those of the layers around are.
 
-    A rank's gradient of its experts is a sum over its group's batches already, and FSDP2 reduces it over the ranks with the same
-    experts alone. Another divisor than their number would go to NCCL as PREMUL_SUM, which makes bf16 zero up to torch 2.13
-    (pytorch/pytorch#190747): sum, and divide afterwards. A single shard reduces nothing, and divides all the same.
+    A rank's gradient of its experts is already a sum over its group's batches, and FSDP2 reduces it only over the ranks with the
+    same experts. A divisor other than their number would go to NCCL as PREMUL_SUM, which up to torch 2.13 makes bf16 zero
+    (pytorch/pytorch#190747): so sum, and divide afterwards. A single shard reduces nothing, but divides too.
     """
     experts.set_gradient_divide_factor(float(ranks.averaged_over))
     if ranks.same.size(-1) > 1:

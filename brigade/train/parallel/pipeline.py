@@ -18,17 +18,18 @@ from .pipeline_split import Decoder, Part
 
 BUCKET = 25 * 2**20  # bytes that are reduced at once, as in DDP
 
-# (a stage, a micro-batch, supervised tokens of the step, what the stage before returned) -> what this one returns, or the loss
+# (stage, micro-batch, supervised tokens of the step, what the stage before returned) -> what this stage returns, or the loss
 Compute = Callable[[Part, dict[str, Any], Any, Tensor | None], Tensor]
 
 
 class Groups:
-    """Process groups of this rank. A collective: every rank makes all of them, in the same order.
+    """Process groups of this rank. Making them is a collective: every rank makes all of them, in the same order.
 
-    stages: of the ranks that together hold a model, first to last; data: of those that hold the same parts of the same stages
-    ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
-    tensor: of the ranks that divide the matrices of the same stages, or, beside experts, this one (None: nobody divides layers)
-    experts: how the ranks of a stage divide its experts (engines/experts.py), and same: those with the same ones; set by who does
+    stages: the ranks that together hold a model, first to last; data: those that hold the same parts of the same stages
+    ends: the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
+    tensor: the ranks that divide the matrices of the same stages, or, with experts, only this one (None: nobody divides layers)
+    experts: how the ranks of a stage divide its experts (experts.py); same: the ranks with the same ones. Whoever divides them
+        sets both.
     """
 
     experts: Any = None
@@ -44,11 +45,11 @@ class Groups:
         self.tensor = _own(groups(axes, world_size, "tensor"), rank) if axes.divides_layers else None
 
     def mesh(self, device: torch.device) -> Any:
-        """Of the ranks that each layer's matrices are divided over."""
+        """Return the mesh of the ranks over which each layer's matrices are divided."""
         return DeviceMesh.from_group(self.tensor, device.type, mesh_dim_names=("tp",))
 
     def is_expert(self, parameter: Any) -> bool:
-        """Whether this rank has a part of it, and others of its stage the rest."""
+        """Whether this parameter is divided over ranks of this stage as experts are."""
         return self.experts is not None and self.experts.owns(parameter)
 
 
@@ -58,7 +59,7 @@ def _own(groups: Sequence[Sequence[int]], rank: int) -> Any:
 
 
 class Pipeline(nn.Module):
-    """The model as the Trainer has it: parameters of this rank's stages, and a step of all micro-batches."""
+    """The model as a Trainer sees it: the parameters of this rank's stages, and a step of all micro-batches."""
 
     def __init__(
         self, model: Any, axes: Axes, layers: Sequence[range], groups: Groups, device: torch.device, compute: Compute
@@ -72,7 +73,7 @@ class Pipeline(nn.Module):
         self.parts = {stage: Part(model, layers[stage], stage == 0, stage == self.last) for stage in own}
         self.dtype = next(
             model.parameters()
-        ).dtype  # of activations: under autocast, too, residuals have that of the weights
+        ).dtype  # of activations: residuals have that of the weights, under autocast too
         self.stages = [
             pipelining.Stage(_Called(self, part), stage, len(layers), device, self.dtype, groups.stages)
             for stage, part in self.parts.items()
@@ -83,7 +84,7 @@ class Pipeline(nn.Module):
 
     # ---- training ----------------------------------------------------------------------------------------------------
     def step(self, micro_batches: list[dict[str, Any]], supervised: Any) -> list[Tensor]:
-        """Losses of each micro-batch, on every rank of the pipeline; gradients are means over the data-parallel ranks."""
+        """Return each micro-batch's loss, on every rank of the pipeline. Gradients become means over the data-parallel ranks."""
         count = len(micro_batches)
         self.micro_batches, self.supervised = micro_batches, supervised
         if self.schedule[0] != count:
@@ -93,26 +94,26 @@ class Pipeline(nn.Module):
         losses = pipelining.step(self.schedule[1], self.stages, count, lambda number: {"number": number})
         self.micro_batches = []
         self._reduce()
-        told = torch.stack([loss.detach().float() for loss in losses]) if losses else torch.zeros(count)
-        told = told.to(self.device)
-        dist.broadcast(told, self.groups.ranks[schedules.rank_of(self.axes, self.last)], group=self.groups.stages)
-        return list(told)
+        known = torch.stack([loss.detach().float() for loss in losses]) if losses else torch.zeros(count)
+        known = known.to(self.device)
+        dist.broadcast(known, self.groups.ranks[schedules.rank_of(self.axes, self.last)], group=self.groups.stages)
+        return list(known)
 
     def computed(self, part: Part, number: int, hidden: Tensor | None) -> Tensor:
-        """What a stage of this rank makes of a micro-batch of this step."""
+        """Return what a stage of this rank makes of one of the step's micro-batches."""
         output = self.compute(part, self.micro_batches[number], self.supervised, hidden)
-        if not part.last and output.dtype != self.dtype:  # the next stage waits for so many bytes
+        if not part.last and output.dtype != self.dtype:  # the next stage waits for that many bytes
             raise RuntimeError(f"a stage returned {output.dtype}, and {self.dtype} was expected")
         return output
 
     def _shape(self, micro_batch: dict[str, Any]) -> tuple[int, ...]:
         return (*micro_batch["input_ids"].shape, self.hidden_size)
 
-    # ---- forward alone -----------------------------------------------------------------------------------------------
+    # ---- only forward ------------------------------------------------------------------------------------------------
     def forward_alone(
         self, micro_batch: dict[str, Any], supervised: Any, compute: Compute | None = None
     ) -> Tensor | None:
-        """A forward pass through all stages; what the last one returns, on its rank."""
+        """Compute a forward pass through all stages. Returns what the last one returns, on its rank, and None elsewhere."""
         compute = compute or self.compute
         hidden: Tensor | None = None
         for stage, part in self.parts.items():
@@ -128,37 +129,37 @@ class Pipeline(nn.Module):
     def _reduce(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         for parameter in trained:
-            if parameter.grad is None:  # an expert that met no token, on this rank alone
+            if parameter.grad is None:  # an expert that met no token, perhaps only on this rank
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor):  # each rank of a tensor group has a part of some norms' gradients
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         size, experts = dist.get_world_size(self.groups.data), list(filter(self.groups.is_expert, trained))
         mean_([local(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
-        # A sum over the batches of those that divide them already, and in tensor groups over parts of batches.
+        # They are already sums over the batches of the ranks that divide them, and in tensor groups over parts of batches.
         if experts:
             mean_([local(each.grad) for each in experts], self.groups.same, size)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
             dist.all_reduce(local(tied.grad), group=self.groups.ends)
 
     def tied(self) -> nn.Parameter | None:
-        """The embedding that is the head's weight too, where another rank has it as well."""
+        """Return the embedding that is also the head's weight, where another rank has it as well; else None."""
         if not self.tied_keys or self.groups.ends is None:
             return None
         return self.model.get_input_embeddings().weight
 
     def counted(self) -> list[nn.Parameter]:
-        """This rank's parameters without those that another rank of the pipeline has before it."""
+        """Return this rank's parameters without those that an earlier rank of the pipeline has too."""
         again = None if 0 in self.parts else self.tied()
         return [parameter for parameter in self.model.parameters() if parameter is not again]
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over the ranks of the pipeline, on each of them."""
+        """Return the sum over the ranks of the pipeline, on each of them."""
         dist.all_reduce(value, group=self.groups.stages)
         return value
 
 
 class _Called(nn.Module):
-    """What torch calls for a stage: with a micro-batch's number, for torch would look for gradients in all that it hands on."""
+    """What torch calls for a stage, with a micro-batch's number: torch would look for gradients in whatever else it hands on."""
 
     def __init__(self, pipeline: Pipeline, part: Part) -> None:
         super().__init__()
@@ -169,12 +170,12 @@ class _Called(nn.Module):
 
 
 def local(tensor: Any) -> Tensor:
-    """What this rank has of a tensor, which a tensor group may have divided."""
+    """Return what this rank has of a tensor, which a tensor group may have divided."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def mean_(tensors: list[Tensor], group: Any, size: int) -> None:
-    """Each tensor becomes its sum over the group, divided by `size`. On every rank of the group the same tensors in order."""
+    """Make each tensor its sum over the group, divided by `size`. All ranks of the group give the same tensors, in order."""
     if size == 1 and dist.get_world_size(group) == 1:
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -185,7 +186,7 @@ def mean_(tensors: list[Tensor], group: Any, size: int) -> None:
 
 
 def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours together, up to BUCKET bytes or one tensor."""
+    """Yield neighbouring tensors together, up to BUCKET bytes, or one that is larger."""
     bucket: list[Tensor] = []
     for tensor in tensors:
         if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > BUCKET:
@@ -197,6 +198,6 @@ def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def spread_(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Set tensors to what was put end to end of them."""
+    """Set tensors to the parts of `flat`, where they lie end to end."""
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

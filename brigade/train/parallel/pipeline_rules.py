@@ -1,4 +1,4 @@
-"""Whether a model and a batch fit a pipeline. Told before the model is built."""
+"""Whether a model and a batch fit a pipeline, before the model is built."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,8 +16,8 @@ CURE = "use another strategy for this model: ds_configs/README.md"
 
 
 def check(run: Run, config: Any, batch: Batch) -> None:
-    """Raise UserError where a model has too few layers, where stages of it do not compute what it does, and where a schedule
-    cannot do this number of micro-batches."""
+    """Raise UserError where a model has too few layers, where its stages do not compute what it computes, and where a schedule
+    cannot take this number of micro-batches."""
     axes, name = run.strategy.axes, type(config).__name__
     if key := next(_not_read(run.strategy.ds_config or {}), None):
         problem = "a pipeline trains without DeepSpeed's engine, and this key means nothing to it"
@@ -39,7 +39,7 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         raise UserError(run.strategy.place("stages"), why, cure)
 
 
-# Of a ds_config, what a pipeline reads, and what changes nothing but how DeepSpeed sends and counts.
+# Keys of a ds_config that a pipeline reads, and those that change only how DeepSpeed sends and counts.
 READ = {
     "pipeline",
     "tensor_parallel",
@@ -55,7 +55,7 @@ READ_OF_ZERO = {"stage", "reduce_bucket_size", "allgather_bucket_size", "overlap
 
 
 def _not_read(ds_config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of a ds_config that would change what a run does, were DeepSpeed to run it."""
+    """Yield the keys of a ds_config that a pipeline does not read, although they would change what DeepSpeed does."""
     owned = {path.partition(".")[0] for path in owned_values()}
     yield from (key for key in ds_config if key not in READ | owned)
     yield from (f"zero_optimization.{key}" for key in ds_config.get("zero_optimization", {}) if key not in READ_OF_ZERO)

@@ -1,4 +1,4 @@
-"""In which order a pipeline's stages compute: the schedules by name, which rank has which stages, and how long ranks idle."""
+"""The order in which a pipeline's stages compute: schedules by name, which rank has which stages, and how long ranks idle."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ SPLIT_BACKWARD = ("interleavedzerobubble", "zbv")  # gradients of inputs at once
 
 
 def stages_of(axes: Axes, rank: int) -> list[int]:
-    """The stages that a rank of a pipeline has, of axes.stages * axes.virtual."""
+    """Return the stages that a rank of a pipeline has, of axes.stages * axes.virtual."""
     if axes.chosen_schedule == "zbv":
         return [rank, 2 * axes.stages - 1 - rank]
     return [rank + chunk * axes.stages for chunk in range(axes.virtual)]
 
 
 def rank_of(axes: Axes, stage: int) -> int:
-    """The rank of a pipeline that has a stage."""
+    """Return the rank of a pipeline that has a stage."""
     return next(rank for rank in range(axes.stages) if stage in stages_of(axes, rank))
 
 
 def make(axes: Axes, stages: list[Any], micro_batches: int) -> Any:
-    """torch's schedule for the stages of this rank. The last one returns its loss by itself."""
+    """Return torch's schedule for the stages of this rank. The last stage returns the loss itself."""
     name = axes.chosen_schedule
-    if name == "1f1b" and micro_batches < axes.stages:  # torch refuses, and all forward passes come first in it too
+    if name == "1f1b" and micro_batches < axes.stages:  # torch refuses; all forward passes come first in both
         name = "gpipe"
     options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
     of_stages = stages[0] if name in ("gpipe", "1f1b") else stages
@@ -40,7 +40,7 @@ def make(axes: Axes, stages: list[Any], micro_batches: int) -> Any:
 
 
 def refusal(axes: Axes, micro_batches: int) -> str:
-    """Why a schedule cannot do so many micro-batches, or ""."""
+    """Return why a schedule cannot take so many micro-batches, or ""."""
     name, rounds = axes.chosen_schedule, max(1, micro_batches // axes.stages)
     if name.startswith("interleaved") and (micro_batches < axes.stages or micro_batches % rounds):
         return f"{name} takes micro-batches in rounds of {axes.stages}, and {micro_batches} do not fill them"
@@ -48,12 +48,12 @@ def refusal(axes: Axes, micro_batches: int) -> str:
 
 
 def bubble(axes: Axes, micro_batches: int) -> float:
-    """The share of a step in which a rank idles, of p ranks with v stages on each and m micro-batches: w / (m + w), where it
-    waits for the time of w micro-batches. Of stages that all take as long, a third of it for each of the forward pass,
-    gradients of inputs and gradients of weights.
+    """Return the share of a step in which a rank idles, with p ranks, v stages on each and m micro-batches: w / (m + w), where a
+    rank waits for as long as w micro-batches take. All stages are taken to need the same time, a third of it each for the forward
+    pass, gradients of inputs and gradients of weights.
 
     w = (p - 1) / v (2104.04473, section 2.2), and a third of it where gradients of weights are computed meanwhile (2401.10241,
-    section 2.1). torch orders ZBV for 2 p - 1 micro-batches at least and leaves out missing ones (docs/evidence/pipeline.md).
+    section 2.1). torch orders ZBV for at least 2 p - 1 micro-batches, and leaves out missing ones (docs/evidence/pipeline.md).
     """
     p, name = axes.stages, axes.chosen_schedule
     waits = (p - 1) / axes.virtual / (3 if name in SPLIT_BACKWARD else 1)

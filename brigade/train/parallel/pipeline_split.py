@@ -1,7 +1,7 @@
-"""A decoder model's own modules, divided into the stages of a pipeline by what they cost.
+"""A decoder's own modules, divided into the stages of a pipeline by what they cost.
 
-There is no model definition here. A stage is the model with the layers of other stages replaced by one that hands its input on,
-so that rotary embeddings, masks and the loss are the model's own, and every parameter keeps its name.
+There is no model definition here. A stage is the model with other stages' layers replaced by modules that hand their input on, so
+that rotary embeddings, masks and the loss are the model's own, and every parameter keeps its name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,12 @@ from .. import upstream
 from ..model.sizes import beyond_texts
 from ..model.tiny import shrink
 
-# Classes of layers that return their output in a tuple (Falcon-H1's): what their annotations say is not always so, and tried()
-# has seen it.
+# Classes of layers that return their output in a tuple (Falcon-H1's), as tried() has seen: their annotations are not reliable.
 _IN_TUPLES: set[type] = set()
 
 
 class HandsOn(nn.Module):
-    """In the place of a module that another stage has."""
+    """What takes the place of a module that another stage has."""
 
     weight = None  # it has none, where an embedding's and a head's are compared
 
@@ -32,7 +31,8 @@ class HandsOn(nn.Module):
 
     @classmethod
     def instead_of(cls, layer: nn.Module) -> "HandsOn":
-        """One that returns its input as this layer returns its output, and says of itself what the layer says (its kind)."""
+        """Return one that returns its input as this layer returns its output, with the layer's own plain attributes (its
+        kind)."""
         if isinstance(layer, HandsOn):
             return layer
         hands_on = cls(type(layer) in _IN_TUPLES)
@@ -46,7 +46,7 @@ class HandsOn(nn.Module):
 
 
 class Decoder:
-    """Where a causal language model has its parts, by what they are: names differ.
+    """The parts of a causal language model, found by what they are, for names differ.
 
     whole: computes logits and loss; outer: the same without the head; inner: holds the embedding, the layers and the last norm
     """
@@ -54,25 +54,26 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.outer, self.inner = self.whole.base_model, self.whole.get_decoder()
-        # What keep() put into their places has none of their properties, and so it left their names.
+        # keep() leaves the names of the parts, for what it puts into their places has none of their properties.
         names: tuple[str, str, str] = getattr(self.inner, "names_of_parts", None) or self._found()
         self.embedding_name, self.layers_name, self.norm_name = names
 
     def _found(self) -> tuple[str, str, str]:
-        """Raise ValueError for a model that has not one of each."""
+        """Return the names of embedding, layers and norm. Raises ValueError for a model that does not have exactly one of
+        each."""
         children, embedding = dict(self.inner.named_children()), self.whole.get_input_embeddings()
         norms = [name for name, child in children.items() if "norm" in f"{name} {type(child).__name__}".lower()]
-        found = {
+        candidates = {
             "embedding of its own": [name for name, child in children.items() if child is embedding],
             "list of layers": [name for name, child in children.items() if isinstance(child, nn.ModuleList)],
             "norm after them": ["norm"] if "norm" in norms else norms,
         }
-        missing = [part for part, names in found.items() if len(names) != 1]
+        missing = [part for part, names in candidates.items() if len(names) != 1]
         if self.whole.get_output_embeddings() is None:
             missing.append("head")
         if missing:
             raise ValueError(f"its decoder has no single {' and no single '.join(missing)}")
-        (first,), (layers,), (last,) = found.values()
+        (first,), (layers,), (last,) = candidates.values()
         return first, layers, last
 
     @property
@@ -93,28 +94,28 @@ class Decoder:
 
     @property
     def others(self) -> list[str]:
-        """Names of further modules with weights of their own, with which each stage would compute again."""
+        """Names of further modules with weights, with which each stage would compute again."""
         own = (self.embedding_name, self.layers_name, self.norm_name)
         return [name for name, child in self.inner.named_children() if name not in own and [*child.parameters()]]
 
     @property
     def dropouts(self) -> list[str]:
-        """Names of modules that drop some of what passes between the parts, which each stage would do again."""
+        """Names of modules that drop some of what passes between the parts, as each stage would do again."""
         children = self.inner.named_children()
         return [name for name, child in children if isinstance(child, nn.Dropout) and child.p > 0]
 
 
 class Part(nn.Module):
-    """One stage: some of the layers of a model that may hold those of other stages too, by the model's own forward pass.
+    """One stage: some layers of a model, which may hold those of other stages too, computed by the model's own forward pass.
 
-    The first stage takes input_ids, the others what the stage before returned: (rows, tokens, hidden size). The last returns
+    The first stage takes input_ids, the others what the stage before returned: (sequences, tokens, hidden size). The last returns
     what the model itself returns.
     """
 
     def __init__(self, model: Any, layers: range, first: bool, last: bool) -> None:
         super().__init__()
         decoder, hands_on = Decoder(model), HandsOn()
-        self._decoder = (decoder,)  # in a tuple: none of this one's own modules
+        self._decoder = (decoder,)  # in a tuple, so that it is no submodule
         self.first, self.last = first, last
         self.layers = nn.ModuleList(
             layer if number in layers else HandsOn.instead_of(layer) for number, layer in enumerate(decoder.layers)
@@ -124,7 +125,7 @@ class Part(nn.Module):
         self.head = decoder.head if last else None
 
     def forward(self, hidden: Tensor | None = None, **inputs: Any) -> Any:
-        """inputs: of the model's forward pass"""
+        """Compute the stage. inputs: those of the model's forward pass"""
         (decoder,) = self._decoder
         if not self.first:
             inputs = {**inputs, "input_ids": None, "inputs_embeds": hidden}
@@ -146,13 +147,15 @@ class Part(nn.Module):
                 setattr(decoder.inner, name, module)
 
 
-OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what the head alone reads
+OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what only the head reads
 
 
 # ---- how much each stage has -----------------------------------------------------------------------------------------
 def costs(model: Any) -> tuple[list[int], int]:
-    """(products of each layer, of the head) for one token; a model on the meta device will do. An embedding is looked up, and
-    costs none; of a mixture's experts a token meets experts_per_token / experts."""
+    """Return (products of each layer, products of the head) for one token; a model on the meta device will do.
+
+    Looking up an embedding costs none, and a token meets experts_per_token / experts of a mixture's experts.
+    """
     decoder = Decoder(model)
     text = decoder.whole.config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
@@ -161,32 +164,32 @@ def costs(model: Any) -> tuple[list[int], int]:
 
 
 def _products(layer: nn.Module, share: float) -> int:
-    found = 0.0
-    for name, parameter in layer.named_parameters():
-        found += parameter.numel() * (share if ".experts." in f".{name}" else 1.0)
-    return round(found)
+    sizes = (
+        parameter.numel() * (share if ".experts." in f".{name}" else 1) for name, parameter in layer.named_parameters()
+    )
+    return round(sum(sizes))
 
 
 def split(layers: Sequence[int], head: int, stages: int) -> list[range]:
-    """Which layers each stage has: neighbours, at least one for each, so that the dearest stage costs as little as it can.
-    The last stage has the head too. Of splits whose dearest stages are equally dear, the more even one.
+    """Return the layers of each stage: neighbours, at least one for each, such that the most expensive stage costs the least.
 
-    Raises ValueError where there are fewer layers than stages.
+    The last stage has the head too. Where splits are equal in that, the most even one is taken. Raises ValueError where there are
+    fewer layers than stages.
     """
     if stages > len(layers):
         raise ValueError(f"{len(layers)} layers do not fill {stages} stages")
-    # best[n][k]: of the k last stages, where they begin with layer n: (cost of the dearest, sum of the squares of all, where the
-    # first of them ends)
+    # best[n][k]: for the last k stages, beginning with layer n: (cost of the most expensive one, sum of the squares of all costs,
+    # the layer after the first of them)
     count = len(layers)
     after = [sum(layers[n:]) for n in range(count + 1)]
     best = [{1: (after[n] + head, (after[n] + head) ** 2, count)} for n in range(count)]
     for k in range(2, stages + 1):
         for n in range(count - k + 1):
-            found = []
+            splits = []
             for end in range(n + 1, count - k + 2):
-                own, (dearest, squares, _) = after[n] - after[end], best[end][k - 1]
-                found.append((max(own, dearest), own**2 + squares, end))
-            best[n][k] = min(found)
+                own, (highest, squares, _) = after[n] - after[end], best[end][k - 1]
+                splits.append((max(own, highest), own**2 + squares, end))
+            best[n][k] = min(splits)
     ranges, begin = [], 0
     for k in range(stages, 0, -1):
         end = best[begin][k][2]
@@ -197,7 +200,8 @@ def split(layers: Sequence[int], head: int, stages: int) -> list[range]:
 
 # ---- loading a stage's own weights -----------------------------------------------------------------------------------
 def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> Any:
-    """The model's class, whose instances have these layers alone: from_pretrained then reads their weights and no others.
+    """Return a class derived from the model's, whose instances have only these layers: from_pretrained then reads only their
+    weights.
 
     Tied embeddings lie on the first and on the last stage. What texts do not reach (a vision tower) lies on the first.
     """
@@ -208,8 +212,8 @@ def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> An
         keep(self, layers, first, last)
 
     def tied(self: Any, *args: Any, **options: Any) -> dict[str, str]:
-        found = base.get_expanded_tied_weights_keys(self, *args, **options)
-        return found if getattr(self, "has_ends", True) else {}
+        keys = base.get_expanded_tied_weights_keys(self, *args, **options)
+        return keys if getattr(self, "has_ends", True) else {}
 
     body = {"__init__": __init__, "get_expanded_tied_weights_keys": tied, "__module__": base.__module__}
     return type(base.__name__, (base,), body)
@@ -217,8 +221,8 @@ def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> An
 
 @contextmanager
 def in_whole(model: Any, whole: Any) -> Iterator[None]:
-    """Meanwhile a stage's model has the modules of `whole`, which takes no memory, in the place of those that other stages have:
-    adapters are then drawn from the same random numbers on each stage as in one process."""
+    """Give a stage's model, for a while, the modules of `whole`, which takes no memory, in place of those that other stages have:
+    adapters then get the same random numbers on each stage as in one process."""
     others = away(model)
     for name in others:
         model.set_submodule(name, whole.get_submodule(name))
@@ -230,12 +234,12 @@ def in_whole(model: Any, whole: Any) -> Iterator[None]:
 
 
 def away(model: Any) -> dict[str, HandsOn]:
-    """Name -> what stands in the place of a module that another stage has."""
+    """Return name -> what stands in the place of a module that another stage has."""
     return {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
 
 
 def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
-    """Leave a model its own parts, in place."""
+    """Leave a model only its own parts, in place."""
     decoder = Decoder(model)
     tied = bool(model.all_tied_weights_keys)
     both = tied and (first or last)
@@ -259,9 +263,11 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
 
 
 def tried(config: Any, trust_remote_code: bool) -> str:
-    """Why stages of this architecture do not compute what the whole model does, tried out with a tiny random one and a stage for
-    each of its layers; "" where the losses are equal to the bit. Some models scale what they take for embeddings, or look back at
-    them, or at another layer, in each layer."""
+    """Return why stages of this architecture do not compute what the whole model does; "" where the losses are equal to the bit.
+
+    It is tried with a tiny random model and a stage for each of its layers. Some models scale what they take for embeddings, or
+    look back at them, or at another layer, in each layer.
+    """
     from transformers import AutoModelForCausalLM
 
     ids = torch.arange(7, 19).view(1, -1)
@@ -296,7 +302,7 @@ def tried(config: Any, trust_remote_code: bool) -> str:
 
 
 def _run(model: Any, layers: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[type, Any]]:
-    """(the loss, what the last layer of each class returned)"""
+    """Return (the loss, what the last layer of each class returned)."""
     returned: dict[type, Any] = {}
 
     def see(layer: nn.Module, _: Any, output: Any) -> None:

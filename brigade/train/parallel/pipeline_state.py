@@ -1,4 +1,4 @@
-"""A pipeline's state: put together from its stages, or saved by each of them. Every tensor has its name in the whole model."""
+"""A pipeline's state: put together from its stages, or saved by each of them. Tensors have their names in the whole model."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,34 +12,38 @@ from torch.distributed.tensor import DTensor
 from ..distributed import exchange
 from .pipeline import Pipeline
 
-MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # as accelerate names FSDP2's: whoever reads those reads these
+MODEL, OPTIMIZER = (
+    "pytorch_model_fsdp_0",
+    "optimizer_0",
+)  # Accelerate's names for FSDP2's: code that reads those reads these
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}  # by "torch.bfloat16"
 
 
 def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[str], wanted: bool) -> dict[str, Any]:
-    """These tensors of the model's state on the ranks of a pipeline that want them, on the CPU; elsewhere {}. A collective.
+    """Return these tensors of the model's state, on the CPU, on the ranks of a pipeline that want them; elsewhere {}. A
+    collective.
 
-    state: of this rank's stages. One tensor after another is sent, by the first rank that has it. Where no rank of a
-    pipeline wants them, nothing is.
+    One tensor after another is sent, by the first rank that has it; nothing is sent where no rank of a pipeline wants them.
+    state: that of this rank's stages
     """
     group, ranks = pipeline.groups.stages, pipeline.groups.ranks
     asked = torch.tensor(int(wanted), device=pipeline.device)
     dist.all_reduce(asked, group=group)
     parts = (pipeline.groups.tensor, pipeline.groups.experts and pipeline.groups.experts.experts.get_group())
-    for those in filter(None, parts):  # they put their parts together
-        dist.all_reduce(asked, group=those)
+    for together in filter(None, parts):  # groups that put their parts together
+        dist.all_reduce(asked, group=together)
     own = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in state.items()}
-    said = exchange.of_group(own, group)
-    found: dict[str, Any] = {}
+    by_rank = exchange.of_group(own, group)
+    tensors: dict[str, Any] = {}
     for name in names if asked else ():
-        owner = next(number for number, has in enumerate(said) if name in has)
-        shape, dtype = said[owner][name]
+        owner = next(number for number, has in enumerate(by_rank) if name in has)
+        shape, dtype = by_rank[owner][name]
         mine = owner == pipeline.rank
         tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=DTYPES[dtype], device=pipeline.device)
         dist.broadcast(tensor, ranks[owner], group=group)
         if wanted:
-            found[name] = tensor.cpu()
-    return found
+            tensors[name] = tensor.cpu()
+    return tensors
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -48,12 +52,13 @@ def _whole(tensor: Any) -> Tensor:
 
 
 def save_model(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """As torch's distributed checkpoint; each rank gives what it has, and of equal names one is written. A collective."""
+    """Save the model as torch's distributed checkpoint: each rank gives what it has, and each name is written once. A
+    collective."""
     _save(folder / MODEL, {"model": dict(state)})
 
 
 def save_optimizer(folder: Path, states: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> None:
-    """Likewise. states: of whole parameters; groups: the optimizer's own"""
+    """Save the optimizer likewise. states: those of whole parameters; groups: the optimizer's own"""
     kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     _save(folder / OPTIMIZER, {"optimizer": {"state": dict(states), "param_groups": kept}})
 
@@ -65,9 +70,9 @@ def _save(folder: Path, state: dict[str, Any]) -> None:
 
 
 class OwnPart:
-    """checkpoint.states.States where start and stop count within what this rank has of a parameter.
+    """checkpoint.states.States whose start and stop count within what this rank has of a parameter.
 
-    parameters: by name, those that this rank has a part of; all else is read as it is
+    parameters: by name, those that this rank has a part of; everything else is read as it is
     """
 
     def __init__(self, source: Any, parameters: Mapping[str, Any]) -> None:

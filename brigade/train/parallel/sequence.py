@@ -1,9 +1,9 @@
-"""Ulysses sequence parallelism: the ranks of a group compute with the same rows, each with its part of their tokens.
+"""Ulysses sequence parallelism: the ranks of a group compute with the same sequences, each with its part of their tokens.
 
-Everything but attention treats tokens one by one. For attention an all-to-all exchanges tokens for heads: a rank then has all
+Everything except attention treats tokens one by one. For attention an all-to-all exchanges tokens for heads: a rank then has all
 tokens of its share of the heads, and a second one brings each token's result back to the rank that has it (Jacobs et al. 2023,
 arXiv 2309.14509). Each rank's loss is a sum over its own tokens. So these are plain data-parallel ranks to DDP, ZeRO and FSDP2:
-their gradients add up to the whole row's.
+their gradients add up to the whole sequence's.
 """
 
 import math
@@ -21,17 +21,17 @@ from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
 from ..strategy.axis_keys import groups
 
-IN_PARTS = "in_parts"  # the key of a micro-batch, and option of attention, that says so
+IN_PARTS = "in_parts"  # key of a micro-batch and option of attention: whether ranks have parts of its sequences
 # Not by a ContextVar: activation checkpointing computes attention again in the backward pass, on GPUs in another thread.
-_groups: list[Any] = []  # the one that this run divides rows over
+_groups: list[Any] = []  # the one over which this run divides sequences
 _installed: set[str] = set()
 
 
-class DividedRows(Collate):
-    """Of each micro-batch, laid end to end and padded to a multiple of `of` tokens, the part with this number.
+class DividedSequences(Collate):
+    """The part with this number of each micro-batch, laid end to end and padded to a multiple of `of` tokens.
 
-    Tensors are (1, tokens / of), but for cumulative lengths, which speak of the whole row: attention sees all of it.
-    ABOUT counts this part, so that sums over ranks are those of the rows.
+    Tensors are (1, tokens / of), except cumulative lengths, which describe all tokens: attention sees them all.
+    ABOUT counts only this part, so that sums over ranks are those of the sequences.
     """
 
     def __init__(self, *given: Any, number: int, of: int) -> None:
@@ -47,15 +47,17 @@ class DividedRows(Collate):
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
         kept, targets = kept[here] - begin, targets[:, here]
-        if not len(kept):  # as for a filler: every parameter stays in the graph, and every all-to-all has all its ranks
+        if not len(kept):  # as for a filler: every parameter stays in the graph, and every rank in every all-to-all
             kept, targets = torch.zeros(1, dtype=torch.long), torch.full((1, 1), IGNORED)
         batch |= {"logits_to_keep": kept, "shift_labels": targets, IN_PARTS: True}
         batch[ABOUT] = self._about(fetched[0], batch, slice(begin, begin + size))
         return batch
 
-    def _about(self, rows: list[TokenSequence], batch: dict[str, Any], part: slice) -> About:
-        lengths = np.concatenate([row["lengths"] for row in rows])
-        real = np.concatenate([np.full(len(row["labels"]), (row["labels"] != IGNORED).any()) for row in rows])
+    def _about(self, sequences: list[TokenSequence], batch: dict[str, Any], part: slice) -> About:
+        lengths = np.concatenate([sequence["lengths"] for sequence in sequences])
+        real = np.concatenate(
+            [np.full(len(sequence["labels"]), (sequence["labels"] != IGNORED).any()) for sequence in sequences]
+        )
         # A sample's squared length is the sum of its length over its tokens.
         attended = np.repeat(lengths, lengths)[part][real[part]]
         whole = batch[ABOUT]
@@ -72,14 +74,14 @@ class DividedRows(Collate):
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part i of the first dimension goes to rank i of the group, and rank i's part for this rank comes to place i."""
+    """Sends part i of the first dimension to rank i of the group, and receives rank i's part for this rank at place i."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        found = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(found, parts.contiguous(), group=group)
-        return found
+        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, parts.contiguous(), group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
@@ -87,7 +89,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def heads_for_tokens(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """(1, heads, tokens / n, size) of this rank's tokens -> (1, heads / n, tokens, size) of its heads. A collective.
+    """Turn (1, heads, tokens / n, size) of this rank's tokens into (1, heads / n, tokens, size) of its heads. A collective.
 
     Where there are fewer heads than ranks (keys and values), each goes to several.
     """
@@ -97,13 +99,13 @@ def heads_for_tokens(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def tokens_for_heads(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """(1, tokens, heads / n, size) of this rank's heads -> (1, tokens / n, heads, size) of its tokens. A collective."""
+    """Turn (1, tokens, heads / n, size) of this rank's heads into (1, tokens / n, heads, size) of its tokens. A collective."""
     return _AllToAll.apply(tensor[0].unflatten(0, (group.size(), -1)), group).transpose(0, 1).flatten(1, 2)[None]
 
 
 def around(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """An attention of Transformers that also takes rows in parts, which IN_PARTS tells it. Without that, as where answers are
-    generated, each rank computes alone."""
+    """Return an attention of Transformers that also takes sequences in parts, where IN_PARTS says so. Without it, as when answers
+    are generated, each rank computes by itself."""
 
     def divided(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
         if not options.pop(IN_PARTS, False):
@@ -118,14 +120,14 @@ def around(attention: Callable[..., Any]) -> Callable[..., Any]:
         if (sinks := options.get("s_aux")) is not None:  # one for each head
             options["s_aux"] = sinks.chunk(group.size())[group.rank()]
         whole = (heads_for_tokens(tensor, group) for tensor in (query, key, value))
-        found, _ = attention(module, *whole, None, **options)
-        return tokens_for_heads(found, group), None
+        output, _ = attention(module, *whole, None, **options)
+        return tokens_for_heads(output, group), None
 
     return divided
 
 
 def install(name: str, group: Any) -> None:
-    """Let the attention `name` take rows that the ranks of `group` have in parts."""
+    """Let the attention `name` take sequences that the ranks of `group` have in parts."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if name not in _installed:  # an earlier run of this process may have
@@ -136,6 +138,6 @@ def install(name: str, group: Any) -> None:
 
 
 def group_of(axes: Axes, world: World) -> Any:
-    """The process group of the ranks that have parts of this rank's rows. A collective of all ranks."""
+    """Return the process group of the ranks that have parts of this rank's sequences. A collective of all ranks."""
     made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in groups(axes, world.size, "sequence")}
     return next(group for ranks, group in made.items() if world.rank in ranks)

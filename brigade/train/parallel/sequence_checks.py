@@ -1,4 +1,4 @@
-"""Whether a model's rows can be divided over ranks. Told before the model is built."""
+"""Whether a model's sequences can be divided over ranks, before it is built."""
 
 from typing import Any
 
@@ -25,7 +25,8 @@ def check(
     """Raise UserError where the sequences of the model of this config cannot be divided over `size` ranks.
 
     attention_and_why: of attention.choose()
-    place: of the size; tensor: ranks that divide the heads already; ranks: that another size could divide, 0 for any number
+    place: where the size is set; tensor: ranks that divide the heads already; ranks: how many another size has to divide, 0 for
+    any
     """
     if not settings.recipe.training.padding_free:
         problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
@@ -48,8 +49,8 @@ def check(
         )
         cure = f"set it to {' or '.join(fit)}" if fit else "remove the key: no size divides both heads and ranks"
         raise UserError(place, problem, cure)
-    found, why = packed_samples.method_of(config, chosen, settings.recipe.model.trust_remote_code)
-    if found == packed_samples.LENGTHS:
+    way, why = packed_samples.method_of(config, chosen, settings.recipe.model.trust_remote_code)
+    if way == packed_samples.LENGTHS:
         why = _depend_on_others(settings, config)
     if why:
         raise UserError(
@@ -58,10 +59,10 @@ def check(
 
 
 def _depend_on_others(settings: Settings, config: Any) -> str:
-    """Why a part of a row cannot be computed alone but for attention, "" where it can.
+    """Return why a part of a sequence cannot be computed by itself, attention aside; "" where it can.
 
-    Tried with a tiny random model, as in model/packed_samples.py: where each token attends to itself alone, a part that is told
-    its positions has to get the whole row's logits.
+    It is tried with a tiny random model, as in model/packed_samples.py: where each token attends only to itself, a part that is
+    told its positions has to get the logits that the whole sequence gets.
     """
     from transformers import AutoModelForCausalLM, masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -74,18 +75,18 @@ def _depend_on_others(settings: Settings, config: Any) -> str:
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(_APART, lambda *_, **__: None)
     text = config.get_text_config()
     tiny = type(text).from_dict(shrink(text.to_dict()))
-    row, places = torch.arange(7, 15)[None], torch.arange(8)[None]
+    sequence, places = torch.arange(7, 15)[None], torch.arange(8)[None]
     options = {"attn_implementation": _APART, "trust_remote_code": settings.recipe.model.trust_remote_code}
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         try:
             model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, **options).eval()
             whole, part = (
-                model(row[:, begin:], position_ids=places[:, begin:], use_cache=False).logits[:, -4:]
+                model(sequence[:, begin:], position_ids=places[:, begin:], use_cache=False).logits[:, -4:]
                 for begin in (0, 4)
             )
         except Exception as error:  # what cannot be tried is not trusted
             return f"a part of a row could not be tried alone ({type(error).__name__}: {first_line(error)})"
-    # Experts are given their tokens in groups: other tokens beside one change how its products are rounded.
+    # Experts take their tokens in groups: which tokens are beside one changes how its products are rounded.
     alike = (whole - part).abs().max() <= 1e-4 * whole.abs().max()
     return "" if alike else "its layers look at other tokens than by attention, or count positions by themselves"

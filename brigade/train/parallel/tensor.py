@@ -2,7 +2,7 @@
 
 Matrices that come first in a block (queries, keys, values, gate, up) are divided by their outputs, "colwise"; those that end it
 (o_proj, down_proj) by their inputs, "rowwise", and a sum over the group follows (Shoeybi et al. 2019, arXiv 1909.08053). Heads
-and neurons in between are a rank's own. What stands between blocks is on every rank the same, forward and backward.
+and neurons in between are a rank's own. Whatever stands between blocks is the same on every rank, forward and backward.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -29,10 +29,10 @@ def check(
     shards: int = 1,
     trust_remote_code: bool = False,
 ) -> Mistake | None:
-    """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. A tiny one is tried out.
+    """Return why a model of this config cannot be divided over so many ranks: (problem, cure), or None. A tiny one is tried out.
 
-    besides: names in its plan that something else divides; in_4bit: whether matrices are quantised (QLoRA); shards: ranks over
-        which FSDP2 shards a part
+    besides: names in its plan that something else divides; in_4bit: whether matrices are quantised (QLoRA)
+    shards: ranks over which FSDP2 shards a part
     """
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
@@ -77,19 +77,20 @@ def check(
 
 
 def tied(config: Any) -> bool:
-    """Whether the head's weight is the embedding's: both then stay whole."""
+    """Whether the head's weight is the embedding's; then both stay whole."""
     return bool(
         getattr(config.get_text_config(), "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False)
     )
 
 
 def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Divide a model in place: all parameters become DTensors of a one-dimensional mesh, whole ones on the meta device too.
+    """Divide a model in place: all parameters become DTensors of a one-dimensional mesh, even those that stay whole.
 
-    Those of no plan are whole on every rank, and DTensors all the same: so all have one mesh once FSDP2 has sharded them, and
-    an optimizer steps many of them at once. plan: of each module, by its name in this model, a style among Transformers'.
-    Parameters must hold the same on every rank of the mesh, or nothing. Modules that are divided already (experts) stay so.
+    Thus all have the same mesh once FSDP2 has sharded them, and an optimizer steps many of them at once. Parameters must hold the
+    same on every rank of the mesh, or nothing (the meta device). Modules that are divided already (experts) stay as they are.
     Matrices in 4 bits become parts that are no DTensors: no optimizer steps them, and no checkpoint has them.
+
+    plan: one of Transformers' styles for each module, by its name in this model
     """
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
@@ -115,7 +116,7 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
             with _what_multiplies(module):
                 ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
         elif module._parameters:
-            # A norm of each head sees its rank's heads alone, so that a rank's gradient is a part of the sum. Transformers' own
+            # A norm of each head sees only its rank's heads, so that a rank's gradient is a part of the sum. Transformers' own
             # style adds up what has accumulated, in every micro-step anew (distributed/tensor_parallel.py:
             # ReplicatedWithGradAllReduce), and hangs on a parameter that FSDP2 replaces.
             # A layer with parameters of its own may read those of a convolution in it, too (Qwen3.5's linear attention).
@@ -136,7 +137,7 @@ def _is_divided(module: torch.nn.Module) -> bool:
 
 
 def _placement(dimension: int | None, key: str) -> Placement:
-    """Of a weight, and of a bias: that of outputs is divided with them, and what inputs are summed up to gets it once."""
+    """Return how a weight or a bias lies: a bias is divided along with outputs, but added once to what inputs sum up to."""
     if dimension is None or (dimension == 1 and key != "weight"):
         return Replicate()
     return Shard(dimension)
@@ -144,8 +145,8 @@ def _placement(dimension: int | None, key: str) -> Placement:
 
 @contextmanager
 def _what_multiplies(module: Any) -> Iterator[None]:
-    """Whatever takes the place of the module's forward method meanwhile takes that of TiledHead.logits, where there is one: it is
-    called for each tile, and in the backward pass once more."""
+    """Let whatever replaces the module's forward method in the body replace TiledHead.logits instead, where there is one: it is
+    called for each tile, and once more in the backward pass."""
     if not isinstance(module, tiled.TiledHead):
         yield
         return
@@ -156,10 +157,10 @@ def _what_multiplies(module: Any) -> Iterator[None]:
 
 
 def _compute_locally(module: torch.nn.Module, summed: Mapping[torch.nn.Module, Collection[str]]) -> None:
-    """Let a module compute with the values of its DTensors, and of those parts of it whose parameters it reads by itself.
+    """Let a module compute with the local values of its DTensors, and of those in parts of it whose parameters it reads itself.
 
-    summed: the module and these parts -> parameters whose gradient is the sum of what reaches each rank's
-    An instance's attribute is found before a module's parameter, and goes again after the forward pass.
+    summed: the module and these parts -> parameters whose gradient is the sum over ranks
+    While it computes, the values are attributes of the instance, which Python finds before a module's parameters.
     """
     forward = module.forward
 

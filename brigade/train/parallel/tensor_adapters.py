@@ -1,4 +1,4 @@
-"""What adapters bring into a tensor group: base matrices in 4 bits (QLoRA), and DoRA's norms of whole rows."""
+"""What adapters bring to a tensor group: base matrices in 4 bits (QLoRA), and DoRA's norms of whole rows."""
 
 import copy
 from typing import Any
@@ -14,11 +14,11 @@ BLOCK = 64  # neighbours in a row that bitsandbytes scales together (nn/modules.
 
 
 def cut_4bit(linear: Any, where: Shard, mesh: DeviceMesh) -> None:
-    """Leave a Linear4bit its rank's rows or columns, in place, with the values that they have in the whole matrix.
+    """Leave a Linear4bit only its rank's rows or columns, in place, with the values that they have in the whole matrix.
 
     These are read in fp32 and quantised again, in the same blocks. The largest value of a block is its scale times 1 or -1, so
-    that scales and codes come out as they were. The scales are not quantised in their turn (use_bnb_nested_quant), for their
-    blocks would be others: 0.5 bits per weight instead of 0.13.
+    scales and codes come out as they were. The scales themselves are not quantised (use_bnb_nested_quant), for their blocks would
+    be different ones: 0.5 bits per weight instead of 0.13.
     """
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Params4bit
@@ -33,9 +33,9 @@ def cut_4bit(linear: Any, where: Shard, mesh: DeviceMesh) -> None:
 
 
 def compute_dora(dora: Any, mesh: DeviceMesh, columns: bool) -> None:
-    """Let PEFT's DoraLinearLayer compute with parts of a matrix, in place (peft/tuners/lora/dora.py has the same on whole ones).
+    """Let PEFT's DoraLinearLayer compute with parts of a matrix, in place (peft/tuners/lora/dora.py does it with whole ones).
 
-    columns: whether ranks divide them, and not rows. Norms are no part of the gradient (arXiv 2402.09353, section 4.3).
+    Norms are no part of the gradient (arXiv 2402.09353, section 4.3). columns: whether ranks divide columns rather than rows
     """
 
     def forward(
@@ -62,5 +62,5 @@ def _values(linear: Any) -> torch.Tensor:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's part. Whoever has the whole computes the same with it as the others, so that its gradient is whole too."""
+    """Return this rank's part. Ranks that have the whole compute the same with it, so that its gradient is whole too."""
     return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-# Transformers' words for how a module is divided, and which dimension of its weight and bias that is; None: they stay whole.
+# Transformers' words for how a module is divided -> along which dimension of its weight.
 WEIGHTS = {
     "colwise": 0,
     "colwise_gather_output": 0,
@@ -15,27 +15,28 @@ WEIGHTS = {
     "rowwise_rep": 1,
 }
 NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own heads
-# What engines and adapters put into the names of a model's modules.
+# What engines and adapters add to the names of a model's modules.
 _WRAPPERS = re.compile(r"(_checkpoint_wrapped_module|original_module|modules_to_save\.[^.]+)(\.|$)")
 
 
 def general(name: str) -> str:
-    """The name of a module or parameter for all layers, whatever has wrapped its modules."""
+    """Return the name of a module or parameter with a star for its layer, without the names of wrappers."""
     return ".".join("*" if part.isdigit() else part for part in _WRAPPERS.sub("", name).rstrip(".").split("."))
 
 
 def plan_of(model: Any, summed: Collection[str]) -> dict[str, str]:
-    """Style of each module that is divided, by its name in this model, which may be wrapped by adapters; and NORMS of single
-    parameters whose gradients are summed.
+    """Return the style of each module that is divided, by its name in this model, which adapters may have wrapped; and NORMS for
+    single parameters whose gradients are summed.
 
-    summed: tensor_trial.summed's
-    Of an adapter's two small matrices the one that has the divided side is divided like its base: B of a colwise base, A of a
-    rowwise one. The other is whole, and what it computes is on every rank the same.
+    The one of an adapter's two small matrices that has the divided side is divided like its base: B of a colwise base, A of a
+    rowwise one. The other is whole, and what it computes is the same on every rank.
+
+    summed: of tensor_trial.summed()
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     styles = dict(base.tp_plan)
     head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
-    found: dict[str, str] = {}
+    plan: dict[str, str] = {}
     for name, module in base.named_modules():
         parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
         style = styles.get(".".join("*" if part.isdigit() else part for part in parts))
@@ -44,21 +45,21 @@ def plan_of(model: Any, summed: Collection[str]) -> dict[str, str]:
         ):
             continue
         if hasattr(module, "modules_to_save"):  # PEFT keeps the module beside the copy that it trains whole
-            found |= {
+            plan |= {
                 f"{name}.{part}": style
                 for part in ("original_module", *(f"modules_to_save.{key}" for key in module.modules_to_save))
             }
         elif hasattr(module, "base_layer"):
-            found[f"{name}.base_layer"] = style
-            found |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
+            plan[f"{name}.base_layer"] = style
+            plan |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
             divided = module.lora_B if WEIGHTS[style] == 0 else module.lora_A
-            found |= {f"{name}.{'lora_B' if WEIGHTS[style] == 0 else 'lora_A'}.{key}": style for key in divided}
+            plan |= {f"{name}.{'lora_B' if WEIGHTS[style] == 0 else 'lora_A'}.{key}": style for key in divided}
         else:
-            found[name] = style
+            plan[name] = style
     decoder = base.get_decoder() if summed else None
     inside = next((f"{name}." for name, module in base.named_modules() if module is decoder), "")
     for name, _ in base.named_parameters():
         if summed and name.startswith(inside) and general(name.removeprefix(inside)) in summed:
-            found[name] = NORMS
+            plan[name] = NORMS
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
-    return {prefix + name: style for name, style in found.items()}
+    return {prefix + name: style for name, style in plan.items()}

@@ -1,9 +1,9 @@
-"""A tensor group of a tiny model, tried out before training: what a plan leaves undivided may still lie on a rank's own part.
+"""A tensor group with a tiny model, tried out before training: what a plan leaves undivided may still work on a rank's own part.
 
 Transformers' plans name matrices and some norms. A parameter that no plan names, and that a layer applies to its rank's own heads
 or neurons (Apertus' xIELU, Phi's norms of queries and keys), gets a part of its gradient on each rank; one with a value for each
-head does not even fit. Two ranks of a group are therefore played by two threads of this process, in float64, with plain tensors
-and sums of their own, and compared with the whole model.
+head does not even fit. Two threads of this process therefore play two ranks of a group, in float64, with plain tensors and sums
+of their own, and are compared with the whole model.
 """
 
 import copy
@@ -24,20 +24,20 @@ from ..recipe.flags import Settings
 from .tensor_plan import NORMS, WEIGHTS, general, plan_of
 
 RANKS = 2
-PATIENCE = 120  # seconds that a rank waits for the other: against a hang, whatever happens
-TOLERANCE = 1e-4  # of a gradient's norm: models compute some norms in float32
+PATIENCE = 120  # seconds that a rank waits for the other, so that nothing can hang
+TOLERANCE = 1e-4  # relative to a gradient's norm, for models compute some norms in float32
 
 
 def summed(config: Any, trust_remote_code: bool = False) -> tuple[frozenset[str], str]:
-    """(parameters outside the plan whose gradient is a sum over the group; why a group computes something else, or "").
+    """Return (parameters outside the plan whose gradient is a sum over the group; why a group computes something else, or "").
 
-    Names are those inside of the decoder, with a star for each number (general()).
+    Names are those inside the decoder, with a star for each number (general()).
     """
     return _tried(config.__class__, config.to_json_string(use_diff=False), trust_remote_code)
 
 
 def summed_of(settings: Settings) -> frozenset[str]:
-    """The first of summed(), of a run's model: what its preflight has tried."""
+    """Return the first of summed() for a run's model, which its preflight has tried."""
     return summed(load_config(settings), settings.recipe.model.trust_remote_code)[0]
 
 
@@ -50,7 +50,7 @@ def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[fro
         try:
             text = config_class.from_dict(json.loads(config)).get_text_config()
             tiny = type(text).from_dict(shrink(text.to_dict(), RANKS))
-            # Products of experts in groups know no float64.
+            # Grouped products of experts do not know float64.
             options = {
                 "dtype": torch.float64,
                 "trust_remote_code": trust_remote_code,
@@ -75,7 +75,10 @@ def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[fro
 
 
 def _is_divided(model: Any, name: str, style: str) -> bool:
-    """Leave out both ends, and embeddings inside of layers: looking up and logits are what they are, divided or not."""
+    """Whether the trial divides a module: not both ends, nor embeddings in layers, which give the same divided or not.
+
+    Raises TypeError for a layer that is not linear.
+    """
     module = model.get_submodule(name)
     if module is model.get_output_embeddings() or isinstance(module, nn.Embedding):
         return False
@@ -85,8 +88,8 @@ def _is_divided(model: Any, name: str, style: str) -> bool:
 
 
 def _gradients(model: Any) -> tuple[float, dict[str, Tensor | None]]:
-    rows = torch.arange(7, 23).view(2, 8)
-    loss = model(input_ids=rows, labels=rows, use_cache=False).loss
+    sequences = torch.arange(7, 23).view(2, 8)
+    loss = model(input_ids=sequences, labels=sequences, use_cache=False).loss
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -94,10 +97,10 @@ def _gradients(model: Any) -> tuple[float, dict[str, Tensor | None]]:
 def _judge(
     model: Any, plan: Mapping[str, str], whole: Mapping[str, Tensor | None], parts: tuple[Mapping[str, Any], ...]
 ) -> tuple[frozenset[str], str]:
-    """Compare the gradients of each rank with those of the whole model."""
+    """Compare the gradients of each rank with those of the whole model. Returns what summed() returns."""
     prefix = next(f"{name}." for name, module in model.named_modules() if module is model.get_decoder())
     largest = max(gradient.norm() for gradient in whole.values() if gradient is not None)
-    in_parts: dict[str, set[bool]] = {}  # of what no plan names
+    in_parts: dict[str, set[bool]] = {}  # for what no plan names, whether its gradient is a sum over ranks
     for name, gradient in whole.items():
         if gradient is None:
             continue
@@ -125,13 +128,13 @@ def _judge(
 
 # ---- a group of threads --------------------------------------------------------------------------------------------
 class _Rank:
-    """What one rank of the group computes together with the others. number: its own"""
+    """A rank of the group. number: its own"""
 
     def __init__(self, number: int, barrier: threading.Barrier, table: list[Any]) -> None:
         self.number, self._barrier, self._table = number, barrier, table
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in their order."""
+        """Return every rank's tensor, in the order of ranks."""
         self._table[self.number] = tensor
         self._barrier.wait(PATIENCE)
         every = [*self._table]
@@ -143,7 +146,7 @@ class _Rank:
 
 
 class _Collective(torch.autograd.Function):
-    """One way forward, and another backward."""
+    """One function forward, and another backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, forward: Callable[[Tensor], Tensor], backward: Any) -> Tensor:
@@ -156,9 +159,9 @@ class _Collective(torch.autograd.Function):
 
 
 def _in_a_group(model: Any, plan: Mapping[str, str]) -> list[tuple[float, dict[str, Any]]]:
-    """Loss and gradients of each rank. Raises what the first rank that fails raises."""
+    """Return loss and gradients of each rank. Raises what the first rank that fails raises."""
     table: list[Any] = [None] * RANKS
-    barrier, found, errors = threading.Barrier(RANKS), [None] * RANKS, []
+    barrier, results, errors = threading.Barrier(RANKS), [None] * RANKS, []
     model = copy.deepcopy(model)
     model.zero_grad(set_to_none=True)
 
@@ -166,7 +169,7 @@ def _in_a_group(model: Any, plan: Mapping[str, str]) -> list[tuple[float, dict[s
         try:
             for name, style in plan.items():
                 _divide(part.get_submodule(name), style, rank)
-            found[rank.number] = _gradients(part)  # type: ignore[call-overload]
+            results[rank.number] = _gradients(part)  # type: ignore[call-overload]
         except Exception as error:
             errors.append(error)
             rank.leave()
@@ -182,11 +185,11 @@ def _in_a_group(model: Any, plan: Mapping[str, str]) -> list[tuple[float, dict[s
         thread.join()
     if errors:
         raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-    return found  # type: ignore[return-value]
+    return results  # type: ignore[return-value]
 
 
 def _divide(linear: Any, style: str, rank: _Rank) -> None:
-    """Leave a linear layer its rank's part, in place, and let it compute as its style says. Norms of heads stay whole."""
+    """Leave a linear layer only its rank's part, in place, and let it compute as its style says. Norms of heads stay whole."""
     side = WEIGHTS.get(style)
     if side is None:
         return

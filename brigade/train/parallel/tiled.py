@@ -1,4 +1,4 @@
-"""The loss and the MLPs a tile of tokens at a time: of a long row the logits, and an MLP's inner activations, never exist whole.
+"""The loss and the MLPs, a tile of tokens at a time: a long sequence's logits and an MLP's inner activations never exist whole.
 
 Each tile is computed again in the backward pass (torch.utils.checkpoint). A token's logits and MLP need no other token, so the
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
@@ -17,15 +17,14 @@ from ..model.tiny import shrink
 from ..recipe.flags import Settings
 from ..upstream.experts import gather_whole
 
-LOGITS = 2**26  # of a tile by `auto`: 256 MiB in fp32
+LOGITS = 2**26  # in a tile of `auto`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
 
-
-Tokens = int | Literal["auto"] | None  # of a tile; None: no tiles
+Tokens = int | Literal["auto"] | None  # in a tile; None: no tiles
 
 
 def apply(model: Any, loss: Tokens, mlp: Tokens) -> None:
-    """Let a causal language model compute its loss and its MLPs by tiles. Before adapters and engines wrap it."""
+    """Let a causal language model compute its loss and its MLPs by tiles. Call it before adapters and engines wrap the model."""
     text = model.config.get_text_config()
     if loss:
         _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss)
@@ -35,28 +34,28 @@ def apply(model: Any, loss: Tokens, mlp: Tokens) -> None:
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
 class TiledHead(torch.nn.Linear):
-    """The output layer of a causal language model, which where there are labels computes the loss itself.
+    """The output layer of a causal language model, which computes the loss itself where there are labels.
 
-    So ZeRO-3 and FSDP2 gather the weight once, and no rank waits for another's number of tiles.
-    tokens: of a tile; asked: shift_labels and num_items_in_batch of this pass, or None: then it gives logits
+    ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
+    tokens: in a tile; asked: shift_labels and num_items_in_batch of this pass, or None, and then logits are returned
     """
 
     tokens: int
     asked: tuple[torch.Tensor, Any] | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: (..., tokens, hidden size). Returns logits, or the loss, a scalar in fp32."""
+        """Return logits, or the loss, a scalar in fp32. hidden: (..., tokens, hidden size)"""
         if self.asked is None:
             return self.logits(hidden)
         labels, items = self.asked
-        rows, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
-        # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it
-        tiles = zip(rows.split(self.tokens), targets.split(self.tokens), strict=True)
+        states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
+        # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
+        tiles = zip(states.split(self.tokens), targets.split(self.tokens), strict=True)
         total = torch.stack([_again(self._of_tile, *tile) for tile in tiles]).sum()
         return total / ((targets != IGNORED).sum() if items is None else items)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of some tokens. A tensor group divides this, and not what calls it."""
+        """Return the logits of some tokens. A tensor group divides this method, and not the one that calls it."""
         return super().forward(hidden)
 
     def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -73,7 +72,7 @@ def _tile_loss(model: Any, tokens: int) -> None:
 
 
 def _ask(model: Any, _: Any, given: dict[str, Any]) -> None:
-    """Tell the output layer what it is asked for. PEFT may have two of it, the original and the trained one."""
+    """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
     labels, shifted = given.get("labels"), given.get("shift_labels")
     if shifted is None and labels is not None:
         shifted = pad(labels, (0, 1), value=IGNORED)[..., 1:]
@@ -83,7 +82,7 @@ def _ask(model: Any, _: Any, given: dict[str, Any]) -> None:
 
 
 def _as_it_is(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """In the place of the model's loss function: TiledHead has computed it."""
+    """Stand in for the model's loss function: TiledHead has computed the loss."""
     return logits
 
 
@@ -99,7 +98,7 @@ def _tile_mlps(model: Any, tokens: int) -> None:
 
 
 class _Tiles:
-    """The forward method of an MLP by tiles. hidden: (rows, tokens, hidden size), and so is what it returns."""
+    """The forward method of an MLP, by tiles: (sequences, tokens, hidden size) -> the same shape."""
 
     def __init__(self, mlp: Any, tokens: int) -> None:
         self.mlp, self.tokens = mlp, tokens
@@ -110,7 +109,7 @@ class _Tiles:
 
 
 def _again(compute: Any, *given: Any) -> torch.Tensor:
-    """What compute(*given) returns; computed once more in the backward pass, where there is one."""
+    """Return compute(*given), which is computed once more in the backward pass, where there is one."""
     if not torch.is_grad_enabled():
         return compute(*given)  # type: ignore[no-any-return]
     return checkpoint(compute, *given, use_reentrant=False)  # type: ignore[no-any-return]
@@ -118,7 +117,7 @@ def _again(compute: Any, *given: Any) -> torch.Tensor:
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 def check(settings: Settings, config: Any) -> None:
-    """Raise UserError where a model computes something else by tiles: tried with a tiny random one of its architecture."""
+    """Raise UserError where a model computes something else by tiles, as a tiny random one of its architecture shows."""
     training, section = settings.recipe.training, settings.recipe.model
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
     if training.tiled_loss and training.use_liger_kernel:
@@ -133,24 +132,24 @@ def check(settings: Settings, config: Any) -> None:
 
 
 def _differs(config: Any, key: str, trust_remote_code: bool) -> str:
-    """Why tiles of three tokens do not give a tiny model's loss and gradients, or ""."""
+    """Return why tiles of three tokens do not give a tiny model's loss and gradients, or ""."""
     from transformers import AutoModelForCausalLM
 
     text = config.get_text_config()
     tiny = type(text).from_dict(shrink(text.to_dict()))
-    row, found = torch.arange(7, 15)[None], []
+    sequence, results = torch.arange(7, 15)[None], []
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         for tiles in (None, 3):
             torch.manual_seed(0)
             try:
                 model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
                 apply(model, *((tiles, None) if key == "tiled_loss" else (None, tiles)))
-                loss = model(row, labels=row, use_cache=False, num_items_in_batch=7).loss
+                loss = model(sequence, labels=sequence, use_cache=False, num_items_in_batch=7).loss
                 loss.backward()
             except Exception as error:
                 return f"{first_line(error)} ({type(error).__name__})"
-            found.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
-    (loss, gradients), (other, others) = found
+            results.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
+    (loss, gradients), (other, others) = results
     pairs = [
         (loss, other),
         *((a, b) for a, b in zip(gradients, others, strict=True) if a is not None and b is not None),
