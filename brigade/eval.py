@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
+    """Return 0 where the loaded model has the held-out loss that the run recorded (and learned enough), else 1."""
     from .train.model.load_trained import load_trained, loading_from_run
 
     check_exists(options.output)
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             options.output, trust_remote_code=settings.recipe.model.trust_remote_code
         )
         model = load_trained(settings, options.output).eval().to(device)
-    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
+    heldout = [sequence for split in prepare(settings, tokenizer).heldout.values() for sequence in split]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
     entropy = unigram_entropy(heldout)
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
-    asked = [sample_answers.question("", sample) for sample in heldout[: options.answers]]
+    asked = [sample_answers.question("", sequence) for sequence in heldout[: options.answers]]
     given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
     print()
     sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int = 8) -> float:
-    """Mean cross-entropy in nats per supervised token, by nothing but the model's own forward pass."""
+def held_out_loss(model: Any, sequences: Any, pad_token_id: int, batch_size: int = 8) -> float:
+    """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only."""
     import torch
 
     from .train.data.collate import Collate
@@ -93,8 +93,8 @@ def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int =
 
     collate, total, tokens = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False), 0.0, 0
     with torch.inference_mode():
-        for start in range(0, len(samples), batch_size):
-            batch = collate((samples[start : start + batch_size], None))
+        for start in range(0, len(sequences), batch_size):
+            batch = collate((sequences[start : start + batch_size], None))
             batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "labels")}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
@@ -103,12 +103,12 @@ def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int =
     return total / tokens
 
 
-def unigram_entropy(samples: Any) -> float:
-    """Entropy in nats of the supervised tokens' own frequencies: the best loss of a model that ignores all context."""
+def unigram_entropy(sequences: Any) -> float:
+    """Return the entropy in nats of the supervised tokens' frequencies: the best loss of a model that ignores all context."""
     from collections import Counter
 
     from .train.data.store import IGNORED
 
-    counts = Counter(int(label) for sample in samples for label in sample["labels"] if label != IGNORED)
+    counts = Counter(int(label) for sequence in sequences for label in sequence["labels"] if label != IGNORED)
     total = counts.total()
     return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the model, and show its files and how to load it. Returns 0."""
     from .train.checkpoint import export, saved_weights
 
     saved_weights.check_run(options.output)
@@ -37,8 +38,9 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
-    what = {"step": options.step, "merge": options.merge, "dtype": dtype}
-    done = export.export(settings, options.output, options.destination, **what)
+    done = export.export(
+        settings, options.output, options.destination, step=options.step, merge=options.merge, dtype=dtype
+    )
     _report(done, settings.recipe.model)
     return 0
 
@@ -52,9 +54,9 @@ def _report(done: Any, model: Any) -> None:
     out = console(soft_wrap=True, highlight=False)
     out.print(table)
     if done.base:
-        out.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
+        out.print(f"Only adapters; from_pretrained takes their base from {done.base}.")
         if model.from_scratch:
-            cure = "--merge gives a model that stands alone"
+            cure = "--merge gives a whole model"
             out.print(f"That base is random weights in this machine's cache: {cure}.")
         if model.rope_parameters:
             out.print("That base was stretched by YaRN (rope_parameters): --merge, or load it with the same.")

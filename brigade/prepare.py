@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
+    """Fill the cache that runs of this host read, and show what is in it. Returns 0 when the data is good."""
 
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))

@@ -1,7 +1,7 @@
-"""The cache of derived files: each made once per host and content, whole or not at all.
+"""The cache of derived files: each is made once per host and content, whole or not at all.
 
-What lies there is believed (tokens are trained, launches are known), so it is one user's: made with mode 0700, and refused where
-it is another's or others may write to it. Hosts of one user may share it.
+Runs trust what lies there (they train on its tokens), so it belongs to one user: it is made with mode 0700, and refused where it
+is another user's or others may write to it. One user's hosts may share it.
 """
 
 import grp
@@ -25,8 +25,8 @@ CURE = "export BRIGADE_CACHE with a directory of your own"
 
 
 def cache_directory(*inside: str) -> Path:
-    """Where derived files lie: $BRIGADE_CACHE, or ~/.cache/brigade; or a folder in it. Raises UserError where others could have
-    written what is there."""
+    """Return where derived files lie: $BRIGADE_CACHE or ~/.cache/brigade, or a folder in it. Raises UserError where others could
+    have written what is there."""
     folder = Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
     for part in ("", *inside):
         folder = folder / part
@@ -35,8 +35,8 @@ def cache_directory(*inside: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """A folder of the cache, made with mode 0700 where it is missing. Raises UserError where others could have written what is
-    there; OSError."""
+    """Return a folder of the cache, made with mode 0700 where it is missing. Raises UserError where others could have written
+    what is there, and OSError."""
     there = folder.resolve()  # behind a link to a disk that was emptied since
     missing = [part for part in (there, *there.parents) if not part.exists()]
     for part in reversed(missing):  # mkdir(parents=True) makes those between by the umask
@@ -46,25 +46,27 @@ def private_folder(folder: Path) -> Path:
 
 
 def _check(folder: Path) -> None:
-    """Raise UserError where a folder is another user's, root's excepted, its group or others may write to it, or this user may
-    not read it."""
+    """Raise UserError where a folder belongs to another user than root, where its group or others may write to it, or where this
+    user may not read it."""
     try:
-        found = folder.stat()
-    except OSError:  # it is made when something is kept there, and else nothing is read
+        status = folder.stat()
+    except OSError:  # it is not there: it is made when something is kept
         return
-    if found.st_uid not in (ROOT, os.geteuid()) and found.st_uid != _owner_of_new(folder):
-        problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
+    if status.st_uid not in (ROOT, os.geteuid()) and status.st_uid != _owner_of_new(folder):
+        problem = f"it belongs to user {status.st_uid}, who could put anything there, and this is user {os.geteuid()}"
         raise UserError(str(folder), problem, CURE)
-    if stat.S_ISDIR(found.st_mode) and not os.access(folder, os.R_OK | os.X_OK):  # root made it, in a container perhaps
-        raise UserError(str(folder), f"it belongs to user {found.st_uid}, and this user may not read it", CURE)
-    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-    if by_group or found.st_mode & stat.S_IWOTH:
-        problem = f"its group or others may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
+    if stat.S_ISDIR(status.st_mode) and not os.access(
+        folder, os.R_OK | os.X_OK
+    ):  # root made it, in a container perhaps
+        raise UserError(str(folder), f"it belongs to user {status.st_uid}, and this user may not read it", CURE)
+    by_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    if by_group or status.st_mode & stat.S_IWOTH:
+        problem = f"its group or others may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
         raise UserError(str(folder), problem, f"look through it, then `chmod -R go-w {folder}`; or {CURE}")
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether it is the group that many systems make for this user alone, whose umask is then 002."""
+    """Whether a group has only this user as a member, as many systems make it, with a umask of 002."""
     with suppress(KeyError):
         user, known = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
         return group == user.pw_gid != ROOT and known.gr_name == user.pw_name and {*known.gr_mem} <= {user.pw_name}
@@ -72,14 +74,14 @@ def _is_own_group(group: int) -> bool:
 
 
 def _owner_of_new(folder: Path) -> int | None:
-    """Whose the files are that this process makes there: root's are nobody's on many network file systems."""
+    """Return the owner of files that this process makes there: on many network file systems, root's belong to nobody."""
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
     return None
 
 
 def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
-    """`folder`, built aside and moved into place unless it is there and whole. One process of the host builds, the
+    """Return `folder`; unless it is there and whole, it is built aside and moved into place. One process of a host builds, the
     others wait; what a killed one left behind is removed."""
     _check(folder.parent)
     _check(folder)
@@ -106,7 +108,7 @@ def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path],
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content: a host hashes it once."""
+    """Return the SHA-256 of a file's content, which a host computes once."""
 
     def of_content() -> str:
         with path.open("rb") as file:
@@ -116,13 +118,13 @@ def digest(path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[Any, ...]:
-    """What changes when a file's content does: path, size, time of change, inode."""
+    """Return what changes when a file's content does: path, size, time of change, inode."""
     stat = path.stat()
     return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
 def remembered(key: Any, find: Callable[[], str], holds: Callable[[str], bool] = bool) -> str:
-    """The text that was found for a key, which is told by its repr; found anew where there is none for which `holds`."""
+    """Return the text that find() gave for a key of this repr, earlier or, where there is none for which `holds`, now."""
     name = hashlib.sha256(repr(key).encode()).hexdigest()
     known = cache_directory("digests") / name
     with suppress(OSError):

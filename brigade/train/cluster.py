@@ -1,4 +1,4 @@
-"""The place of this process among the ranks of the run: what the launcher put into the environment."""
+"""The place of this process among the ranks of the run, as the launcher has put it into the environment."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 class World:
     """The place of this process among the ranks of the run.
 
-    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where it says none.
-    replica: number of the replica that these ranks are, where a run has several that train by themselves; `part` makes it.
-    replicas: of an elastic run, each of which is started by itself (launch/elastic.py); else 1.
+    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where the launcher gives none
+    replica: the number of these ranks' replica, where a run has several that train independently (see part())
+    replicas: how many an elastic run has, each of which is started by itself (launch/elastic.py); else 1
     """
 
     rank: int
@@ -28,26 +28,26 @@ class World:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts; where the launcher does not say it, each is assumed to run as many ranks as this one."""
+        """Number of hosts; where the launcher does not tell, each is assumed to run as many ranks as this one."""
         return self.host_count or max(1, self.size // self.local_size)
 
     @property
     def is_main_rank(self) -> bool:
-        """True on the one rank that prints and writes. Of an elastic run each replica has one, with a directory of its own."""
+        """Whether this rank prints and writes. In an elastic run each replica has one that does, with a directory of its own."""
         return self.rank == 0 and (self.replica == 0 or self.replicas > 1)
 
     @property
     def of_all_replicas(self) -> int:
-        """Ranks, also those of replicas that are started by themselves."""
+        """Number of ranks, including those of replicas that are started by themselves."""
         return self.size * self.replicas
 
     @property
     def number(self) -> int:
-        """This rank among those of all replicas, as its launcher counts."""
+        """Number of this rank among those of all replicas, as its launcher counts."""
         return self.replica * self.size + self.rank
 
     def part(self, parts: int) -> "World":
-        """The world of the replica that this rank belongs to, where so many divide the ranks, in order, into equal parts."""
+        """Return the world of this rank's replica, where the ranks are divided, in order, into so many equal parts."""
         size = self.size // parts
         if parts == 1 or self.replicas > 1:
             return replace(self, replica=0)
@@ -57,7 +57,7 @@ class World:
 
 
 ELASTIC = "BRIGADE_ELASTIC"  # `launch --elastic` tells each replica its number, how many there are, and where they meet
-# A variable that only one launcher sets, or that one after it too: the first that is there tells.
+# Variables by which launchers are known, in this order: torchrun's is set under accelerate too.
 _SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
 
 
@@ -80,6 +80,6 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
 
 
 def of_elastic_run(world: World, env: Mapping[str, str]) -> World:
-    """The world of a replica that `launch --elastic` starts; any other as it is."""
+    """Return the world of a replica that `launch --elastic` has started; any other as it is."""
     told = json.loads(env[ELASTIC]) if ELASTIC in env else {}
     return replace(world, replica=told["replica"], replicas=told["replicas"]) if told else world

@@ -1,7 +1,7 @@
-"""Files among other users: written so that no link which others planted is followed, read only where they are regular files.
+"""Files where other users may write too: no link that others planted is followed, and only regular files are read.
 
-Modes, one policy for all that Brigade writes: the umask decides, and what is `secret` (logs of commands, samples of the data,
-what the model answered, caches) is for its owner alone, 0600. Directories of logs and the cache (cache.py) are 0700.
+The umask decides the mode of all that Brigade writes, except what is `secret` (logs of commands, samples of the data, answers of
+the model, caches): only its owner may read that, 0600. Directories of logs and the cache (cache.py) are 0700.
 """
 
 import errno
@@ -19,7 +19,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def write(path: Path, content: str | bytes, secret: bool = False) -> None:
-    """Write a file so that whoever looks finds it whole, or what was there before. A link there is replaced. Raises OSError."""
+    """Write a file so that readers find it whole, or what was there before. A link there is replaced. Raises OSError."""
     with replacing(path, secret) as file:
         # Half a letter, as JSON may hold one, is shown by its number.
         file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
@@ -27,8 +27,8 @@ def write(path: Path, content: str | bytes, secret: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path, secret: bool = False) -> Iterator[IO[bytes]]:
-    """A new file in the same directory, of a name that nobody foresees, which takes the place of `path` at the end, unless an
-    exception leaves. Raises OSError."""
+    """Open a new file in the same directory, under a name that nobody can foresee. It takes the place of `path` at the end,
+    unless there is an exception. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     file = os.fdopen(os.open(temporary, _NEW | os.O_EXCL, _mode(secret)), "wb")
     try:
@@ -42,13 +42,13 @@ def replacing(path: Path, secret: bool = False) -> Iterator[IO[bytes]]:
 
 
 def create(path: Path, secret: bool = False) -> IO[str]:
-    """Open a file that is not there yet, to write text. Raises OSError, FileExistsError for a link as well."""
+    """Open a file that is not there yet, to write text. Raises OSError; FileExistsError for a link too."""
     number = os.open(path, _NEW | os.O_EXCL, _mode(secret))
     return os.fdopen(number, "w", encoding="utf-8", errors="surrogateescape")  # names of files that are not UTF-8
 
 
 def append(path: Path, secret: bool = False, also_read: bool = False) -> IO[Any]:
-    """Open a regular file, made where it is missing, to append bytes without a buffer. Raises OSError for a link, hard or not."""
+    """Open a regular file, made where it is missing, to append bytes without a buffer. Raises OSError, for hard links too."""
     flags = _NEW & ~os.O_WRONLY | os.O_RDWR if also_read else _NEW
     try:
         number = os.open(path, flags | os.O_APPEND | os.O_NONBLOCK, _mode(secret))
@@ -68,7 +68,7 @@ def append(path: Path, secret: bool = False, also_read: bool = False) -> IO[Any]
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a regular file to read bytes. Raises OSError; never waits, as one would for the writer of a FIFO."""
+    """Open a regular file to read bytes. Raises OSError; never waits, as opening a FIFO would."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(number, path)
@@ -79,7 +79,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def read(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a regular file that has at most so many. Raises OSError."""
+    """Return the bytes of a regular file. Raises OSError, also where it has more than `most`."""
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -88,13 +88,13 @@ def read(path: Path, most: int = MOST) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
-    """Likewise, as text in UTF-8. Raises OSError, UnicodeDecodeError where `errors` is strict."""
+    """Return the same as text in UTF-8. Raises OSError, and UnicodeDecodeError where `errors` is strict."""
     return read(path, most).decode(errors=errors).replace("\r\n", "\n")
 
 
 def odd(paths: Iterable[Path]) -> Path | None:
-    """The first of these that is neither a file nor a directory, but a pipe, a socket or a device: whoever opens it may wait for
-    ever. A link counts as what it leads to."""
+    """Return the first of these that is neither a file nor a directory, but a pipe, a socket or a device: whoever opens it may
+    wait for ever. A link counts as what it leads to."""
     for path in paths:
         with suppress(OSError):  # a link to nowhere, or to itself: to open it fails
             mode = path.stat().st_mode
@@ -104,7 +104,7 @@ def odd(paths: Iterable[Path]) -> Path | None:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made where it is missing; a link there gives way to it. Raises OSError."""
+    """Return the folder, made where it is missing or where there is a link. Raises OSError."""
     if folder.is_symlink():
         folder.unlink()
     folder.mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def remove_links(folder: Path) -> None:
-    """Remove links in it that lead to a file, or nowhere: what other programs write there next would follow them. Raises
+    """Remove links in a folder that lead to a file, or nowhere: other programs that write there would follow them. Raises
     OSError."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink() and not path.is_dir():

@@ -13,7 +13,7 @@ _EXAMPLE = "write one line per host: `node1 slots=8`"
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Hosts and their slots, in order, from a file in DeepSpeed's syntax (`HOST slots=N`, `#` comment lines).
+    """Read hosts and their slots, in order, from a file in DeepSpeed's syntax (`HOST slots=N`, `#` comment lines).
 
     Raises UserError for a missing file, a byte order mark, a line of another form, a name that no host
     can have, or a host that stands there twice.
@@ -29,7 +29,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
 
 
 def parse_hostfile(text: str, name: str) -> tuple[dict[str, int], list[Finding]]:
-    """The hosts and slots that a hostfile names, and what is wrong with its other lines."""
+    """Return the hosts and slots that a hostfile names, and what is wrong with its other lines."""
     hosts: dict[str, int] = {}
     findings: list[Finding] = []
     if text.startswith(_BOM):

@@ -1,4 +1,4 @@
-"""Whether Hugging Face's Hub can be reached, and what helps where it does not give what is asked for."""
+"""Whether Hugging Face's Hub can be reached, and what helps where it refuses."""
 
 import functools
 import os
@@ -16,18 +16,18 @@ from ..errors.tables import table
 OFFICIAL = "https://huggingface.co"
 CONNECT = 10.0  # seconds
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-# Exceptions that say that nothing was asked, or nothing came; of huggingface_hub, datasets, httpx and Python.
+# Exceptions of huggingface_hub, datasets, httpx and Python that mean that nothing was asked, or nothing came.
 _UNANSWERED = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
 
 
 def endpoint() -> str:
-    """The Hub's address, or that of the mirror that HF_ENDPOINT names."""
+    """Return the Hub's address, or that of the mirror that HF_ENDPOINT names."""
     return (os.environ.get("HF_ENDPOINT") or OFFICIAL).rstrip("/")
 
 
 @functools.cache
 def hub_is_away() -> str:
-    """`huggingface.co does not resolve, and the cache does not have it`, or "".
+    """Return `huggingface.co does not resolve, and the cache does not have it`, or "".
 
     Where no connection can be had, Hugging Face's libraries are told to look only into their caches: they would ask for each
     file six times, 23 s with a line for each (huggingface_hub/utils/_http.py: http_backoff), and for a data set twice as
@@ -40,22 +40,22 @@ def hub_is_away() -> str:
     try:
         socket.create_connection((host, port), CONNECT).close()
     except OSError as error:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # of libraries that are loaded later, and of processes
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are loaded later, and for other processes
         if "huggingface_hub" in sys.modules:
             sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True
-        what = f"cannot be reached ({first_line(error)})"
-        return f"{host} {'does not resolve' if isinstance(error, socket.gaierror) else what}, and the cache does not have it"
+        away = "does not resolve" if isinstance(error, socket.gaierror) else f"cannot be reached ({first_line(error)})"
+        return f"{host} {away}, and the cache does not have it"
     return ""
 
 
 def refusal(error: BaseException, name: str, kind: str = "model", revision: str | None = None) -> tuple[str, str]:
-    """What the Hub said to one who asked it for a model or data set, and what helps, of hub.yaml.
+    """Return (problem, cure), from hub.yaml, for a model or data set that the Hub did not give; for an error that does not come
+    from the Hub, its own words and "".
 
-    error: of one of Hugging Face's libraries, which wrap what the Hub said in words of their own
+    error: raised by one of Hugging Face's libraries, which wrap the Hub's answer in words of their own
     kind: "model" or "dataset"
-    Returns (problem, cure); of an error that is not the Hub's its own words, and "".
     """
     if not (case := _case(error)):
         return first_line(error), ""
@@ -76,10 +76,10 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
 
 
 def _case(error: BaseException) -> str:
-    """The entry of hub.yaml for an error, "" for none."""
+    """Return the key in hub.yaml for an error, or ""."""
     from huggingface_hub import get_token
 
-    names, status = [type(one).__name__ for one in _chain(error)], _status(error)
+    names, status = [type(cause).__name__ for cause in _chain(error)], _status(error)
     is_gated = "GatedRepoError" in names or "is a gated dataset" in str(error)
     if is_gated or status in (401, 403):
         kind = "gated" if is_gated else "invalid token" if status == 401 else "forbidden"
@@ -95,13 +95,13 @@ def _case(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from."""
+    """Yield an error, and those from which it was raised."""
     while error:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of the first answer in an error's chain."""
-    answers: Iterator[Any] = (getattr(one, "response", None) for one in _chain(error))
+    """Return the HTTP status of the first answer in an error's chain, or None."""
+    answers: Iterator[Any] = (getattr(cause, "response", None) for cause in _chain(error))
     return next((int(answer.status_code) for answer in answers if answer is not None), None)

@@ -1,4 +1,4 @@
-"""How much Brigade takes from a file before it refuses it: bounds far above honest use, which end what is built to expand."""
+"""How much Brigade takes from a file before it refuses it: bounds far above honest use, against what is built to expand."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 # Of a recipe, run.yaml, ds_config or accelerate config; the largest that ships has 5 kB and 100 nodes.
 CONFIG_BYTES = 1_000_000
-YAML_NODES = 100_000  # keys, values and entries, each alias counted as all that it stands for
+YAML_NODES = 100_000  # keys, values and entries; an alias counts as all that it stands for
 # Of the data. The longest honest rows are books of some MB.
 ROW_BYTES = 64 * 2**20  # a line of JSON, a cell of CSV
 DOCUMENT_BYTES = 8 * 2**30  # a file of JSON that is read as a whole
@@ -21,13 +21,13 @@ TEMPLATE_SECONDS = 30.0  # to render one chat; usual ones take 1 ms
 
 
 class _OverTime(BaseException):
-    """No Exception, so that nobody on the way takes it for a template's own refusal."""
+    """Not an Exception, so that no code on the way takes it for a template's own refusal."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError where the body takes longer. Only a process's main thread has such a limit, for it is a signal's, and
-    another one that ends sooner holds."""
+    """Raise TimeoutError where the body takes longer. Only a process's main thread has such a limit, for it comes by a signal;
+    another limit that ends sooner prevails."""
     is_main, left = threading.current_thread() is threading.main_thread(), signal.getitimer(signal.ITIMER_REAL)[0]
     if not is_main or 0 < left < seconds:
         yield
@@ -53,8 +53,11 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit(more: int = DECODED_BYTES) -> Iterator[None]:
-    """Let this process have so many bytes more than now: what asks for more gets MemoryError. Only its main thread says so, for
-    threads would take each other's limits for the usual one. Nothing where the kernel does not count (RLIMIT_DATA, Linux 4.7)."""
+    """Let this process have so many bytes more than now; whatever asks for more gets MemoryError.
+
+    Only the main thread sets a limit, for threads would take each other's for the usual one. Nothing happens where the kernel
+    does not count (RLIMIT_DATA, before Linux 4.7).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = 0
     with suppress(OSError, ValueError, IndexError):
@@ -72,5 +75,5 @@ def memory_limit(more: int = DECODED_BYTES) -> Iterator[None]:
 
 
 def gib(size: int) -> str:
-    """`4 GiB`"""
+    """Return `4 GiB` for 2**32."""
     return f"{size / 2**30:g} GiB"

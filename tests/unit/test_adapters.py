@@ -190,7 +190,7 @@ def test_what_is_said_of_a_run(config_of):
     trained = parameter_count(wrapped, trained=True)
     assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
     assert adapters.describe(settings.recipe.model, wrapped) == {
-        "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters alone: {trained / (before + trained):.2%} of "
+        "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters only: {trained / (before + trained):.2%} of "
         f"{before + trained:,} parameters are trained"
     }
     assert adapters.describe(flags.load([]).recipe.model, model) == {}

@@ -76,7 +76,7 @@ def test_a_deadline_that_nothing_keeps_is_no_success(capsys):
 
 def test_what_is_trained_whole_is_one_key_and_said_first(tmp_path, capsys):
     words = ["llama-3.1-8b", "--method", "lora", "--gpu", "H100"]
-    assert plan(*words) == 0 and capsys.readouterr().out.startswith("trains 42 M in adapters alone\n")
+    assert plan(*words) == 0 and capsys.readouterr().out.startswith("trains 42 M in adapters only\n")
     ends = ["--lora_modules_to_save", "embed_tokens,lm_head"]
     assert plan(*words, *ends, "--write", tmp_path) == 0
     said = "trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them\n"

@@ -111,7 +111,7 @@ def _store(
             samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.max_eval_samples)
             if len(samples) and not len(held):
                 cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
-                raise UserError(origin.train.place, "one row alone: nothing is left to hold out", cure)
+                raise UserError(origin.train.place, "only one row: nothing is left to hold out", cure)
         for name, rows, ids in ("training", origin.train, samples), ("held-out", origin.heldout or origin.train, held):
             if not len(ids):
                 problem = f"it yields no {name} samples with a supervised token within {data.max_length} tokens"

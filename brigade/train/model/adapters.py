@@ -51,7 +51,7 @@ def trains(adapters: int, whole: int, modules: list[str]) -> str:
     """
     text = f"trains {millions(adapters)} in adapters"
     if not modules:
-        return f"{text} alone"
+        return f"{text} only"
     return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
 
 

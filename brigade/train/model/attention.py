@@ -62,7 +62,7 @@ def choose(
         return ("sdpa", f"the model has {beyond}") if beyond else (VARLEN, "the fastest proven on a CPU")
     half = training.bf16 or training.fp16
     if rows_in_parts and not beyond and not (half and is_flash_attn_2_available()):
-        return VARLEN, "it needs no mask of a whole row"
+        return VARLEN, "it needs no mask of a whole sequence"
     if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"
     if is_flash_attn_2_available():

@@ -12,10 +12,7 @@ from torch.distributed.tensor import DTensor
 from ..distributed import exchange
 from .pipeline import Pipeline
 
-MODEL, OPTIMIZER = (
-    "pytorch_model_fsdp_0",
-    "optimizer_0",
-)  # Accelerate's names for FSDP2's: code that reads those reads these
+MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # Accelerate's names for FSDP2's, for whatever reads those
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}  # by "torch.bfloat16"
 
 

@@ -112,7 +112,7 @@ def around(attention: Callable[..., Any]) -> Callable[..., Any]:
             return attention(module, query, key, value, attention_mask, **options)
         group = _groups[-1]
         if attention_mask is not None:
-            raise RuntimeError("rows in parts have no attention mask: cumulative lengths say where samples begin")
+            raise RuntimeError("sequences in parts have no attention mask: cumulative lengths say where samples begin")
         if torch.is_autocast_enabled(query.device.type):  # rotary embeddings and norms hand over fp32: twice the bytes
             half = torch.get_autocast_dtype(query.device.type)
             query, key, value = (tensor.to(half) for tensor in (query, key, value))

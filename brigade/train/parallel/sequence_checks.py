@@ -29,15 +29,17 @@ def check(
     any
     """
     if not settings.recipe.training.padding_free:
-        problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
+        problem = "padded sequences are not divided over ranks: sequence parallelism wants them end to end"
         raise UserError(settings.place("padding_free"), problem, "leave the key out, or set it to true")
     name, where = type(config).__name__, settings.place("attn_implementation")
     chosen, why = attention_and_why
     if chosen not in attention.NEEDS_CUMULATIVE_LENGTHS:
         reason = f" ({why})" if why else ""
-        problem = f"{chosen}{reason} would need a mask of whole rows, which no rank has under sequence parallelism"
+        problem = f"{chosen}{reason} would need a mask of whole sequences, which no rank has under sequence parallelism"
         cure = (
-            f"use {' or '.join(attention.NEEDS_CUMULATIVE_LENGTHS)}" if not why else "use another model, or FSDP2 alone"
+            f"use {' or '.join(attention.NEEDS_CUMULATIVE_LENGTHS)}"
+            if not why
+            else "use another model, or FSDP2 by itself"
         )
         raise UserError(where if not why else place, problem, cure)
     heads = config.get_text_config().num_attention_heads
@@ -54,7 +56,9 @@ def check(
         why = _depend_on_others(settings, config)
     if why:
         raise UserError(
-            place, f"rows of {name} cannot be divided over ranks: {why}", "remove the key: FSDP2 or ZeRO-3 alone"
+            place,
+            f"sequences of {name} cannot be divided over ranks: {why}",
+            "remove the key: use FSDP2 or ZeRO-3 without it",
         )
 
 
@@ -86,7 +90,7 @@ def _depend_on_others(settings: Settings, config: Any) -> str:
                 for begin in (0, 4)
             )
         except Exception as error:  # what cannot be tried is not trusted
-            return f"a part of a row could not be tried alone ({type(error).__name__}: {first_line(error)})"
+            return f"a part of a sequence could not be tried by itself ({type(error).__name__}: {first_line(error)})"
     # Experts take their tokens in groups: which tokens are beside one changes how its products are rounded.
     alike = (whole - part).abs().max() <= 1e-4 * whole.abs().max()
     return "" if alike else "its layers look at other tokens than by attention, or count positions by themselves"

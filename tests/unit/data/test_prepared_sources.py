@@ -120,7 +120,7 @@ def test_a_share_leaves_something_to_train_on(prepare, write, count, share):
 @pytest.mark.parametrize("content", [chats("a", 1), [{"text": "word " * 99}], [{"text": ""}, {"text": "a"}]], ids=str)
 def test_one_row_is_not_trained_on_and_held_out(prepare, write, mistake, content):
     message = mistake(prepare, train_file=write("a.jsonl", content), max_length=16)
-    assert "a.jsonl" in message and "one row alone" in message and "validation_file" in message.splitlines()[-1]
+    assert "a.jsonl" in message and "only one row" in message and "validation_file" in message.splitlines()[-1]
 
 
 @pytest.mark.parametrize("chunk_bytes, share", [(1 << 20, 0.02), (1 << 20, 0.5), (700, 0.2)])
