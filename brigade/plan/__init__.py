@@ -1,1 +1,1 @@
-"""Will it fit, and how fast is it? Costs, a choice among strategies, and how it is shown."""
+"""Plan a run: whether it fits, how fast it is, and which strategy to take."""

@@ -1,4 +1,4 @@
-"""`python -m brigade plan MODEL --hostfile H --gpu KIND`: does it fit, how fast is it, and which strategy is the one."""
+"""`python -m brigade plan MODEL --hostfile H --gpu KIND`: say what fits, how fast it is, and which strategy to take."""
 
 import argparse
 import math
@@ -89,7 +89,7 @@ def _headers(check: bool) -> int:
 
 
 def _recipe(options: argparse.Namespace) -> int:
-    """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
+    """Print the estimate of a recipe, on its own cluster or that of --hostfile and --gpu."""
     from .output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
@@ -103,7 +103,7 @@ def _recipe(options: argparse.Namespace) -> int:
 
 
 def _choose(options: argparse.Namespace) -> int:
-    """The strategies side by side, and the one to take."""
+    """Print the strategies side by side, and the one to take."""
     from .output import show
 
     if options.sync_every:
@@ -153,7 +153,7 @@ def _choose(options: argparse.Namespace) -> int:
 
 
 def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
-    """What is to be planned, and for what. Raises UserError."""
+    """Return what to train and where, as the flags say. Raises UserError."""
     cluster = _cluster(options)
     return _workload(options, cluster), cluster
 
@@ -180,7 +180,7 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
 
 
 def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
-    """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
+    """Return what the flags ask for. Raises UserError where they contradict each other, the model or train.py."""
     from typing import get_args
 
     from .shape.find import described, named_config, positions_of, stretches

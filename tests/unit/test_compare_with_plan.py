@@ -46,7 +46,7 @@ def card(monkeypatch):
 
 
 def about(slots, supervised=10):
-    shape = {"slots": slots, "row": slots // 2, "logits": supervised}
+    shape = {"slots": slots, "length": slots // 2, "logits": supervised}
     return About(tokens=slots - 4, squared_lengths=slots * 50, supervised=supervised, step_supervised=None, **shape)
 
 
@@ -90,7 +90,7 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
         seen["seconds"] == 3.5 and seen["waited"] == 0.25 and seen["allocated"] == 30.0
     )  # the slowest and fullest rank's
     assert seen["tokens"] == 110 and seen["largest"] == 400 and seen["labelled"] == pytest.approx(40 / 220)
-    assert seen["row"] == pytest.approx((100 * 50 + 120 * 60) / 220), "of a token"
+    assert seen["length"] == pytest.approx((100 * 50 + 120 * 60) / 220), "of a token"
     assert seen["attended"] == pytest.approx(220 * 50 / 212) and meter.first == []
 
 
@@ -145,7 +145,7 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
     seen = {
         "tokens": 4000.0,
         "attended": 300.0,
-        "row": row,
+        "length": row,
         "labelled": 0.5,
         "largest": 6000.0,
         "most_labelled": 1500.0,

@@ -1,1 +1,1 @@
-"""Which strategies fit a model and a cluster, and which is fastest."""
+"""Choose among strategies: which ones fit a model and a cluster, and which of them is the fastest."""

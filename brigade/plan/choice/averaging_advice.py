@@ -1,4 +1,4 @@
-"""What meeting every so many steps would give where each step waits for the network, and what it takes, in words."""
+"""Advise replicas that average their weights every so many steps, where each step would wait for the network."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from .job_of_recipe import RecipePlan, job_of
 
 
 def for_recipe(plan: RecipePlan) -> list[str]:
-    """One sentence at most."""
+    """Return one sentence at most, for a recipe on its own cluster."""
     training = plan.settings.recipe.training
     longest = training.max_steps if training.max_steps > 0 else max(CONSTANTS["every"])
 
@@ -31,7 +31,7 @@ def for_recipe(plan: RecipePlan) -> list[str]:
 
 
 def for_model(found: Answer) -> list[str]:
-    """One sentence at most: with the strategy that is chosen inside a host."""
+    """Return one sentence at most: replicas would train with the strategy that is chosen inside a host."""
     workload, cluster, winner = found.workload, found.cluster, found.winner
 
     def with_replicas() -> Estimate | None:
@@ -50,30 +50,33 @@ def for_model(found: Answer) -> list[str]:
 
 
 def _advice(plain: Estimate, name: str, changed: Callable[[], Estimate | None], longest: int = 10**9) -> list[str]:
-    """longest: steps that a round may have"""
+    """Return one sentence at most.
+
+    changed: the estimate with replicas, or None where there can be none; longest: steps that a round may have
+    """
     if plain.job.replicas.count > 1 or plain.time.across <= CONSTANTS["waits"] * plain.time.total:
         return []
     other = changed()
     if other is None or not other.fits or (plain.safe and not other.safe):
         return []
-    alone = other.time.total - other.time.synchronising
+    without = other.time.total - other.time.synchronising
     every, slower = 0, 0.0
     for every in (number for number in CONSTANTS["every"] if number <= longest):
         job = replace(other.job, replicas=replace(other.job.replicas, every=every))
-        slower = estimate(job, other.gpu).time.total / alone
+        slower = estimate(job, other.gpu).time.total / without
         if slower <= CONSTANTS["most"]:
             break
-    if not every or slower * alone > plain.time.total:
+    if not every or slower * without > plain.time.total:
         return []
     gbit = links(plain.gpu, plain.job.link, plain.job.node_size).gbit
     return [
         f"At {gbit:g} Gbit/s: sync_every {every} takes {slower:.2f}x the step of a fast network "
-        f"({name}: {plain.time.total / alone:.1f}x)."
+        f"({name}: {plain.time.total / without:.1f}x)."
     ]
 
 
 def described(result: Estimate) -> str:
-    """`2 of 8 GPUs: a round of 50 steps ends with 3.1 s, of which ...`"""
+    """Say what the averaging of an estimate takes: `2 of 8 GPUs meet every 50 steps: 3.10 GB leave a host in 2.1 s, and ...`"""
     job, replicas = result.job, result.job.replicas
     network, beside = round_seconds(job, result.gpu)
     return (

@@ -1,4 +1,4 @@
-"""Why each strategy was not chosen, and what is the least to change where none fits."""
+"""Explain why each strategy was not chosen, and what is the least to change where none fits."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ LIGHTER = {
 
 
 def reason(candidate: Candidate, winner: Candidate | None) -> str:
-    """Why it is not the one: what it lacks, or what its step waits for."""
+    """Return why a candidate is not the one: what it lacks, or what its step waits for."""
     if candidate is winner:
         return "chosen"
     result = candidate.estimate
@@ -81,7 +81,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
 
 
 def _longer(ratio: float) -> str:
-    """Of one time to another."""
+    """Say how much longer it takes: `1.5x the time`, `20% more time`. ratio: of one time to another"""
     if abs(ratio - 1) < 0.005:
         return "as fast"
     return (
@@ -94,7 +94,7 @@ def _longer(ratio: float) -> str:
 
 
 def not_weighed(candidate: Candidate, winner: Candidate) -> str:
-    """Why offload is not taken although it is faster by formula, or "" where it is not, or was weighed."""
+    """Return why offload is not taken although it is faster by formula; "" where it is not faster, or was compared."""
     if (
         not candidate.choice.offload
         or candidate.weighed
@@ -109,8 +109,10 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
 
 
 def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> str:
-    """What is the least to change where nothing fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
-    none of them does."""
+    """Return the least change with which something fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA.
+
+    "" where none of them is enough.
+    """
     clusters = {}
     for size in (2, 4, 8):
         if cluster.nodes == 1 and size > cluster.node_size:

@@ -1,4 +1,4 @@
-"""Which size of a cluster serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
+"""Find the size of a cluster that serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ BILLION = 1e9
 
 @dataclass(frozen=True)
 class Answer:
-    """A cluster, or its first hosts: the strategies there, best first, and the one to take."""
+    """The strategies on a cluster or on its first hosts, best first, and the one to take."""
 
     workload: Workload
     cluster: Cluster
@@ -47,7 +47,7 @@ def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -
 
 
 def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer]:
-    """Of fewer hosts, and where `inside` of fewer GPUs on one; those alone where something fits."""
+    """Yield the answers for fewer hosts, and with `inside` for fewer GPUs on one host, where something fits."""
     smaller = [replace(cluster, nodes=number, all=0) for number in cluster.fewer]
     if inside:
         smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
@@ -61,7 +61,7 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
 
 
 def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLION) -> tuple[Answer, list[str]]:
-    """(the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none."""
+    """Return (the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none."""
     if not goal and not deadline:
         return whole, better(whole)
     able = [one for one in [whole, *sizes(whole.workload, whole.cluster, True)] if one.winner]
@@ -83,7 +83,7 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
 
 
 def better(whole: Answer) -> list[str]:
-    """A sentence for each other way that trains the same tokens sooner, or much cheaper: fewer hosts, a larger batch, LoRA."""
+    """Return a sentence for each way that trains the same tokens sooner or much cheaper: fewer hosts, a larger batch, LoRA."""
     if not whole.winner:
         return []
     said = []
@@ -114,7 +114,7 @@ def _against(one: Answer, other: Answer) -> str:
 
 # ---- money -------------------------------------------------------------------------------------------------------
 def price(kind: str, given: float | None = None) -> tuple[float, str]:
-    """(US dollars for an hour of that kind of GPU, where that stands); (0, "") where nobody says."""
+    """Return (US dollars for an hour of that kind of GPU, who says so); (0, "") where nobody does."""
     if given is not None:
         return given, "--price"
     known = table(Path(__file__).with_name("prices.yaml"))
@@ -122,6 +122,6 @@ def price(kind: str, given: float | None = None) -> tuple[float, str]:
 
 
 def cost(gpu_hours: float, kind: str, given: float | None) -> str:
-    """`, 412 USD at 2.69 an hour (...)`, or "" where no price is known."""
+    """Return `, 412 USD at 2.69 an hour (...)`, or "" where no price is known."""
     each, source = price(kind, given)
     return f", {figure(gpu_hours * each, 0)} USD at {each:g} for an hour of a GPU ({source})" if source else ""

@@ -1,4 +1,4 @@
-"""A recipe with its estimate, and where its model comes from. No torch."""
+"""Estimate a recipe, and say where its model comes from. No torch."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ KINDS = {choice.kind: choice.name for choice in reversed(CHOICES) if not choice.
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """What models.yaml, whose first lines explain it, says of a model."""
+    """A model of models.yaml, whose first lines explain these fields."""
 
     hub: str
     config: str = ""
@@ -48,14 +48,17 @@ class PublishedModel:
 
 @functools.cache
 def published_models() -> dict[str, PublishedModel]:
-    """Folder of recipes/ -> its model."""
+    """Return the model of each folder of recipes/."""
     entries = table(Path(__file__).with_name("models.yaml"))
     return {name: PublishedModel(**entry) for name, entry in entries.items()}
 
 
 def published_model(name: str) -> PublishedModel:
-    """By its name on the Hub, or by a folder of recipes/. What nobody has described goes by its name alone: a folder
-    elsewhere, or another owner's model, that is called as one of ours may hold anything."""
+    """Return a model by its name on the Hub, or by a folder of recipes/.
+
+    A model that nobody has described has only its name: a folder elsewhere, or another owner's model, may hold anything although
+    it is called like one of ours.
+    """
     if found := next((model for model in published_models().values() if model.hub == name), None):
         return found
     path = Path(name).expanduser()
@@ -67,7 +70,7 @@ def published_model(name: str) -> PublishedModel:
 
 
 def hosts_of(settings: Settings) -> dict[str, int]:
-    """Host -> slots of the recipe's cluster; one host with one GPU where it names no hostfile."""
+    """Return the slots of each host of the recipe's cluster; one host with one GPU where it names no hostfile."""
     named = settings.recipe.cluster.hostfile
     return read_hostfile(find(named, settings.place("hostfile"), "hostfile")) if named else {"this host": 1}
 
@@ -85,7 +88,7 @@ def job_of(
     slots: dict[str, int] | None = None,
     kind: str = "",
 ) -> Job:
-    """The recipe on its own cluster, packed full, or on hosts with these slots, by the strategy that is chosen there.
+    """Return the recipe as a Job, packed full, on its own cluster or on hosts with these slots, by the strategy chosen there.
 
     link: the network between hosts, "" for the recipe's own or the usual one; kind: of GPU, "" for the recipe's
 
@@ -112,7 +115,7 @@ def job_of(
 
 
 def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> str | None:
-    """Why a recipe does not fit on these hosts' GPUs, in words: not even with the smallest micro-batch.
+    """Say why a recipe does not fit on these hosts' GPUs, not even with the smallest micro-batch.
 
     None where it may, where no formula covers it, and where the recipe names no GPU.
     """
@@ -142,7 +145,7 @@ class RecipePlan:
 
     @property
     def path(self) -> str:
-        """As commands name it."""
+        """The path by which commands name the recipe."""
         return here(self.goes_to or self.settings.recipe_path)
 
     @functools.cached_property
@@ -155,7 +158,7 @@ class RecipePlan:
 
     @property
     def strategy_name(self) -> str:
-        """As `plan` names it, or its own file's name."""
+        """The strategy's name in the table of `plan`, or its own file's name."""
         if self.strategy.axes:
             return with_sizes(KINDS[self.strategy.kind], self.strategy.axes)
         return STRATEGIES.get(self.strategy.name, self.strategy.name)
@@ -166,7 +169,7 @@ class RecipePlan:
 
     @property
     def cluster(self) -> str:
-        """`2 x 8 H100 80GB`, and its network where the recipe names one."""
+        """The cluster in words, `2 x 8 H100 80GB`, with its network where the recipe names one."""
         hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.estimate.job.link
         between = f", {network} between hosts" if network and len(hosts) > 1 else ""
         return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}{between}"
@@ -177,6 +180,6 @@ def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> Recipe
 
 
 def here(path: Path) -> str:
-    """A path as commands in the repository name it."""
+    """Return a path as commands in the repository name it."""
     full = path.resolve()
     return str(full.relative_to(REPOSITORY)) if full.is_relative_to(REPOSITORY) else str(path)

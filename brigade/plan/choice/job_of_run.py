@@ -1,4 +1,4 @@
-"""A run of train.py as a Job: from its recipe, strategy, batch and ranks; and a Job as plain values, for run.yaml. No torch."""
+"""Turn a run of train.py into a Job, and a Job into plain values for run.yaml. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -26,7 +26,7 @@ ATTENTION: dict[str, Attention] = {
 
 
 def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
-    """What train.py computes attention with: eager where a model knows nothing else (brigade/train/model/attention.py)."""
+    """Return what train.py computes attention with: eager where a model knows nothing else (brigade/train/model/attention.py)."""
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
@@ -37,7 +37,7 @@ FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a
 
 
 class NotCovered(Exception):
-    """Why the formulas say nothing of a run, in a few words."""
+    """The formulas do not cover a run: its message says why, in a few words."""
 
 
 def job_of_run(
@@ -52,7 +52,7 @@ def job_of_run(
     trained: int = 0,
     place: str = "config.json",
 ) -> Job:
-    """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
+    """Return `recipe` as a Job on `ranks` GPUs of the kind `gpu`, `node_size` on each host. Sequences are max_length long.
 
     ranks: of each replica, where several train by themselves
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
@@ -119,8 +119,11 @@ def largest_fit(
     device: Gpu,
     place: str,
 ) -> tuple[int, str]:
-    """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
-    end of its interval, else 1; the other arguments and errors as of job_of_run. A pipeline is left micro-batches to fill it."""
+    """Return (the largest micro-batch that fits `device`, in words how far it fills it).
+
+    It is at most 8, divides a rank's share, leaves a pipeline micro-batches to fill it, and fits at the upper end of its
+    interval; else 1. The other arguments and errors are those of job_of_run.
+    """
     anywhere = recipe.cluster.model_copy(update={"network": None})  # memory is the same whatever it is
     recipe = recipe.model_copy(update={"cluster": anywhere})
     share, stages = batch.micro * batch.accumulation, strategy.axes.stages
@@ -138,7 +141,7 @@ def largest_fit(
 
 
 def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
-    """Raises NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
+    """Raise NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
     training, model = recipe.training, recipe.model
     beside = [name for name in model.lora_modules_to_save if name not in ENDS]
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
@@ -168,7 +171,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
 
 
 def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
-    """Raises NotCovered for what no formula covers of axes besides data parallelism. spread: of _engine()"""
+    """Raise NotCovered for axes besides data parallelism that no formula covers. spread: what _engine() returned"""
     lacking = {
         "offload": spread.get("offload"),
         "zbv": axes.chosen_schedule == "zbv",
@@ -190,7 +193,7 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[s
 
 
 def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
-    """Numbers of a model that the size of an axis has to divide."""
+    """Return the numbers of a model that the size of an axis has to divide."""
     heads = (shape.heads, shape.kv_heads)
     return {
         "tensor": (*heads, shape.ffn, *(() if shape.tied else (shape.vocab,))),
@@ -200,7 +203,7 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
 
 
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
-    """What a Job says of how states are spread, and of what is sent."""
+    """Return the fields of a Job that say how states are sharded, and what is sent."""
     if strategy.is_fsdp:
         # The parts of a row are shards' ranks too (loop/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
@@ -225,7 +228,7 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
 
 
 def record(job: Job) -> dict[str, Any]:
-    """A Job as YAML holds it: what differs from the defaults."""
+    """Return a Job as plain values, for YAML: those that differ from the defaults."""
     values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
@@ -234,7 +237,7 @@ def record(job: Job) -> dict[str, Any]:
 
 
 def job_of_record(values: Mapping[str, Any], place: str) -> Job:
-    """The Job that record() wrote. Raises UserError at `place` for what it did not."""
+    """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))

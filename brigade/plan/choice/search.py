@@ -1,4 +1,4 @@
-"""The choice: every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster."""
+"""Search every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster."""
 
 import itertools
 import math
@@ -45,8 +45,11 @@ KNOWN: dict[str, Callable[[ModelShape], bool]] = {
 
 
 def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> bool:
-    """Whether train.py takes a strategy with the kernels of that name; compiled layers where they are proven to compute what
-    plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head. bf16: else in fp16"""
+    """Return whether train.py takes a strategy with the kernels of that name.
+
+    It takes compiled layers where they are proven to compute what plain ones do (tests/ranks/test_compile.py), and a loss in
+    tiles where one rank has the whole head. bf16: whether it computes in bf16, and not in fp16
+    """
     compiled, liger = names == "torch.compile", names == "Liger"
     if compiled and (
         workload.method != "full"
@@ -71,8 +74,11 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
 
 
 def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[Axes]:
-    """Sizes of a strategy's axes that the model, the batch and the cluster allow: powers of two and the number of nodes. Tensor
-    and sequence groups stay inside a node; each rank of a pipeline has one stage or two."""
+    """Yield the sizes of a strategy's axes that the model, the batch and the cluster allow.
+
+    They are powers of two and the number of nodes. Tensor and sequence groups stay inside a node; each rank of a pipeline has one
+    stage or two.
+    """
     if workload.length < choice.least_length:
         return
     shape, gpus = workload.shape, cluster.gpus
@@ -104,7 +110,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 
 
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
-    """The configurations of one strategy, with the kernels of that name."""
+    """Yield the configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
     shape, attention = workload.shape, attention_of(workload.shape)
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
@@ -143,9 +149,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
 
 
 def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> str:
-    """Why it is not to be taken whatever it needs of a GPU: it may hang, or the nodes' memory or disks are too small; or "".
+    """Return why a job is not to be taken whatever it needs of a GPU: it may hang, or the hosts' memory or disks are too small.
 
-    usual: that kind of GPU, which says what a host has where the cluster does not; at_most: at its interval's upper end
+    "" where it may be taken. usual: the kind of GPU, which says what a host has where the cluster does not; at_most: whether to
+    take the upper end of the interval
     """
     needs = host(job)
     memory = cluster.host_gib or usual.host_gib * cluster.node_size
@@ -161,7 +168,7 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> st
 
 
 def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
-    """Whether there is anything to shard, replicate or divide in that way, and formulas know it."""
+    """Return whether there is anything to shard, replicate or divide in that way, and formulas know it."""
     known = workload.method.removeprefix("rs") in ("full", "lora")
     if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
         return False
@@ -175,8 +182,9 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
 
 
 def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
-    """Each strategy's best: the fastest configuration that fits at its interval's upper end, or where none does the one that
-    needs least. Best first.
+    """Return each strategy's best configuration, the best strategy first.
+
+    That is the fastest that fits at the upper end of its interval, or where none fits the one that needs least.
 
     Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
     traces: the trace of a configuration that takes the formulas' place, if it has one
@@ -225,8 +233,9 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
 
 
 def chosen(ranked: list[Candidate]) -> Candidate | None:
-    """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
-    nothing does.
+    """Return the simplest strategy within 5 % of the fastest of those that fit safely, else of those that fit.
+
+    None where nothing fits.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
     adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the

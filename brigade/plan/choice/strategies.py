@@ -22,8 +22,8 @@ class Choice:
     engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
-    axes: of strategy/axes.py, what it divides besides the data
-    least_length: tokens of a row from which on it is offered
+    axes: of train/strategy/axes.py, what it divides besides the data
+    least_length: tokens of a sequence from which on it is offered
     quantised: what it sends is rounded to 8 and 4 bits
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
@@ -41,22 +41,24 @@ class Choice:
 
     @property
     def key(self) -> str:
-        """As a flag names it: the name in small letters without spaces and dashes, as in tp_zero1 and zero3_offload_param; where
-        no axis divides the model, it is its file's name without the ending, as in a run's directory."""
+        """The name that a flag takes: in small letters without spaces and dashes, as in tp_zero1 and zero3_offload_param.
+
+        Where no axis divides the model, it is its file's name without the ending, as in a run's directory.
+        """
         return _key(self.name)
 
     @property
     def kind(self) -> str:
-        """As of a Strategy."""
+        """The kind of the Strategy that it is in a run."""
         return f"zero{self.stage}" if self.engine == "zero" else "hsdp" if self.file == "hsdp" else self.engine
 
     @property
     def why_only(self) -> str:
-        """Why it is estimated, but not chosen; "" for what is."""
+        """Why it is only estimated, and never chosen; "" for a strategy that may be chosen."""
         return "it rounds what it sends, which no GPU has tried here" if self.quantised else ""
 
     def named(self, axes: Axes) -> str:
-        """With the sizes of its axes: `TP 8 x PP 2 x ZeRO-1`."""
+        """Return its name with the sizes of its axes: `TP 8 x PP 2 x ZeRO-1`."""
         return with_sizes(self.name.rpartition(" x ")[2], axes)
 
 
@@ -65,7 +67,7 @@ def _key(name: str) -> str:
 
 
 def with_sizes(name: str, axes: Axes) -> str:
-    """Of a pipeline with several stages on each rank, `PP 8 (2 each)`."""
+    """Return a name with the sizes of axes before it; of a pipeline with several stages on each rank, `PP 8 (2 each)`."""
     sizes = {axis: f"{SHORT[axis]} {size}" for axis, size in axes.used.items()}
     if axes.virtual > 1:
         sizes["stages"] += f" ({axes.virtual} each)"
@@ -87,13 +89,15 @@ CHOICES = tuple(_choices())
 
 
 def runs(choice: Choice, **facts: Any) -> bool:
-    """Whether train.py takes it with such a `method` and such values of the recipe's keys (strategy/refused.yaml)."""
+    """Return whether train.py takes a strategy with such a `method` and recipe's keys (train/strategy/refused.yaml)."""
     return refusal(kind=choice.kind, **dict.fromkeys(choice.axes, True), **facts) is None
 
 
 def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
-    """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those that train.py does not run
-    with that optimizer. A name is taken as the table of `plan` prints it, too, but without the sizes of axes.
+    """Return the strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all.
+
+    Those that train.py does not run with that optimizer are left out. A name may be as the table of `plan` prints it, without the
+    sizes of axes.
 
     Raises UserError for an unknown name, or where none is left.
     """

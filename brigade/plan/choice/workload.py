@@ -1,4 +1,4 @@
-"""What a search is asked, and what it answers with: a cluster, what to train on it, and a strategy with its estimate."""
+"""The question of a search and its answer: a cluster, what to train on it, and a strategy with its estimate."""
 
 import math
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class Cluster:
 
     @property
     def fewer(self) -> list[int]:
-        """Numbers of hosts to try beside all: half as many each time; of hosts of unequal slots the largest alone."""
+        """The numbers of hosts to try beside all: half as many each time; where slots are unequal only the largest host."""
         return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
 
     def batch(self, micro: int) -> int:
-        """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
+        """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too."""
         least = micro * self.gpus
         every = micro * math.lcm(self.gpus, max(self.fewer, default=1) * self.node_size)
         least = every if every <= 512 else least
@@ -101,12 +101,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """With the sizes of what it divides, and an optimizer that was not asked for."""
+        """The strategy's name with the sizes of its axes, and with an optimizer that was not asked for."""
         return self.choice.named(self.estimate.job.axes) + self.with_optimizer
 
     @property
     def label(self) -> str:
-        """The same without sizes: one on every number of hosts."""
+        """The name without sizes, which is the same on every number of hosts."""
         return self.choice.name + self.with_optimizer
 
     @property
@@ -119,7 +119,7 @@ class Candidate:
 
     @property
     def weighed(self) -> bool:
-        """Whether its offload is compared with what fits without: adapters leave little to offload."""
+        """Whether its offload is compared with what fits without it: adapters leave little to offload."""
         return self.told and self.estimate.job.method == "full"
 
     @property

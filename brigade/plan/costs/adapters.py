@@ -1,4 +1,4 @@
-"""What adapters add to a layer: what autograd keeps, and what goes through memory beside the products."""
+"""Count what adapters add to a layer: bytes that autograd keeps, and that go through memory beside the products."""
 
 from ..shape.lora import linears
 from .job import Job
@@ -10,7 +10,7 @@ NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
 
 
 def adapter_bytes(job: Job, moe: bool) -> float:
-    """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the job's targets.
+    """Return the bytes that a layer keeps more (or less) per token with frozen weights and adapters on the job's targets.
 
     A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in
     bf16 read what their linear layers read. In fp32 each has a copy of its own: PEFT casts its input (_cast_input_dtype), and
@@ -38,13 +38,12 @@ def adapter_bytes(job: Job, moe: bool) -> float:
 
 
 def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
-    """Bytes per token (forward, backward) that adapters read and write between a layer's products, by eager kernels, as PEFT runs
-    them, with activations in two bytes.
+    """Return the bytes per token (forward, backward) that adapters read and write between a layer's products.
 
-    Of what each reads: A reads it (2); a copy is cast to fp32 and back (12), dropped from (9 in fp32, 5 in bf16, its mask among
-    them). Of what each gives: B writes it (2), it is scaled (4) and added to the layer's own output (6). Backward, gradients take
-    the same ways, and are added up where several adapters read one thing. DoRA multiplies both results by magnitudes, scales
-    and adds them up, in fp32 where adapters are.
+    PEFT runs them by eager kernels; activations have two bytes. An adapter's input is read by A (2); a copy of it is cast to fp32
+    and back (12), and dropped from (9 in fp32, 5 in bf16, with the mask). Its output is written by B (2), scaled (4) and added to
+    the layer's own output (6). Backward, gradients take the same ways, and are added up where several adapters have one input.
+    DoRA multiplies both results by magnitudes, scales and adds them up, in fp32 where adapters are.
     """
     copies = job.adapter_copies
     read = list(linears(job.shape, job.targets, moe=moe))

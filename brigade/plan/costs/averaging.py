@@ -1,4 +1,4 @@
-"""What replicas take that train by themselves and meet every so many steps, by formula: replicas.yaml has the constants.
+"""Count what replicas take that train independently and average weights every so many steps: averaging.yaml has the constants.
 
 Each rank sends its part of a replica's weights to the ranks with its place in the others, and gets the means: an all-to-all, then
 gloo's allgather, which is a ring (gloo/allgather.cc). Of n replicas with one on each host, 2 (n - 1) / n of the weights leave a
@@ -18,13 +18,15 @@ CONSTANTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").r
 
 
 def part(job: Job) -> float:
-    """Values that a rank speaks for: an equal part of what a replica trains."""
+    """Return how many values a rank averages: an equal part of what a replica trains."""
     return (job.trained or job.shape.parameters) * job.replicas.count / job.gpus
 
 
 def sent(job: Job) -> float:
-    """Bytes that leave a host's network cards in a round. Its ranks share them; what goes to a replica on the same host does not
-    leave it, and a ring leaves it once."""
+    """Return the bytes that leave a host's network cards in a round.
+
+    Its ranks share the cards; what goes to a replica on the same host does not leave it, and a ring leaves it once.
+    """
     n, ranks = job.replicas.count, min(job.node_size, job.gpus)
     if job.nodes == 1:
         return 0.0
@@ -34,20 +36,20 @@ def sent(job: Job) -> float:
 
 
 def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
-    """(seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
+    """Return (seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
     n, own = job.replicas.count, part(job)
     line = links(g, job.link, job.node_size).node * CONSTANTS["exchanges"]
     socket = 2 * (n - 1) / n * own * CONSTANTS["width"][job.replicas.precision] / CONSTANTS["socket"]
     # One all-to-all; the means; what the replicas wish and what they log, each a gather of sizes and one of values.
     hops = CONSTANTS["hop"] * (1 + 5 * (n - 1)) * (job.nodes > 1)
-    # Under DDP the ranks of a replica then reduce fp32 weights over all of them (training/outer.py: _exchange).
+    # Under DDP the ranks of a replica then reduce fp32 weights over all of them (train/loop/outer.py: _exchange).
     ranks = job.gpus // n
     spread = 8 * (ranks - 1) * own / CONSTANTS["socket"] if job.engine == "ddp" else 0.0
     return max(sent(job) / line, socket), CONSTANTS["value_seconds"] * own + hops + spread
 
 
 def synchronising(job: Job, g: Gpu, step: float) -> float:
-    """Seconds that it adds to each of a round's steps, which take `step` without it: fragments cross behind the next steps."""
+    """Return the seconds that averaging adds to each step. step: seconds without it; fragments are sent behind it"""
     replicas = job.replicas
     if replicas.count == 1:
         return 0.0
@@ -58,7 +60,7 @@ def synchronising(job: Job, g: Gpu, step: float) -> float:
 
 
 def held(job: Job) -> float:
-    """Bytes of host memory on a node at most."""
+    """Return the bytes of host memory that averaging takes on a node at most."""
     if job.replicas.count == 1:
         return 0.0
     each = CONSTANTS["kept"][job.replicas.outer] + CONSTANTS["buffers"] / job.replicas.fragments
@@ -66,6 +68,6 @@ def held(job: Job) -> float:
 
 
 def written(job: Job) -> float:
-    """Bytes that all replicas add to a checkpoint: the momentum, and with fragments each one's own weights."""
+    """Return the bytes that all replicas add to a checkpoint: the momentum, and with fragments each one's own weights."""
     each = 4 * (job.replicas.outer == "nesterov") + 4 * (job.replicas.fragments > 1)
     return each * part(job) * job.gpus

@@ -1,4 +1,4 @@
-"""Time of what ranks send each other in a step, by formula: between layers, between stages, and of data parallelism. Seconds."""
+"""Count the seconds of what ranks send each other in a step: between layers, between stages, and of data parallelism."""
 
 import functools
 from typing import NamedTuple
@@ -60,8 +60,11 @@ def border_seconds(job: Job, net: Links, cut: int = 1) -> float:
 
 
 def ulysses_seconds(job: Job, net: Links, again: bool) -> float:
-    """Seconds per layer and micro-batch of exchanging heads: queries, keys and values before attention and its output after
-    it, the same backward, and once more when that is computed again (Jacobs et al. 2023, arXiv 2309.14509, section 3.2)."""
+    """Return the seconds per layer and micro-batch of exchanging heads (Jacobs et al. 2023, arXiv 2309.14509, section 3.2).
+
+    Queries, keys and values are exchanged before attention and its output after it, the same backward, and once more where that
+    is computed again.
+    """
     one = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
     return (2 + again) * (one + CALL_LATENCY)  # two calls each way
 

@@ -1,4 +1,4 @@
-"""One configuration's estimate: memory, time and what follows from them, with their intervals."""
+"""Estimate one configuration: memory, time and what follows from them, with their intervals."""
 
 import functools
 import math
@@ -25,10 +25,10 @@ COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every f
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a configuration takes.
+    """The memory and time that a configuration takes.
 
     held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
-    best: share of its dense peak that no step is predicted to compute beyond; 0 for the chip's in intervals()
+    best: the most of its dense peak that a step is predicted to reach, 0 to 1; 0 for the chip's in intervals()
     """
 
     job: Job
@@ -40,14 +40,16 @@ class Estimate:
 
     @functools.cached_property
     def time(self) -> StepTime:
-        """By formula, but no faster than the best published run on such a chip."""
+        """The time of a step by formula, but no faster than the best published run on such a chip."""
         found = step_time(self.job, self.gpu)
         return replace(found, compute=found.compute + max(0.0, self.least_seconds - found.total))
 
     @functools.cached_property
     def least_seconds(self) -> float:
-        """Of a step that computes at the best utilisation that anybody published for the chip, of any where nobody did; 0 with
-        adapters. Of attention the visible half counts, of recomputation nothing."""
+        """Seconds of a step at the best utilisation that anybody published for the chip, or for any where nobody did.
+
+        0 with adapters. Of attention the visible half counts, of recomputation nothing.
+        """
         s, known = self.job.shape, intervals()["best"]
         if self.job.method != "full":
             return 0.0
@@ -63,12 +65,12 @@ class Estimate:
 
     @property
     def device_gib(self) -> float:
-        """What the card has to hold."""
+        """GiB that the card has to hold."""
         return (self.held + self.context) / GIB
 
     @property
     def spare_gib(self) -> float:
-        """What is left of the card; below 0, it does not fit."""
+        """GiB that are left of the card; below 0, the configuration does not fit."""
         return self.gpu.memory_gib - self.device_gib
 
     @property
@@ -77,7 +79,7 @@ class Estimate:
 
     @property
     def most_gib(self) -> float:
-        """What the card has to hold at the upper end of the interval."""
+        """GiB that the card has to hold at the upper end of the interval."""
         return self.memory_interval()[1] + (stream_pool(self.job) + self.context) / GIB
 
     @property
@@ -86,8 +88,10 @@ class Estimate:
 
     @property
     def crowded(self) -> bool:
-        """Whether it is of the kind of which published runs took far longer than predicted: ZeRO-3 over hundreds of ranks, each
-        with so little to compute that most of a step waits (arXiv 2311.00257: docs/evidence/planner-accuracy.md)."""
+        """Whether published runs like it took far longer than predicted (arXiv 2311.00257: docs/evidence/planner-accuracy.md).
+
+        They ran ZeRO-3 over hundreds of ranks, each with so little to compute that most of a step waits.
+        """
         job, time = self.job, self.time
         waits = time.across + time.launches > time.total / 2
         return job.deepspeed and job.stage == 3 and job.shard_ranks >= 128 and waits
@@ -105,34 +109,37 @@ class Estimate:
 
     @property
     def days(self) -> float:
-        """Per billion tokens, on all GPUs."""
+        """Days for a billion tokens, on all GPUs."""
         return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
 
     def memory_interval(self) -> tuple[float, float]:
-        """GiB allocated: the 80 % interval."""
+        """Return the 80 % interval of the GiB allocated."""
         low, high = intervals()[of_memory(self.job)]
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
-        """Seconds per step: the 80 % interval."""
+        """Return the 80 % interval of the seconds of a step."""
         low, high = intervals()[of_time(self.job, self.gpu.seen)]
         return max(self.time.total * low, self.least_seconds), self.time.total * high
 
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:
-    """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
+    """Return the figures from `least` up, in units of `unit`: `weights 15.26, gradients 0.93`."""
     values = {name: value / unit for name, value in vars(of).items()}
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
 def of_memory(job: Job) -> str:
-    """Which of intervals() its memory has. Where experts lie on several ranks one of them may get more tokens than its share."""
+    """Return the key of intervals() for a job's memory. Of experts on several ranks one may get more tokens than its share."""
     return "memory_experts" if job.expert > 1 else "memory_zero" if job.deepspeed else "memory"
 
 
 def of_time(job: Job, seen: bool = True) -> str:
-    """Which of intervals() a step's time has: DeepSpeed and mixtures of experts vary more than the network explains, and a kind
-    of GPU that no run was fitted to (not `seen`) more than either."""
+    """Return the key of intervals() for a step's time.
+
+    DeepSpeed and mixtures of experts vary more than the network explains, and a kind of GPU that no run was fitted to varies more
+    than either. seen: whether runs were
+    """
     if not seen:
         return "time_unseen"
     if job.deepspeed:
@@ -141,8 +148,8 @@ def of_time(job: Job, seen: bool = True) -> str:
 
 
 def intervals() -> dict[str, Any]:
-    """Factors between which 80 % of measured rows lie, and under `best` what share of its dense peak the best run on each kind of
-    GPU computed with; written by benchmarks/planner.py, intervals from rows left out of every fit."""
+    """Return the factors between which 80 % of measured runs lie, and under `best` the share of its dense peak that the best run
+    on each kind of GPU reached. benchmarks/planner.py writes them, from runs left out of every fit."""
     return table(Path(__file__).with_name("intervals.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""What a host's memory and disk have to hold, by formula. Bytes."""
+"""Count what a host's memory and disk have to hold. Bytes."""
 
 from dataclasses import dataclass
 
@@ -26,23 +26,23 @@ class Host:
 
     @property
     def fullest(self) -> tuple[float, float]:
-        """Of the larger of the two memories: between which four of five runs lie."""
+        """The bytes between which four of five runs lie, of the larger of the two memories."""
         low, high = intervals()["host"]
         return low * max(self.loading, self.training), high * max(self.loading, self.training)
 
 
 def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:
-    """Bytes of memory that the ranks of a node own: their own copies of weights, and what is offloaded."""
+    """Return the bytes of memory that the ranks of a node own: their own copies of weights, and what is offloaded."""
     return ranks * PROCESS + copied + PINNED * offloaded
 
 
 def host(job: Job) -> Host:
-    """A node's share, for a model that is published in bf16 or MXFP4. What benchmarks/hosts.py measures.
+    """Return what a node has to hold, for a model published in bf16 or MXFP4; benchmarks/hosts.py measures it.
 
     Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
-    What is converted, to fp32 where weights are trained without DeepSpeed (training/arguments.py: load_dtype) or from MXFP4,
-    each rank owns, but under FSDP2, where a node has one copy (model/load.py: load_base). Four bits are made on the GPU, one
-    tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
+    What is converted, to fp32 where weights are trained without DeepSpeed (train/loop/arguments.py: load_dtype) or from MXFP4,
+    each rank owns, except under FSDP2, where a node has one copy (train/model/load.py: load_base). Four bits are made on the GPU,
+    one tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
     Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
     read through a memory map, whose pages the system may drop.
     """
@@ -67,9 +67,10 @@ def host(job: Job) -> Host:
 
 
 def checkpoint(job: Job, trained: float) -> float:
-    """Bytes of a checkpoint on disk, of `trained` parameters: in fp32 with the optimizer's states. Under DeepSpeed the model's
-    own file in half precision besides, and under ZeRO-1 and 2 the engine's copy of the same. A weight that two layers share is
-    kept once more by those two (deepspeed/runtime/engine.py saves a state_dict by names) and by FSDP2's sharded files.
+    """Return the bytes of a checkpoint with `trained` parameters: they are in fp32, with the optimizer's states.
+
+    DeepSpeed adds the model's own file in half precision, and ZeRO-1 and 2 the engine's copy of it. These two keep a weight that
+    two layers share once more (deepspeed/runtime/engine.py saves a state_dict by names), as FSDP2's sharded files do.
     """
     zero = job.stage if job.deepspeed else 0
     kept = (4 + OPTIMIZER_BYTES[job.optimizer] + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained

@@ -18,13 +18,13 @@ RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
 def of_method(name: str) -> dict[str, Any]:
-    """What a Job says of the method: a key of METHODS."""
+    """Return the fields of a Job for a method. name: a key of METHODS"""
     keys = METHODS[name].keys
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
 def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
-    """What a Job says of how train.py spreads it over so many ranks."""
+    """Return the fields of a Job that train.py divides along these axes over so many ranks."""
     if not axes:
         return {"data": ranks}
     pipeline = (
@@ -41,7 +41,7 @@ def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Worlds of ranks that train by themselves and meet every `every` steps (docs/local-training.md). A Job's ranks are of one.
+    """Groups of ranks that train independently and average weights every `every` steps (docs/local-training.md).
 
     count: how many there are, 1 where nothing is averaged; precision, fragments, outer: as a recipe's keys say them
     """
@@ -58,8 +58,8 @@ class Job:
     """One training configuration.
 
     engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
-    sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
-    labelled: share of the tokens that have logits: with padding_free those alone that a label follows
+    sequence: its tokens; attended: mean length of the sample that a token sees (packing), 0 for the whole sequence
+    labelled: share of the tokens that have logits: with padding_free only those that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism, in one of the `replicas`
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
@@ -123,7 +123,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The method's, for readers."""
+        """The method in words, for readers."""
         return METHODS[self.method.replace("lora", "dora") if self.dora else self.method].title
 
     @property
@@ -137,12 +137,12 @@ class Job:
 
     @property
     def order(self) -> Schedule:
-        """In which a stage goes through its micro-batches."""
+        """The order in which a stage goes through its micro-batches."""
         return SCHEDULES[self.schedule]
 
     @property
     def axes(self) -> Axes:
-        """Over how many ranks it divides what besides the data."""
+        """The axes besides data parallelism, with their sizes."""
         schedule = "" if self.schedule in ("1f1b", "interleaved1f1b") else self.schedule
         return Axes(self.tensor, self.context, self.pipeline, self.expert, schedule, self.virtual)
 
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Of one micro-batch on one rank."""
+        """Tokens of one micro-batch on one rank."""
         return self.micro_batch * self.sequence // self.context
 
     @property
@@ -173,17 +173,17 @@ class Job:
 
     @property
     def adapter_copies(self) -> bool:
-        """Whether adapters are in fp32 and read copies: train/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
+        """Whether adapters are in fp32 and read copies, as under any engine but DeepSpeed (train/model/adapters.py, PEFT)."""
         return self.conventions.weights == 4
 
     @property
     def one_kernel_norm(self) -> bool:
-        """Whether a norm is one kernel, which keeps its input itself and no fp32 copy."""
+        """Whether a norm is one kernel, which keeps its input and no fp32 copy of it."""
         return "norm" in self.kernels or self.shape.family.layer_norm
 
     @property
     def autocast(self) -> bool:
-        """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
+        """Whether bf16 products read fp32 weights, with an fp32 residual stream; frozen weights are bf16 under every engine."""
         return self.engine in ("ddp", "stages") and self.method == "full"
 
     @property

@@ -1,4 +1,4 @@
-"""The operations of a decoder layer: what each computes, moves through memory and keeps for the backward pass.
+"""List the operations of a decoder layer: what each computes, moves through memory and keeps for the backward pass.
 
 One table serves two questions. Activation memory is the sum of what the operations keep; time is the sum of what they
 compute and move. Bytes are per token, with activations in two bytes; h, q, kv and f are the widths of the residual
@@ -6,7 +6,7 @@ stream, the queries, keys and values together, and the MLP.
 
 Kept and moved bytes are counted operation by operation. Without a kernel of its own a norm is what Transformers' modelling
 code has autograd run (modeling_llama.py): it computes in fp32 and keeps its fp32 input and its normalised input. One kernel
-keeps its input alone: Liger, Transformer Engine, or torch.compile, whose partitioner never computes again what a product
+keeps only its input: Liger, Transformer Engine, or torch.compile, whose partitioner never computes again what a product
 reads, so that the outputs of norm and activation are kept.
 """
 
@@ -51,7 +51,7 @@ class Op:
 
 @functools.singledispatch
 def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
-    """The forward pass of one of the job's layers, in the order in which it runs, with what its adapters do."""
+    """Yield the operations of a layer's forward pass in the order in which they run, those of its adapters among them."""
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     # Under autocast products are in bf16 over an fp32 residual stream, of which every product makes a bf16 copy of its own.
@@ -98,7 +98,7 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
 
 
 def _experts(job: Job) -> Iterator[Op]:
-    """What stands in the place of a mixture's MLP."""
+    """Yield the operations of a mixture of experts, which stands in the place of an MLP."""
     h, shape, experts, top = job.shape.hidden, job.shape, job.shape.experts, job.shape.top_k
     if shape.shared_ffn:
         yield from _mlp(job, shape.shared_ffn)
@@ -110,14 +110,16 @@ def _experts(job: Job) -> Iterator[Op]:
 
 
 def exchanged_width(job: Job) -> float:
-    """Elements per token that go through Ulysses' exchanges of heads before and after attention."""
+    """Return the elements per token that go through Ulysses' exchanges of heads before and after attention."""
     s = job.shape
     return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
 
 
 def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False, beside: float = 0.0) -> Op:
-    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again, and four
-    tensors in fp32 at once, as traces show (benchmarks/results/long_context.jsonl).
+    """Return a norm.
+
+    Unfused, it moves per element 6 bytes to cast, 8 to square, 4 for the mean, 8 to scale, 6 to cast and 4 for the weight; half
+    as much again backward, with four tensors in fp32 at once, as traces show (benchmarks/results/long_context.jsonl).
 
     stream: it reads an fp32 residual stream, and keeps that instead of a copy; beside: bytes that stand meanwhile
     """
@@ -130,7 +132,7 @@ def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = 
 
 
 def _attention(job: Job) -> Iterator[Op]:
-    """Kept: queries, keys, values and the output; of the scores a number per head and token, or in eager attention all."""
+    """Yield attention. It keeps queries, keys, values, output, and a number per head and token; eager attention all scores."""
     shape = job.shape
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
     keys_values = 2 * kv
@@ -156,7 +158,7 @@ def _attention(job: Job) -> Iterator[Op]:
 
 
 def _mlp(job: Job, width: int, times: int = 1, experts: int = 0, autocast: bool = False) -> Iterator[Op]:
-    """Kept: gate, up and their product, and without a kernel of its own the activated gate.
+    """Yield an MLP, which keeps gate, up and their product, and without a kernel of its own the activated gate.
 
     On the way back there are the product's gradient and those of its two factors, but no longer the product. A kernel of its
     own writes the two over what it kept. Under autocast the layer's gradient has a bf16 copy while `down` goes back.

@@ -1,4 +1,4 @@
-"""Peak memory of a rank, in parts, by formula. Bytes.
+"""Count the peak memory of a rank, in parts. Bytes.
 
 A step has four moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
 the first layers of the backward pass, when the logits are gone and gradients have begun; in the last of them, when all
@@ -44,23 +44,25 @@ class Memory:
 
     @property
     def moving(self) -> float:
-        """What comes and goes in a step."""
+        """Bytes that come and go in a step."""
         return self.activations + self.logits + self.buffers
 
     @property
     def allocated(self) -> float:
-        """What torch.cuda.max_memory_allocated would say."""
+        """Bytes that torch.cuda.max_memory_allocated would say."""
         return sum(vars(self).values())
 
 
 def stream_pool(job: Job) -> float:
-    """Bytes that ZeRO-3's streams hold besides: a block that one stream has left no other one takes. Runs of published
-    tables reserved three times as much where a card had room, and one with 0.7 GiB to spare ran out of memory."""
+    """Return the bytes that ZeRO-3's streams hold besides: no stream takes a block that another one has left.
+
+    Runs of published tables reserved three times as much where a card had room, and one with 0.7 GiB to spare ran out of memory.
+    """
     return 2 * min(LIVE, job.shape.parameters) if job.deepspeed and job.stage == 3 and job.shard_ranks > 1 else 0.0
 
 
 def settings_of(job: Job) -> TraceSettings | None:
-    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
     if split or job.checkpointing not in ("none", "full") or job.every > 1:
         return None
@@ -69,7 +71,7 @@ def settings_of(job: Job) -> TraceSettings | None:
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
-    """Of how many micro-batches the stage at `place` keeps activations, under 1F1B.
+    """Return how many micro-batches the stage at `place` keeps activations of, under 1F1B.
 
     Interleaved, a stage holds chunks of its layers, of each micro-batch one after the other: 2 (p - 1) + (v - 1) p + 1 of them on
     the first (Megatron-LM's warm-up; Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / p v).
@@ -83,7 +85,7 @@ def micro_batches_in_flight(job: Job, place: int) -> float:
 
 
 def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
-    """Bytes per token (that one rank keeps of a layer, that the layer's backward pass needs at its peak beyond them).
+    """Return the bytes per token (that one rank keeps of a layer, that the layer's backward pass needs at its peak beyond them).
 
     What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
     """
@@ -104,7 +106,7 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
 
 @functools.singledispatch
 def activation_bytes(job: Job) -> tuple[float, float]:
-    """(what one layer keeps, mean over layers; what the backward pass of a layer needs besides) per micro-batch.
+    """Return the bytes per micro-batch (that one layer keeps, mean over layers; that a layer's backward pass needs besides).
 
     With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
     """
@@ -131,7 +133,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
 
 
 def adapters_keep(job: Job) -> float:
-    """What a layer keeps more, mean over layers, with frozen weights and adapters; neither a trace nor layer_ops() has it."""
+    """Return the bytes that adapters and frozen weights add to a layer, mean over layers; no trace nor layer_ops() has them."""
     if job.method == "full":
         return 0.0
     more = sum(count * adapter_bytes(job, moe) for moe, count in job.shape.kinds)
@@ -139,7 +141,7 @@ def adapters_keep(job: Job) -> float:
 
 
 def norm_bytes(job: Job) -> float:
-    """What stands while DoRA takes the norm of the largest weight's rows; one in four bits is dequantised for it."""
+    """Return the bytes that stand while DoRA takes the norm of the largest weight's rows; four bits are dequantised for it."""
     if not job.dora:
         return 0.0
     largest = max((inner * outer for _, inner, outer in all_linears(job.shape, job.targets)), default=0)
@@ -148,7 +150,7 @@ def norm_bytes(job: Job) -> float:
 
 @functools.singledispatch
 def logit_bytes(job: Job) -> float:
-    """Of final norm, logits and loss at their peak, per micro-batch."""
+    """Return the bytes of final norm, logits and loss at their peak, per micro-batch."""
     s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
     if loss == "fused":  # besides what the norm gives
@@ -166,13 +168,13 @@ def logit_bytes(job: Job) -> float:
 
 @functools.singledispatch
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
-    """Of every stage; activations and logits by formula, or as `traced` on one rank that holds every layer."""
+    """Return the four moments of every stage. traced: activations and logits of a rank that holds all layers, else by formula"""
     layer = activation_bytes(job)
     return [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
 
 
 def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | None) -> list[Memory]:
-    """The four moments of one pipeline stage. kept, back: activation_bytes(job)"""
+    """Return the four moments of one pipeline stage. kept, back: as activation_bytes(job) gives them"""
     engine, psi, last = job.conventions, stage.parameters, stage.last
     states, held = stage_states(job, stage)
     kept *= stage.layers * micro_batches_in_flight(job, stage.place)
@@ -206,8 +208,9 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
 
 
 def _roots(job: Job, optimizer: float) -> float:
-    """Bytes of the copy of second moments that stands while torch's foreach kernels step: they take the square root of all at
-    once (torch/optim/adam.py: _multi_tensor_adam). `optimizer` are those of all states.
+    """Return the bytes of the copy of second moments that stands while torch's foreach kernels step.
+
+    They take the square root of all at once (torch/optim/adam.py: _multi_tensor_adam). optimizer: bytes of all its states
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
     benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
@@ -221,7 +224,7 @@ def _roots(job: Job, optimizer: float) -> float:
 
 @functools.singledispatch
 def buffers(job: Job, stage: Stage) -> float:
-    """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
+    """Return the bytes of gathered weights, reduction buckets and half-precision copies that stand at the peak."""
     s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline has on one rank before data-parallel sharding; without a pipeline there is one stage."""
+"""Count what each stage of a pipeline has on one rank before data-parallel sharding; without a pipeline there is one stage."""
 
 import functools
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NF4_CUT = 0.5625  # with plain ones, as tensor groups have them (train/parallel/
 
 @dataclass(frozen=True)
 class Stage:
-    """What one rank has.
+    """The parameters of one rank.
 
     parameters: over tensor and expert parallelism; experts: those among them that expert parallelism divides
     whole: those among them that every rank of a tensor group has
@@ -63,16 +63,16 @@ def stages(job: Job) -> list[Stage]:
 
 
 def gathered_bytes(job: Job, psi: float) -> float:
-    """Of `psi` parameters as they are gathered or moved: in half precision, but QLoRA's."""
+    """Return the bytes of `psi` parameters as they are gathered or moved: in half precision, except under QLoRA."""
     return frozen_bytes(job, psi) if job.method == "qlora" else job.conventions.gathered * psi
 
 
 @functools.singledispatch
 def frozen_bytes(job: Job, psi: float) -> float:
-    """The weights under adapters: bf16, or in linear layers four bits with nested constants (QLoRA).
+    """Return the bytes of weights under adapters: in bf16, or in linear layers four bits with nested constants (QLoRA).
 
     Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
-    nn.Linear alone (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
+    only nn.Linear (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
     """
     if job.method == "full":
         return 0.0

@@ -1,4 +1,4 @@
-"""Model states in bytes of a rank of each stage, by formula. docs/evidence/states.md compares them with what is measured."""
+"""Count the model states of a rank of each stage. Bytes. docs/evidence/states.md compares them with what is measured."""
 
 import operator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from .stages import Stage, frozen_bytes, stages
 
 
 def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
-    """(what one rank of a stage holds in the optimizer's step, its gradients until then).
+    """Return (what one rank of a stage holds in the optimizer's step, its gradients until then).
 
     Fewer ranks are left to share the states of experts that expert parallelism has divided.
     """
@@ -30,7 +30,7 @@ def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
 
 
 def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
-    """stage_states under ZeRO-3 with a tensor group.
+    """Return what stage_states() does, under ZeRO-3 with a tensor group.
 
     DeepSpeed 0.19.8 has sharded all parameters over all ranks before AutoTP divides some, and those that it leaves whole stay so.
     They are a sub-group of their own, which is not stepped together with the others.
@@ -49,7 +49,7 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 
 
 def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
-    """stage_states of parameters of which `n` ranks hold one copy together."""
+    """Return what stage_states() does, for parameters of which `n` ranks hold one copy together."""
     engine, stage = job.conventions, job.stage
     if job.deepspeed or job.engine in ("ddp", "fsdp2"):
         kind = f"zero{stage}" if job.deepspeed else job.engine
@@ -66,5 +66,5 @@ def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytes
 
 
 def first_stage_states(job: Job) -> tuple[StateBytesPerRank, float]:
-    """stage_states() of the first stage of a pipeline, or of all where there is none."""
+    """Return stage_states() of the first stage of a pipeline, or of all where there is none."""
     return stage_states(job, stages(job)[0])

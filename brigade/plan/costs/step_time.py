@@ -1,4 +1,4 @@
-"""Time of an optimizer step, in parts, by formula. Seconds."""
+"""Count the time of an optimizer step, in parts. Seconds."""
 
 import functools
 import math
@@ -61,7 +61,7 @@ class StepTime:
 
 
 def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: float = 1) -> float:
-    """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
+    """Return the seconds of `groups` products (rows x inner) @ (inner x outer): the last wave is as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
     rate = g.product_rate * (GROUPED if groups > 1 else 1)
@@ -72,7 +72,7 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: flo
 
 @functools.singledispatch
 def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
-    """(forward, backward) of one operation over a micro-batch of one rank."""
+    """Return the seconds (forward, backward) of one operation over a micro-batch of one rank."""
     t, stream = job.tokens, g.stream_rate
     share = job.tensor if op.split else 1
     moved = (op.moved * t / share / stream, op.moved_back * t / share / stream)
@@ -104,13 +104,13 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 
 
 def _longer(job: Job) -> float:
-    """Times as fast as at 8,192 tokens."""
+    """Return how many times as fast attention is as with 8,192 tokens."""
     half, tokens = HALF_LENGTH.get(job.attention, 0), max(8192.0, job.length)
     return (1 + half / 8192) / (1 + half / tokens)
 
 
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
-    """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
+    """Return the seconds of a layer and micro-batch (forward, backward with recomputation), and the share that is recomputed."""
     s, stream = job.shape, g.stream_rate
     both = [(op, *op_seconds(job, g, op)) for op in layer_ops(job, moe)]
     forward, backward = sum(one for _, one, _ in both), sum(one for _, _, one in both)
@@ -127,7 +127,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
 
 
 def step_time(job: Job, device: Gpu | None = None) -> StepTime:
-    """An optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
+    """Return the time of an optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
     g, s = device or gpu(job.gpu), job.shape
     net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
     stream = g.stream_rate
@@ -172,7 +172,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
 
 @functools.singledispatch
 def waiting_seconds(job: Job, again: float, busy: float) -> float:
-    """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next."""
+    """Return the seconds per layer and micro-batch that a GPU which computes for `busy` waits for Python to launch kernels."""
     engine = job.conventions
     launching = LAUNCHING * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
     if job.stage >= 3:
@@ -183,14 +183,14 @@ def waiting_seconds(job: Job, again: float, busy: float) -> float:
 
 
 def cpu_adam_seconds(job: Job, g: Gpu) -> float:
-    """Seconds per step of the host's own optimizer step where states are offloaded: all of a node's shards."""
+    """Return the seconds of the host's own optimizer step where states are offloaded, over all of a node's shards."""
     trained = job.trained or job.shape.parameters
     rate = CPU_ADAM * min(g.pcie_gb_s, PCIE_5)
     return trained / job.shard_ranks * min(job.node_size, job.gpus) / rate if job.offload else 0.0
 
 
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
-    """Seconds per step that offloading adds: gradients down and weights up, the host's Adam, and weights up for every pass."""
+    """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass."""
     if not job.offload:
         return 0.0
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)

@@ -1,4 +1,4 @@
-"""A cluster in numbers: the catalogue of accelerators (hardware.yaml, and the user's own kinds), and the share of a peak used."""
+"""Describe accelerators in numbers: the catalogue of hardware.yaml and the user's own kinds, and the share of a peak used."""
 
 import functools
 import re
@@ -52,7 +52,7 @@ class Gpu:
 
     @property
     def stream_rate(self) -> float:
-        """Bytes per second that streaming kernels reach of the card's own memory."""
+        """Bytes per second that streaming kernels reach in the card's own memory."""
         return self.hbm_gb_s * 1e9 * STREAM
 
     @property
@@ -61,13 +61,13 @@ class Gpu:
         return self.matmul_tflops * 1e12 * self.sustained
 
     def attention_rate(self, kernel: str) -> float:
-        """FLOPs per second, of the visible half of the scores."""
+        """Return FLOPs per second; only the visible half of the scores counts."""
         known = self.attention_tflops
         return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
+    """Return the entry of each kind of GPU, from the user's own file or hardware.yaml. Raises UserError for a broken file."""
     published, own = table(CATALOGUE)["gpus"], calibration.gpus()
     # A network is the cluster's, and no figure of the card: a user's own card of a known name keeps what is usual.
     own = {kind: {"node_gbit": published.get(kind, {}).get("node_gbit", 100)} | entry for kind, entry in own.items()}
@@ -75,7 +75,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def gpu(kind: str) -> Gpu:
-    """The GPU of that kind, by its key, the driver's name or as people write it: `A100-SXM4-80GB`, `4090 24GB`, `H100 SXM`.
+    """Return the GPU of a kind by its key, the driver's name or as people write it: `A100-SXM4-80GB`, `4090 24GB`, `H100 SXM`.
 
     Raises UserError for an unknown one, with the nearest and all that are known.
     """
@@ -106,7 +106,7 @@ def gpu(kind: str) -> Gpu:
 
 
 def _name(text: str) -> tuple[frozenset[str], float]:
-    """(words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` -> ({"h100"}, 80)"""
+    """Return (the words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` gives ({"h100"}, 80)"""
     text = re.sub(r"(\d+)\s*g(?:i?b)?\b", lambda found: f" {found[1]}gb ", text.lower())
     words = re.findall(r"[a-z0-9]+", text)
     sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
@@ -114,7 +114,7 @@ def _name(text: str) -> tuple[frozenset[str], float]:
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
-    """The GPU to which a driver gives that name, or None for an unknown one: half-sisters have longer names."""
+    """Return the GPU to which a driver gives exactly that name, or None: variants of a card have longer names."""
     entries = catalogue().items()
     return next((_gpu(kind, entry) for kind, entry in entries if re.fullmatch(entry["driver"], device_name)), None)
 
@@ -130,8 +130,10 @@ def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
 
 @functools.cache
 def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float:
-    """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its
-    generation's fitted cards, or the least of all where there are none. without: kinds to leave out"""
+    """Return the share of its dense peak that products reach in training on a card that no run was fitted to.
+
+    It is the median of its generation's fitted cards, or the least of all where there are none. without: kinds to leave out
+    """
     shares: dict[str, set[float]] = {}
     fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
     for kind, entry in fitted.items():
@@ -144,6 +146,6 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
 
 
 def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
-    """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
+    """Return the model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
     device = gpu_of_device(device_name)
     return utilisation(tokens_per_second_per_device, flops_per_token, device.bf16_tflops) if device else None

@@ -1,4 +1,4 @@
-"""The file in which users keep what they know of their own cluster: GPU kinds that hardware.yaml lacks, and measured factors.
+"""Read the file in which users keep what they know of their own cluster: GPU kinds that hardware.yaml lacks, and factors.
 
     gpus:                         # in hardware.yaml's format; they go before its own
       My GPU: {driver: "NVIDIA My GPU", memory_gib: 23.5, bf16_tflops: 100, hbm_gb_s: 900, peer_gb_s: 24, pcie_gb_s: 24, sms: 100}
@@ -33,23 +33,22 @@ _ignored: set[Path | None] = set()
 
 
 def named() -> str:
-    """The file's name in messages."""
+    """Return the file's name for messages."""
     return str(where() or f"a file that {VARIABLE} names")
 
 
 def gpus() -> dict[str, dict[str, Any]]:
-    """Kinds of GPU that the user describes, as hardware.yaml does."""
+    """Return the kinds of GPU that the user describes, as hardware.yaml does."""
     return _current()["gpus"]
 
 
 def factors(kind: str) -> dict[str, float]:
-    """{"efficiency": 0.94, ...} of a kind of GPU: what was measured, of FACTORS."""
+    """Return those of FACTORS that were measured for a kind of GPU: {"efficiency": 0.94, ...}"""
     return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
 
 
 def leave_aside_if_broken(host: str) -> None:
-    """For who needs no planner: leaves a file that cannot be used out of account in this process, and says so where a host is
-    named."""
+    """Ignore the file in this process if it cannot be used, for a run that needs no planner. Where a host is named, say so."""
     try:
         _current()
     except (UserError, OSError) as error:
@@ -66,15 +65,15 @@ def _current() -> dict[str, Any]:
 
 @functools.cache
 def once(path: Path | None) -> dict[str, Any]:
-    """read(), once in a process: who edits the file while a run goes on does not disturb it."""
+    """Read a file once in a process: to edit it while a run goes on does not disturb the run."""
     return read(path) if path else {"gpus": {}, "factors": {}}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """{"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
+    """Return {"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
     document: dict[str, Any] = {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    if path.is_dir() or any(line.strip() and line[0] != "#" for line in lines):  # not comments alone
+    if path.is_dir() or any(line.strip() and line[0] != "#" for line in lines):  # more than comments
         document = _table(read_yaml(path), f"{path}:", SECTIONS, "section")
     found = {name: _table(document.get(name) or {}, f"{path}: {name}") for name in SECTIONS}
     for kind, entry in found["gpus"].items():
@@ -104,7 +103,7 @@ def _check_gpu(entry: Any, place: str) -> None:
 
 
 def _table(value: Any, place: str, known: tuple[str, ...] = (), what: str = "") -> dict[str, Any]:
-    """`value`, which has to be keys and values; its keys each a `what` of `known`, where that is given."""
+    """Return `value`, or raise UserError unless it is keys and values. known: the keys that it may have; what: their name"""
     if not isinstance(value, dict):
         raise UserError(
             place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"

@@ -1,4 +1,4 @@
-"""How long collectives take on the links that they cross.
+"""Count how long collectives take on the links that they cross.
 
 Ring: each of n ranks sends its part n-1 times, T = (n-1) latency + (n-1)/n S / B for a gather or a scatter of S bytes in all,
 twice that for an all-reduce; a tree takes 2 log2(n) latency. Between nodes B is what a node's network cards give all of its
@@ -43,11 +43,11 @@ class Links:
         return self.node * 8e-9 / LINE_SHARE
 
     def crosses(self, ranks: int, stride: int = 1) -> bool:
-        """Whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
+        """Return whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
         return ranks > 1 and ranks * stride > self.node_size
 
     def ring(self, kind: str, ranks: int, stride: int) -> tuple[float, float]:
-        """(bytes per second, seconds of all hops) of a ring. Groups that cross a node's border side by side share its cards."""
+        """Return (bytes per second, seconds of all hops) of a ring. Groups side by side share a node's cards."""
         if not self.crosses(ranks, stride):
             return self.peer, (ranks - 1) * PEER_LATENCY
         nodes = -(-ranks * stride // self.node_size)
@@ -61,7 +61,7 @@ class Links:
         return min(self.peer, rate), (ranks - 1) * PACE
 
     def half(self, payload: float, ranks: int, stride: int = 1) -> float:
-        """Seconds of a gather or a scatter of `payload` bytes in all."""
+        """Return the seconds of a gather or a scatter of `payload` bytes in all."""
         if ranks == 1:
             return 0.0
         rate, hops = self.ring("gather", ranks, stride)
@@ -75,8 +75,10 @@ class Links:
         return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
 
     def exchange(self, payload: float, ranks: int, stride: int = 1) -> float:
-        """Seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all). Between nodes the ranks of
-        a node share its cards, and no ring helps: each part goes the whole way."""
+        """Return the seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all).
+
+        Between nodes the ranks of a node share its cards, and no ring helps: each part goes the whole way.
+        """
         if not self.crosses(ranks, stride):
             return self.half(payload, ranks, stride)
         inside = max(1, self.node_size // stride)
@@ -84,7 +86,7 @@ class Links:
         return CALL_LATENCY + HOP + max(outside, (inside - 1) / ranks * payload / self.peer)
 
     def send(self, payload: float, stride: int, stages: int) -> float:
-        """Seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
+        """Return the seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
 
         Where the pipeline lies on several nodes, over the border between two: every micro-batch has to pass it, and the ranks of
         a stage share the node's cards.
@@ -102,7 +104,7 @@ RATE = re.compile(
 
 
 def node_gbit(named: str, node_size: int) -> float | None:
-    """Gbit/s of a node's network cards, as the name of a network states them; None where it states no rate.
+    """Return the Gbit/s of a node's network cards, as the name of a network states them; None where it states no rate.
 
     Raises UserError for a rate that is none.
     """
@@ -121,7 +123,7 @@ def node_gbit(named: str, node_size: int) -> float | None:
 
 
 def hold_name(named: str, place: str) -> None:
-    """Raises UserError at `place` for a network that names neither a rate nor EFA."""
+    """Raise UserError at `place` for a network that names neither a rate nor EFA."""
     if named and "EFA" not in named and node_gbit(named, 1) is None:
         cure = "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`"
         raise UserError(place, f"{named!r} states no rate", cure)
@@ -129,7 +131,7 @@ def hold_name(named: str, place: str) -> None:
 
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
-    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or with no rate the GPU kind's usual one."""
+    """Return the links of a cluster. named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)"; without a rate the usual one"""
     efa = "EFA" in named
     gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.

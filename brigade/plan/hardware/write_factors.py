@@ -16,8 +16,9 @@ from .network import links
 def take_network(
     kind: str, named: str, measured: float, ranks: int, node_size: int, link: str, file: Path
 ) -> list[str]:
-    """Fold a bandwidth that was measured without a run into the network's factor of `kind`, and write `file`; returns what
-    changed.
+    """Fold a bandwidth that was measured without a run into the network's factor of `kind`, and write `file`.
+
+    Returns what changed, a line each.
 
     named: of the measurement; the same hosts' next one takes its place
     measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
@@ -31,7 +32,7 @@ def take_network(
 
 
 def fold(entries: dict[str, Any], name: str, found: dict[Path, float], kind: str, lines: list[str]) -> dict[str, Any]:
-    """`entries` with the factors of runs in the entry `name`, and a line on what became of it."""
+    """Return `entries` with the factors of runs in the entry `name`, and a line on what became of it."""
     if not found:
         return entries
     old = entries.get(name, {"factor": "none", "runs": {}})

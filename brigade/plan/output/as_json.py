@@ -25,7 +25,7 @@ SCHEMA = 1  # changes where a key is renamed or removed
 
 
 def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> str:
-    """Of a model on a cluster: every strategy, the chosen one's place among them or null, and what begins the answer in words."""
+    """Return the answer for a model on a cluster: every strategy, the place of the chosen one or null, and the advice."""
     plans = [
         {
             "strategy": one.name,
@@ -45,7 +45,7 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
 def recipe_json(
     result: Estimate, strategy: str, verdict: str, fits: bool, tight: str, advice: Sequence[str], given: float | None
 ) -> str:
-    """Of a recipe: one plan, and what begins the answer in words. tight: why the hosts may not hold it"""
+    """Return the answer for a recipe: one plan, and the advice. tight: why the hosts may not hold it"""
     plan = {"strategy": strategy, "reason": verdict, "fits": fits, "safe": result.safe and not tight, "kernels": ""}
     plan |= _numbers(result, given)
     return _whole([plan], 0, list(advice))

@@ -1,4 +1,4 @@
-"""The comment that a recipe begins with: model, hardware, how to start it, and what the planner expects."""
+"""Write the comment at the head of a recipe: model, hardware, how to start it, and what the planner expects."""
 
 import shlex
 
@@ -7,7 +7,7 @@ from ..choice.job_of_recipe import RecipePlan
 
 
 def commands(plan: RecipePlan) -> list[str]:
-    """What starts the recipe on its own cluster, the first as anybody would; one GPU has eight as its second way."""
+    """Return the commands that start the recipe on its own cluster, the usual one first; with one GPU also one for eight."""
     recipe, named = shlex.quote(plan.path), plan.settings.recipe.cluster.hostfile
     gpus, hosts = plan.estimate.job.gpus, plan.estimate.job.nodes
     eight = f"torchrun --master_port 29500 --nproc_per_node 8 train.py --recipe {recipe}"
@@ -23,12 +23,12 @@ def commands(plan: RecipePlan) -> list[str]:
 
 
 def divides(plan: RecipePlan, ranks: int) -> bool:
-    """Whether the global batch divides over as many ranks."""
+    """Return whether the global batch divides over as many ranks."""
     return plan.settings.recipe.training.global_batch_size % (plan.estimate.job.micro_batch * ranks) == 0
 
 
 def header(plan: RecipePlan) -> str:
-    """At most eight lines; `plan RECIPE` prints the rest."""
+    """Return the comment, of at most eight lines; `plan RECIPE` prints the rest."""
     result, model = plan.estimate, plan.model
     base = " of the base model" if model.base else ""
     place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
@@ -44,7 +44,7 @@ def header(plan: RecipePlan) -> str:
 
 
 def replaced(text: str, comment: str) -> str:
-    """A recipe's text with this header instead of its own."""
+    """Return a recipe's text with this header instead of its own."""
     lines = text.splitlines(keepends=True)
     first = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return comment + "".join(lines[first:])

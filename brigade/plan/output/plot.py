@@ -1,4 +1,4 @@
-"""Pictures of a plan: memory by part for every strategy, and speed over node counts. The one module that imports matplotlib."""
+"""Draw a plan: memory by part for every strategy, and speed over node counts. Only this module imports matplotlib."""
 
 import html
 import io
@@ -42,7 +42,7 @@ Lines = dict[str, dict[int, float]]  # strategy -> nodes -> tokens per second of
 
 
 def parts(candidate: Candidate) -> dict[str, float]:
-    """GiB of each GPU; they add up to what nvidia-smi shows.
+    """Return the GiB of each GPU by part; they add up to what nvidia-smi shows.
 
     "context, reserve": CUDA's context, NCCL's buffers, and what torch's allocator holds unused
     """
@@ -52,7 +52,7 @@ def parts(candidate: Candidate) -> dict[str, float]:
 
 
 def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lines:
-    """Points of the strategies that fit on some number of nodes, best first.
+    """Return the points of the strategies that fit on some number of nodes, best first.
 
     The global batch stays: more nodes than it has sequences for, or that it does not divide over, are left out.
     """
@@ -70,7 +70,7 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
 
 
 def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
-    """The chosen one, the best of the others, and the best that does not fit; the page's table has all."""
+    """Return the chosen candidate, the best of the others, and the best that does not fit; the page's table has all."""
     most = shown_first(ranked, winner)
     shown, rest = most[:BARS], most[BARS:]
     unfit = next((candidate for candidate in rest if not candidate.fits), None)
@@ -130,7 +130,7 @@ class Picture:
         self.hints[name] = text
 
     def draw_memory(self, axis: Axes) -> None:
-        """One bar per strategy, the chosen one on top; what reaches far beyond the card is cut and says how far it would go."""
+        """Draw one bar per strategy, the chosen one on top; a bar far beyond the card is cut and says how far it would go."""
         ranked, card = bars(self.ranked, self.winner), self.ranked[0].estimate.gpu.memory_gib
         end = min(1.12 * max(card, *(candidate.estimate.device_gib for candidate in ranked)), 1.75 * card)
         names, places, left = [candidate.label for candidate in ranked], range(len(ranked)), [0.0] * len(ranked)
@@ -169,7 +169,7 @@ class Picture:
         axis.legend(loc="upper center", bbox_to_anchor=(0.45, -0.09), ncols=4)
 
     def draw_speed(self, total: Axes, each: Axes) -> None:
-        """Tokens per second over node counts, of all GPUs and of one; the chosen strategy's line is the thick one."""
+        """Draw tokens per second over node counts, of all GPUs and of one; the chosen strategy's line is the thick one."""
         total.set_title("Tokens per second, all GPUs")
         each.set_title("Tokens per second and GPU")
         if not self.lines:
@@ -241,7 +241,7 @@ class Picture:
         )
 
     def svg(self) -> str:
-        """Inline SVG in the page's colours, with a title for the pointer in each element, and nothing that names an address."""
+        """Return inline SVG in the page's colours, with a title for the pointer in each element, and no address."""
         with io.StringIO() as file:
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})  # type: ignore[arg-type]
             text = file.getvalue()

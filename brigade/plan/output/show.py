@@ -1,4 +1,4 @@
-"""What `plan` prints: strategies side by side, one configuration in parts, formula beside trace."""
+"""Print a plan: strategies side by side, one configuration in parts, formula beside trace."""
 
 import functools
 import os
@@ -37,20 +37,20 @@ def say(label: str, text: str) -> None:
 
 
 def columns() -> int | None:
-    """The terminal's width, or what COLUMNS says; None into a file or a pipe, which have none."""
+    """Return the terminal's width, or what COLUMNS says; None for a file or a pipe."""
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
     return max(40, shutil.get_terminal_size().columns) if told else None
 
 
 def wrapped(text: str, indent: int = 0) -> str:
-    """In lines as wide as the terminal; whole into a file or a pipe."""
+    """Return text in lines as wide as the terminal; on one line for a file or a pipe."""
     if not (width := columns()):
         return text
     return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
-    """Of sequences beyond the model's positions, of what it carries beside its decoder, and of a GPU without bf16."""
+    """Warn of sequences beyond the model's positions, of what it carries beside its decoder, and of a GPU without bf16."""
     config, shape, said = named_config(model)[0], workload.shape, []
     positions = positions_of(config)
     if positions and workload.length > positions:
@@ -70,7 +70,7 @@ def between(low: str, high: str) -> str:
 
 
 def tracer(model: str) -> search.Traces:
-    """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
+    """Return a function from a configuration to its trace, each kind traced once; None where no trace can stand for it."""
     config = named_config(model)[0]
 
     @functools.cache
@@ -78,7 +78,7 @@ def tracer(model: str) -> search.Traces:
         try:
             return trace(config, question)
         except UserError:
-            if question.autocast:  # some models' experts compute in one precision alone
+            if question.autocast:  # some models' experts compute in one precision only
                 return None
             raise
 
@@ -91,7 +91,7 @@ def tracer(model: str) -> search.Traces:
 
 
 def formula_and_trace(job: Job, found: "Trace | None") -> None:
-    """Formula and trace side by side, of a micro-batch."""
+    """Print formula and trace of a micro-batch side by side."""
     if found is None:
         print("trace    this configuration cannot be traced: its activations and logits are by formula")
         return
@@ -113,7 +113,7 @@ def formula_and_trace(job: Job, found: "Trace | None") -> None:
 
 
 def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
-    """What fused kernels would bring, which need a package that requirements.txt leaves out."""
+    """Print what fused kernels would bring, which need a package that requirements.txt leaves out."""
     other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
@@ -125,7 +125,7 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
 
 
 def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], traces: search.Traces | None) -> str:
-    """What to do then."""
+    """Return what to do where nothing fits."""
     if all(candidate.choice.why_only for candidate in ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
     if change := explain.smallest_change(workload, cluster, traces):
@@ -137,12 +137,12 @@ def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], 
 
 
 def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
-    """All of them, the chosen one first."""
+    """Return all candidates, the chosen one first."""
     return sorted(ranked, key=lambda candidate: candidate is not winner)
 
 
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
-    """The chosen one, and the best of the others in the order of their speed, ten in all, with why each is not the one."""
+    """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen."""
     shape, device = workload.shape, ranked[0].estimate.gpu
     title = (
         f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
@@ -169,14 +169,14 @@ def recomputes(job: Job) -> str:
 
 
 def trained(job: Job, whole: Collection[str]) -> None:
-    """Of adapters, and what is trained whole beside them."""
+    """Print what is trained where that is adapters, and what is trained whole beside them."""
     if job.trained:
         beside = len(whole) * job.shape.vocab * job.shape.hidden
         print(trains(job.trained - beside, beside, list(whole)))
 
 
 def batch(winner: Candidate) -> None:
-    """How a candidate makes its batch, and what computes it."""
+    """Print how a candidate makes its batch, and what computes it."""
     job = winner.estimate.job
     ranks = counted(job.data, "data-parallel rank")
     made = f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {ranks}"
@@ -186,7 +186,7 @@ def batch(winner: Candidate) -> None:
 
 
 def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:
-    """One configuration in parts, and what so many tokens take at so many US dollars for an hour of a GPU."""
+    """Print one configuration in parts, and what so many tokens take. price: US dollars for an hour of a GPU"""
     job, needs = result.job, host(result.job)
     if job.axes:
         say("axes", axes_line(result))
@@ -253,7 +253,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
 
 
 def axes_line(result: Estimate) -> str:
-    """`pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
+    """Return `pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
     job, bubble = result.job, result.time.bubble / result.time.total
     said = f"{job.axes} x data {job.data}"
     if job.pipeline == 1:
@@ -262,7 +262,7 @@ def axes_line(result: Estimate) -> str:
 
 
 def checkpoint(size: float) -> str:
-    """`27.5 GB (80 % interval: 27.5 to 27.8)`"""
+    """Return `27.5 GB (80 % interval: 27.5 to 27.8)`"""
     unit, name = (1e9, "GB") if size >= 1e8 else (1e6, "MB")
     digits = 2 if size < 10 * unit else 1 if size < 100 * unit else 0
     value, low, high = (f"{factor * size / unit:,.{digits}f}" for factor in (1, *intervals()["disk"]))

@@ -40,7 +40,7 @@ def show_recipe(
     price: float | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the estimate of the recipe at `path`; 1 where it does not fit with a share of `margin` left free, else 0.
+    """Print the estimate of the recipe at `path`; return 1 if it does not fit with a share of `margin` left free, else 0.
 
     tokens: to train on, None for what its max_steps take, else a billion; price: US dollars for an hour of a GPU
     cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
@@ -92,7 +92,7 @@ def show_recipe(
 
 
 def describe_recipe(plan: RecipePlan) -> None:
-    """Its model, hardware and batch, and the commands that start it."""
+    """Print a recipe's model, hardware and batch, and the commands that start it."""
     job, device, model, recipe = plan.estimate.job, plan.estimate.gpu, plan.model, plan.settings.recipe
     revision = f" at revision {recipe.model.revision}" if recipe.model.revision else ""
     published = " (the published number)" if model.published else ""

@@ -1,4 +1,4 @@
-"""The file that says a strategy with axes besides data parallelism, which `plan --write` writes with the recipe."""
+"""Write the file of a strategy with axes besides data parallelism, beside the recipe that `plan --write` writes."""
 
 import json
 from dataclasses import dataclass
@@ -47,8 +47,11 @@ class StrategyFile:
 
 
 def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str | None) -> StrategyFile | None:
-    """Of a candidate with axes; None without. It goes beside the `recipe` in `folder`; of a recipe of ours, to where files of its
-    kind are. One that is there, under its name, is taken as it is."""
+    """Return the file of a candidate with axes; None for one without.
+
+    It goes beside the `recipe` in `folder`, or for a recipe of ours to where files of its kind are. A file that is there, under
+    its name, is taken as it is.
+    """
     job, file = candidate.estimate.job, candidate.choice.file
     axes = job.axes
     if not axes:
@@ -77,13 +80,12 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
 
 
 def ours(folder: Path) -> bool:
-    """Whether recipes in this folder are the project's."""
+    """Return whether recipes in this folder are the project's."""
     return folder.resolve().is_relative_to(REPOSITORY / "recipes")
 
 
 def as_document(candidate: Candidate) -> dict[str, Any]:
-    """A candidate's strategy as an accelerate config that a recipe holds itself; where DeepSpeed shards, it names a ds_config of
-    ours."""
+    """Return a candidate's strategy as an accelerate config inside a recipe; under DeepSpeed it names a ds_config of ours."""
     file = candidate.choice.file
     said: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if file.endswith(".json"):
@@ -95,7 +97,7 @@ def as_document(candidate: Candidate) -> dict[str, Any]:
 
 
 def _mesh(candidate: Candidate) -> dict[str, Any]:
-    """Sizes of a parallelism_config, by short names."""
+    """Return the sizes of a parallelism_config, by short names."""
     job = candidate.estimate.job
     hsdp = candidate.choice.file == "hsdp"
     groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if hsdp else {}

@@ -1,4 +1,4 @@
-"""Recipes that the planner writes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
+"""Write recipes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
 
 import re
 import tempfile
@@ -51,7 +51,7 @@ def body(
     strategy: Mapping[str, Any],
     rope: Mapping[str, Any] | None = None,
 ) -> str:
-    """The recipe as YAML: the template without the lines that name what this recipe does not say.
+    """Return the recipe as YAML: the template without the lines that name what this recipe does not say.
 
     strategy: keys of its `cluster:` that name it; rope: of its `model:`, where rows are longer than the model's positions
     """
@@ -104,7 +104,7 @@ def body(
 
 
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
-    """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
+    """Return the keys of a recipe's `cluster:` that name the strategy: a file of ours, or what it would say if there is none."""
     job, file = candidate.estimate.job, candidate.choice.file
     if not job.axes and file not in ("fsdp2", "hsdp"):
         return {"ds_config": file or None}
@@ -178,7 +178,7 @@ def _in_the_way(path: Path, cure: str) -> UserError:
 
 # ---- all headers ----
 def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
-    """Every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere.
+    """Return every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere.
 
     recipes: default: those in the folders of models.yaml, for users have their own recipes beside them
     """
@@ -189,7 +189,7 @@ def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
 
 
 def row(plan: RecipePlan) -> str:
-    """Of the table in recipes/README.md."""
+    """Return a recipe's line of the table in recipes/README.md."""
     result, shape, name = plan.estimate, plan.estimate.job.shape, plan.path.removeprefix("recipes/")
     cells = (
         plan.model.name,
@@ -206,7 +206,7 @@ def row(plan: RecipePlan) -> str:
 
 
 def refresh(check: bool, recipes: Iterable[Path] | None = None) -> list[str]:
-    """Write all headers and the table of recipes/README.md anew, or only look; returns what was (or would be) changed."""
+    """Write all headers and the table of recipes/README.md anew, or with `check` only look; return what changed or would."""
     plans, changed = recipe_plans(recipes), []
     texts = {path: replaced(path.read_text(), header(plan)) for plan in plans for path in [plan.settings.recipe_path]}
     head, rule, table = OVERVIEW.read_text().partition(RULE)

@@ -1,4 +1,4 @@
-"""What the planner does for a run that trains: the micro-batch that fits, a device's peak, and the comparison after ten steps."""
+"""Serve a run that trains: the micro-batch that fits, a device's peak, and the comparison with the plan after ten steps."""
 
 from typing import Any
 
@@ -20,20 +20,20 @@ def leave_aside_a_broken_calibration(world: World) -> None:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """A device's dense bf16 peak by its driver's name for it; None for an unknown one."""
+    """Return a device's dense bf16 peak by its driver's name for it; None for an unknown one."""
     device = hardware.gpu_of_device(device_name)
     return device.bf16_tflops if device else None
 
 
 def callbacks(run: Any, meter: Any, config: Any, trained: int) -> list[Any]:
-    """The comparison with the plan, as compare_with_plan.py explains it."""
+    """Return the callback that compares a run with its plan (compare_with_plan.py)."""
     from .compare_with_plan import CompareWithPlan
 
     return [CompareWithPlan(run, meter, config, trained)]
 
 
 def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:
-    """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
+    """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""`plan --calibrate RUN ...`: what measured runs say of a cluster, as factors in the user's own file (calibration.py).
+"""`plan --calibrate RUN ...`: fold what runs measured on a cluster into factors of the user's own file (calibration.py).
 
 A run inside one node gives the efficiency with which the formulas' step time becomes the measured one: predicted / measured. A
 run over several nodes then gives the network's factor, by bisection, given that efficiency. A GPU kind's factor is the median
@@ -25,7 +25,7 @@ LEAST_WAIT = 0.1  # of a step that has to wait for the network: where computing 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """seconds: of a step"""
+    """A run whose steps were measured. seconds: of a step"""
 
     folder: Path
     job: Job
@@ -33,7 +33,7 @@ class MeasuredRun:
 
 
 def read_run(folder: Path) -> MeasuredRun:
-    """A run's directory, or its run.yaml. Raises UserError for a run whose steps nothing measured, or that has no estimate."""
+    """Read a run from its directory or run.yaml. Raises UserError for a run that measured no steps, or has no estimate."""
     path = folder if folder.is_file() else folder / "run.yaml"
     if not path.is_file():
         raise UserError(str(folder), "there is no run.yaml in it", "name the output directory of a run")
@@ -53,8 +53,10 @@ def read_run(folder: Path) -> MeasuredRun:
 
 
 def network(run: MeasuredRun, bare: Gpu) -> float | None:
-    """The factor on the bandwidth between nodes with which the formulas give what was measured, given `bare`'s efficiency;
-    None where none does, or where computing hides the network."""
+    """Return the factor on the bandwidth between nodes with which the formulas give what was measured.
+
+    None where no factor does, or where computing hides the network. bare: the GPU with its efficiency, and no factor yet
+    """
 
     def step(factor: float) -> StepTime:
         return step_time(run.job, replace(bare, network=factor))
@@ -69,7 +71,7 @@ def network(run: MeasuredRun, bare: Gpu) -> float | None:
 
 
 def calibrate(folders: list[Path], file: Path) -> list[str]:
-    """Fold runs into the factors of `file`, and write it; returns what changed, a line each.
+    """Fold runs into the factors of `file`, write it, and return what changed, a line each.
 
     The runs that an entry rests on stay in it: they are read again where they are still there (formulas may have changed), and
     keep their factor where they are not.

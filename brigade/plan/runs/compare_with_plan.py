@@ -66,7 +66,7 @@ def largest_of_ranks(meter: Meter, seconds: float, states: tuple[int, ...]) -> d
         "tokens": slots / len(usual),
         "attended": sum(about.squared_lengths for about in usual) / tokens,
         "labelled": sum(about.logits for about in usual) / slots,
-        "row": sum(about.slots * about.length for about in usual) / slots,
+        "length": sum(about.slots * about.length for about in usual) / slots,
         "largest": max(about.slots for about in every),
         "most_labelled": max(about.logits for about in every),
         "seconds": seconds,

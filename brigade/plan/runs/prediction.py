@@ -1,4 +1,4 @@
-"""What the planner predicts of a run, beside what its first ten steps gave. Imported at the tenth, and the planner with it."""
+"""Predict a run with the planner, and set the prediction beside what its first ten steps gave."""
 
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +36,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Measured:
-    """allocated_gib: None without a GPU, where nothing counts what is allocated; data_time: seconds of step_time in which the
+    """What the first steps of a run took.
+
+    allocated_gib: None without a GPU, where nothing counts what is allocated; data_time: seconds of step_time in which the
     slowest rank waited for data; steps: at whose end this was measured, warm_up: how many of them step_time leaves out
     parts: GiB of the model's states on the fullest rank, and peak, of all that is allocated or, without a GPU, resident"""
 
@@ -49,14 +51,14 @@ class Measured:
 
 
 def predict(usual: Job, largest: Job, device: hardware.Gpu) -> Prediction:
-    """Step time by the usual micro-batch, memory by the largest one."""
+    """Predict the step time by the usual micro-batch, and memory by the largest one."""
     time, memory = estimate(usual, device), estimate(largest, device)
     parts = {name: value / GIB for name, value in vars(memory.memory).items()}
     return Prediction(memory.allocated_gib, memory.memory_interval(), time.time.total, time.time_interval(), parts)
 
 
 def report(predicted: Prediction | None, measured: Measured, reason: str = "") -> list[str]:
-    """The line after the tenth step, and a sentence on what lies outside its interval. reason: why nothing is predicted."""
+    """Return the line after the tenth step, and a sentence on what is outside its interval. reason: why nothing is predicted."""
     memory, step = measured.allocated_gib, f"{_seconds(measured.step_time)} s per step"
     figures = [] if memory is None else [f"{memory:.1f} GiB allocated at most"]
     head = f"after {measured.steps} steps: "
@@ -72,7 +74,7 @@ def report(predicted: Prediction | None, measured: Measured, reason: str = "") -
 
 
 def _outside(predicted: Prediction, measured: Measured) -> str:
-    """One sentence on what lies outside of its interval, or ""."""
+    """Return one sentence on what lies outside its interval, or ""."""
     memory, seconds = measured.allocated_gib, measured.step_time
     least, most = predicted.allocated_between
     fast, slow = predicted.step_time_between
@@ -94,14 +96,14 @@ def _outside(predicted: Prediction, measured: Measured) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three digits at least: 2.31, 0.0412"""
+    """Return seconds with at least three digits: 2.31, 0.0412"""
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def entry(
     predicted: Prediction | None, measured: Measured, device: hardware.Gpu | None, reason: str = ""
 ) -> dict[str, Any]:
-    """The same for run.yaml, without the job."""
+    """Return prediction and measurement for run.yaml, without the job."""
     found = {"measured": _short(asdict(measured))}
     if predicted is None or device is None:
         return {"none": reason} | found
@@ -110,7 +112,7 @@ def entry(
 
 
 def _short(values: dict[str, Any]) -> dict[str, Any]:
-    """With five digits; pairs as lists."""
+    """Return values with five digits, and pairs as lists."""
 
     def short(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -149,7 +151,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
 
 
 def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
-    """The run as the planner's Job."""
+    """Return the run as the planner's Job."""
     recipe = run.settings.with_training(use_liger_kernel=run.kernels.use_liger_kernel).recipe
     sizes = (run.world.size, run.world.local_size)
     trained = trained if recipe.model.use_peft else 0
@@ -163,10 +165,10 @@ def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
 
 
 def _as_seen(job: Job, config: Any, seen: dict[str, float]) -> tuple[Job, Job]:
-    """The usual micro-batch of these steps, and the largest."""
+    """Return the job with the usual micro-batch of these steps, and with the largest."""
     # Without cumulative lengths a mask hides the other samples of a row, and its products are computed all the same, those
     # above the diagonal too: the formulas count half of a square.
-    masked = seen["row"] * (1 if job.attention == "eager" else 2)
+    masked = seen["length"] * (1 if job.attention == "eager" else 2)
     attended = seen["attended"] if attention_of(config) in SAMPLE_BY_SAMPLE else masked
     usual = as_seen(job, attended=attended, tokens=seen["tokens"], labelled=seen["labelled"])
     most = min(1.0, seen["most_labelled"] / seen["largest"])
@@ -174,7 +176,9 @@ def _as_seen(job: Job, config: Any, seen: dict[str, float]) -> tuple[Job, Job]:
 
 
 def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
-    """`job` with what its rows were: `tokens` of a micro-batch on one rank, the mean length that they attend to, the share with
-    logits."""
+    """Return `job` with what its sequences were.
+
+    tokens: of a micro-batch on one rank; attended: mean length that they attend to; labelled: share of them with logits
+    """
     row = max(1, round(tokens * job.context / job.micro_batch))
     return replace(job, sequence=row, attended=attended, labelled=labelled)

@@ -1,1 +1,1 @@
-"""A model in numbers: what its config.json states, or its code builds and keeps. It knows neither clusters nor plans."""
+"""Describe a model in numbers: what its config.json states, or its code builds and keeps. No clusters, no plans."""

@@ -1,4 +1,4 @@
-"""Models by name: a recipe's folder, any folder or file with a config.json, or the Hub. No torch."""
+"""Find models by name: a recipe's folder, any folder or file with a config.json, or the Hub. No torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ RECIPES = REPOSITORY / "recipes"
 
 
 def known_config(name: str) -> Path | None:
-    """The config.json of the model of that name, if a recipe here has it: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
+    """Return the config.json of the model of that name, if a recipe here has it: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
 
     def plain(text: str) -> str:
         return "".join(filter(str.isalnum, text.lower()))
@@ -27,7 +27,7 @@ def known_config(name: str) -> Path | None:
 
 
 def config_of(name: str) -> Path:
-    """The config.json of a model by a recipe's folder, a folder or file, or its name on the Hub.
+    """Return the config.json of a model by a recipe's folder, a folder or file, or its name on the Hub.
 
     Raises UserError where there is none, or the Hub cannot be asked.
     """
@@ -57,7 +57,7 @@ def config_of(name: str) -> Path:
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Tokens of a row for which the text model has positions, as far as its config.json says."""
+    """Return how many tokens of a sequence the text model has positions for, as far as its config.json says."""
     text = config.get("text_config") or config
     found = (
         text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -66,26 +66,26 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 
 def stretches(config: Mapping[str, Any]) -> bool:
-    """Whether a rotary embedding is plain, with one base, so that a recipe's rope_parameters can stretch it (model/rope.py)."""
+    """Return whether a rotary embedding is plain, with one base, which rope_parameters can stretch (train/model/rope.py)."""
     text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     return "rope_local_base_freq" not in text and rope.get("rope_type", rope.get("type", "default")) == "default"
 
 
 def named_config(name: str) -> tuple[dict[str, Any], str, str]:
-    """(config.json, where it is, short name) of a model; name: as config_of takes it."""
+    """Return (config.json, where it is, short name) of a model; name: as config_of takes it."""
     path = config_of(name)
     ours = Path(name).expanduser().exists() or path.is_relative_to(RECIPES)
     return read_config(path), str(path) if ours else name, path.parent.name if ours else name
 
 
 def named_shape(name: str) -> ModelShape:
-    """The model's shape; name: as config_of takes it."""
+    """Return the model's shape; name: as config_of takes it."""
     return described(*named_config(name))
 
 
 def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
-    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (from_code.py).
+    """Return what the config.json states, or for an architecture that FAMILIES lacks what its code builds (from_code.py).
 
     Raises UserError for what is no causal language model, by what it is.
     """

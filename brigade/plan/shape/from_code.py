@@ -45,7 +45,10 @@ class MeasuredShape(ModelShape):
 
 
 def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape:
-    """Of a model with this config.json. Raises UserError where Transformers cannot build it, or it is no decoder of attention."""
+    """Return the shape of a model with this config.json.
+
+    Raises UserError where Transformers cannot build it, or it is no decoder of attention.
+    """
     found = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
     return MeasuredShape(**found | {"family": Family(**found["family"]), "name": name or found["name"]})
 
@@ -127,7 +130,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
 
 
 def _check_attention(kind: str, text: Any, layers: Any) -> None:
-    """Raises UserError for a model whose layers are not all attention and an MLP."""
+    """Raise UserError for a model whose layers are not all attention and an MLP."""
     types = {str(one) for one in getattr(text, "layer_types", None) or () if NOT_ATTENTION.search(str(one))}
     others = {type(module).__name__ for module in layers.modules() if NOT_ATTENTION.search(type(module).__name__)}
     plain = sum(any(ATTENTION.search(name) for name, _ in layer.named_modules()) for layer in layers)

@@ -1,4 +1,4 @@
-"""Which of a model's linear layers have LoRA adapters, how wide they are, and how many parameters that makes.
+"""Find which of a model's linear layers have LoRA adapters, how wide they are, and how many parameters that makes.
 
 targets names them, of the projections q, k, v and o, and m: the MLP. Slices of one product have one adapter, and experts have
 none (docs/methods.md).
@@ -16,7 +16,7 @@ MLPS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
 
 
 def targets_of(modules: str | Collection[str]) -> str:
-    """The targets that a recipe's lora_target_modules names; "" for layers that no formula knows."""
+    """Return the targets that a recipe's lora_target_modules names; "" for layers that no formula knows."""
     if modules == "all-linear":
         return ALL
     named = {modules} if isinstance(modules, str) else set(modules)
@@ -29,7 +29,7 @@ def targets_of(modules: str | Collection[str]) -> str:
 
 
 def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
-    """(what it reads, inner width, outer width) of a layer's linear layers that have adapters."""
+    """Yield (what it reads, inner width, outer width) of a layer's linear layers that have adapters."""
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     if family.fused_qkv and set(targets) & set("qkv"):
         yield "stream", h, q + kv
@@ -44,13 +44,13 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
 
 
 def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, int, int]]:
-    """(how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
+    """Yield (how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
     for moe, count in shape.kinds:
         yield from ((count, inner, outer) for _, inner, outer in linears(shape, targets, moe=moe))
 
 
 def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
-    """Of adapters of `rank` on the targets of every layer; not on the head."""
+    """Return the parameters of adapters of `rank` on the targets of every layer; the head has none."""
     if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
         return rank * adapted
     return rank * sum(count * (inner + outer) for count, inner, outer in all_linears(shape, targets))
@@ -59,7 +59,9 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
 def trained_parameters(
     shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
 ) -> int:
-    """Of adapters, with DoRA a magnitude for each row of a weight that has one, and of the ENDS in `whole`, which are trained
-    whole beside them."""
+    """Return the parameters of adapters and of the ENDS in `whole`, which are trained whole beside them.
+
+    With DoRA there is a magnitude for each row of a weight that has an adapter.
+    """
     magnitudes = sum(count * outer for count, _, outer in all_linears(shape, targets)) if dora else 0
     return lora_parameters(shape, rank, targets) + magnitudes + len(whole) * shape.vocab * shape.hidden

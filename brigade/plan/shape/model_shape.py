@@ -96,7 +96,7 @@ class ModelShape:
 
     @property
     def attention(self) -> int:
-        """Of one layer, norms included."""
+        """Parameters of one layer's attention, norms included."""
         f, q, kv, h = self.family, self.query_width, self.key_value_width, self.hidden
         biases = (q + kv) * f.qkv_bias + h * f.out_bias + self.heads * f.sinks
         norms = f.norms * h * (1 + f.norm_bias) + 2 * self.head_dim * f.qk_norm

@@ -34,7 +34,7 @@ CODE += [HALL / "model" / "config_json.py", HALL / "model" / "per_layer.py", HAL
 
 
 def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> Trace:
-    """Of a model with this config.json. From the cache in milliseconds, else in seconds with torch.
+    """Trace a model with this config.json: from the cache in milliseconds, else in seconds with torch.
 
     Raises UserError for a model that Transformers cannot build or whose code cannot be traced.
     """
@@ -54,7 +54,7 @@ def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> 
 
 
 def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> Any:
-    """make(), or what it returned before for the same config, versions of torch, transformers and this code, and `what`."""
+    """Return make(), or what it returned for the same config, `what`, and versions of torch, transformers and this code."""
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
     key = json.dumps([config, versions(), version("peft"), code, what], sort_keys=True, default=str)
     return json.loads(cache.remembered(key, lambda: json.dumps(make()), lambda text: text.endswith("}")))

@@ -9,7 +9,7 @@ EAGER: Kernels = frozenset()
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """What is traced of a model: one row of `length` tokens; rows of a micro-batch are as many times as much.
+    """What is traced of a model: one sequence of `length` tokens; a micro-batch is as many times as much.
 
     autocast: bf16 products over fp32 weights and an fp32 residual stream, as DDP computes; else all in bf16, as ZeRO and FSDP2
     checkpointing: every layer is computed again in the backward pass
@@ -40,6 +40,6 @@ class Trace:
     loss: float
 
     def times(self, rows: int) -> "Trace":
-        """A micro-batch of so many rows."""
+        """Return the bytes of a micro-batch of so many sequences."""
         each = tuple(one * rows for one in self.layers)
         return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)

@@ -71,9 +71,9 @@ class Live(TorchDispatchMode):
 
 
 def build(config: Mapping[str, Any], attention: str | None = None, **options: Any) -> Any:
-    """The model of a config.json, untrained, on whatever device is the default. Raises UserError.
+    """Build the model of a config.json, untrained, on whatever device is the default. Raises UserError.
 
-    attention: its implementation, or None for Transformers' choice; a model with classes of its own has SDPA or eager alone
+    attention: its implementation, or None for Transformers' choice; a model with classes of its own has only SDPA or eager
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, __version__
     from transformers.initialization import no_init_weights
