@@ -1,6 +1,6 @@
 """What the rooms around the hall offer to a run: proofs of kernels, the planner's micro-batch, its figures and its comparison.
 
-A clone that has the hall alone trains as well. What a run does not use is not imported.
+A clone that has only the hall trains as well. What a run does not use is not imported.
 """
 
 from importlib.util import find_spec
@@ -11,16 +11,17 @@ from .train.offers import Offers, Proofs
 
 
 def offers(world: World) -> Offers:
-    """Of those rooms that are there."""
-    found: dict[str, Any] = {}
+    """Return what those rooms offer that are there. Each host says once where the user's own figures for the planner are
+    broken."""
+    offered: dict[str, Any] = {}
     if find_spec(f"{__package__}.kernels"):
-        found |= {"prove_kernels": _prove_kernels}
+        offered |= {"prove_kernels": _prove_kernels}
     if find_spec(f"{__package__}.plan"):
         from .plan import runs
 
         runs.leave_aside_a_broken_calibration(world)
-        found |= {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
-    return Offers(**found)
+        offered |= {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
+    return Offers(**offered)
 
 
 def _prove_kernels(settings: Any, strategy: Any, world: World, config: Any, compiler: bool) -> Proofs:

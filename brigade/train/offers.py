@@ -21,7 +21,7 @@ class Proofs:
 
 @dataclass(frozen=True)
 class Offers:
-    """A run without those rooms goes on with the defaults.
+    """What other rooms do for a run. Without them it goes on with the defaults.
 
     prove_kernels: (settings, strategy, world, the model's config, whether this host has a compiler) -> what is proven on the
         GPUs. A collective

@@ -8,17 +8,17 @@ from typing import Any
 
 
 class Board:
-    """Of one process, which needs no store."""
+    """The board of a run of one process, which needs no store."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Any] = {}
+        self.entries: dict[str, Any] = {}
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        self.said[key] = value
+        self.entries[key] = value
 
     def get(self, key: str) -> Any:
         """What was put there, as soon as it is."""
-        return self.said[key]
+        return self.entries[key]
 
 
 class _Store(Board):
@@ -37,7 +37,7 @@ class _Store(Board):
 
 
 def board(world_size: int) -> Board:
-    """Of all ranks. Raises torch's errors, here and later, when rank 0 is gone."""
+    """The board of all ranks. Raise torch's errors, here and later, when rank 0 is gone."""
     if world_size == 1:
         return Board()
     from torch.distributed.distributed_c10d import _get_default_store

@@ -25,7 +25,7 @@ _BLOCK = 4096
 
 
 def check(same: dict[str, Any], world: World) -> None:
-    """Ends all ranks with one message that names the first key in which a host differs from the first rank's, both values
+    """End all ranks with one message that names the first key in which a host differs from the first rank's, both values
     and both hosts. same: {what: {key: value}}, JSON-able, in the order in which differences are looked for."""
     same = json.loads(json.dumps(same, default=str))
     digest = _digest(json.dumps(same, sort_keys=True).encode())
@@ -33,12 +33,12 @@ def check(same: dict[str, Any], world: World) -> None:
         return
     host, first = ranks.gather((world.host, same))[0]
     with ranks.agreed(world):
-        for what in first:
-            if other := difference(first[what], same[what]):
+        for kind in first:
+            if other := difference(first[kind], same[kind]):
                 key, theirs, ours = other
                 problem = f"{shown(ours)} on {world.host}, but {shown(theirs)} on {host}, rank 0"
                 cure = "give all hosts the same flags and files, best on one file system for all"
-                raise UserError(f"the {what}{f': {key}' if key else ''}", problem, cure)
+                raise UserError(f"the {kind}{f': {key}' if key else ''}", problem, cure)
 
 
 def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", folder: str | None) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", f
 
 def code() -> dict[str, str]:
     """A digest of each file of train.py and the library."""
-    found = sorted([REPOSITORY / "train.py", *(REPOSITORY / "brigade").rglob("*")])
-    files = (path for path in found if path.suffix in (".py", ".yaml", ".jinja"))
+    paths = sorted([REPOSITORY / "train.py", *(REPOSITORY / "brigade").rglob("*")])
+    files = (path for path in paths if path.suffix in (".py", ".yaml", ".jinja"))
     return {path.relative_to(REPOSITORY).as_posix(): _digest(path.read_bytes()) for path in files}
 
 

@@ -56,56 +56,56 @@ class Coordinator:
         with suppress(OSError, EOFError, ValueError, KeyError, TypeError):
             line = await self.entrance.admit(reader, writer)
             async with asyncio.timeout(self.patience):
-                what = await line.read()
-            self._greet(line.replica, what, line)
+                message = await line.read()
+            self._greet(line.replica, message, line)
             while self.lines.get(line.replica) is line:
                 self.heard[line.replica] = time.monotonic()
-                self._take(line.replica, what)
+                self._take(line.replica, message)
                 self.settle()
-                what = await line.read()
+                message = await line.read()
         if line and self.lines.get(line.replica) is line:
             self._lose_line(line.replica, BACK)
             self.settle()
         writer.close()
 
-    def _greet(self, replica: int, what: dict[str, Any], line: Line) -> None:
-        theirs = what.get("last") or {"seq": -1}
+    def _greet(self, replica: int, message: dict[str, Any], line: Line) -> None:
+        theirs = message.get("last") or {"seq": -1}
         left_behind = replica not in self.members or theirs["seq"] < self.last["seq"] - 1
-        if what["members"] and left_behind and theirs["seq"] <= self.last["seq"]:
+        if message["members"] and left_behind and theirs["seq"] <= self.last["seq"]:
             # Its place may be another process's by now, whose line stays.
             line.write(json.dumps({"refused": "the others went on without it, as nothing was heard of it"}).encode())
             return
         if (before := self.lines.get(replica)) and before is not line:
             before.close()
-        self.lines[replica], self.runs[replica] = line, what.get("runs", {})
+        self.lines[replica], self.runs[replica] = line, message.get("runs", {})
         self.gone.pop(replica, None)
         self.said.pop(replica, None)
         self.joining.pop(replica, None)
         if theirs["seq"] > self.last["seq"]:  # this coordinator is younger than the run
-            self.last, self.members = theirs, [each for each in what["members"] if each not in self.joining]
+            self.last, self.members = theirs, [each for each in message["members"] if each not in self.joining]
             until = time.monotonic() + self.patience
             self.gone = {member: until for member in self.members if member not in self.lines}
-        elif not what["members"] and replica in self.members:  # it died and has begun anew
+        elif not message["members"] and replica in self.members:  # it died and has begun anew
             self._remove(replica)
             self._say_who_is_lost([replica])
 
-    def _take(self, replica: int, what: dict[str, Any]) -> None:
-        if "leave" in what:
-            self.finished |= what["leave"]
+    def _take(self, replica: int, message: dict[str, Any]) -> None:
+        if "leave" in message:
+            self.finished |= message["leave"]
             self._remove(replica)
             for each in [*self.joining] if self.finished else ():
                 self._refuse_late(each)
-        elif "join" in what:
+        elif "join" in message:
             if self.finished:
                 self._refuse_late(replica)
                 return
             self.since = self.since if self.joining else time.monotonic()
-            self.joining[replica] = what["join"]
-        elif "seq" in what:
-            if what["seq"] == self.last["seq"]:  # it has not got this result
+            self.joining[replica] = message["join"]
+        elif "seq" in message:
+            if message["seq"] == self.last["seq"]:  # it has not got this result
                 self._send(replica, {"result": self.last})
             else:
-                self.said[replica] = what
+                self.said[replica] = message
 
     def _refuse_strangers(self) -> None:
         """Refuse who waits to join and does not run what the members run, or the first replica where nobody trains yet."""
@@ -122,7 +122,7 @@ class Coordinator:
         self._send(replica, {"refused": "the others have finished the run"})
 
     def settle(self) -> None:
-        """Whatever is complete by now."""
+        """Conclude whatever is complete by now."""
         now = time.monotonic()
         for replica in [each for each in self.lines if now - self.heard.get(each, now) > self.patience]:
             self.lines[replica].close()
@@ -134,7 +134,7 @@ class Coordinator:
         if self.members:
             self._refuse_strangers()
         if self.members and all(member in self.said for member in self.members):
-            admits = any(what.get("admits") for what in self.said.values())
+            admits = any(message.get("admits") for message in self.said.values())
             payloads = {member: self.said[member]["payload"] for member in self.members}
             self._conclude(self.said[self.members[0]]["seq"], payloads, admits)
         waited = now - self.since > self.start_timeout
@@ -166,10 +166,10 @@ class Coordinator:
         for member in self.members:
             self._send(member, {"lost": lost})
 
-    def _send(self, replica: int, what: dict[str, Any]) -> None:
+    def _send(self, replica: int, message: dict[str, Any]) -> None:
         if line := self.lines.get(replica):
             with suppress(OSError, RuntimeError):
-                line.write(json.dumps(what).encode())
+                line.write(json.dumps(message).encode())
 
     async def tick(self) -> None:
         before = time.monotonic()

@@ -50,16 +50,16 @@ class Line:
         self.seal: sealed.Seal | None = None  # of what is sent over it
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def say(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Its result. Raises UserError where the others went on without this replica, the coordinator stays away, or does not
-        take so much."""
+    def say(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Say something, and return its result. Raise UserError where the others went on without this replica, the coordinator
+        stays away, or does not take so much."""
         with self.news:
-            if (size := len(json.dumps(what))) > SAID:
+            if (size := len(json.dumps(message))) > SAID:
                 self._refuse(
                     f"it has {size:,} bytes to say at once, of at most {SAID:,}", "train with fewer ranks a host"
                 )
-            self.pending = what
-            self._send(what)
+            self.pending = message
+            self._send(message)
             while self.pending is not None and not self.refused:
                 self.news.wait(1.0)
             if self.refused:
@@ -71,10 +71,10 @@ class Line:
         with self.news:
             self._send({"leave": finished})
 
-    def _send(self, what: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self.socket and self.seal:
             with suppress(OSError):  # whoever reads notices
-                self.socket.sendall(self.seal.seal(json.dumps(what).encode()))
+                self.socket.sendall(self.seal.seal(json.dumps(message).encode()))
 
     def _serve(self) -> None:
         away, most = time.monotonic(), longest(self.world.replicas)
@@ -83,9 +83,9 @@ class Line:
                 with self._connected() as line, line.makefile("rb") as lines:
                     seal = self._greet(line, lines)
                     while each := lines.readline(most):
-                        what = json.loads(seal.open(each))
+                        message = json.loads(seal.open(each))
                         away = time.monotonic()  # whoever else answers there is no coordinator
-                        self._hear(what)
+                        self._hear(message)
             except (OSError, ValueError):
                 pass
             self.socket = None
@@ -114,16 +114,16 @@ class Line:
                 self._send(self.pending)
         return seal
 
-    def _hear(self, what: dict[str, Any]) -> None:
+    def _hear(self, message: dict[str, Any]) -> None:
         with self.news:
-            if "beat" in what:
+            if "beat" in message:
                 self._send({"beat": 1})
-            elif "refused" in what:
-                self._refuse(what["refused"], what.get("cure", CURE))
-            elif "lost" in what:
-                self.lost |= set(what["lost"])
-            elif self.pending is not None and self._is_ours(what["result"]):
-                self.last, self.pending = what["result"], None
+            elif "refused" in message:
+                self._refuse(message["refused"], message.get("cure", CURE))
+            elif "lost" in message:
+                self.lost |= set(message["lost"])
+            elif self.pending is not None and self._is_ours(message["result"]):
+                self.last, self.pending = message["result"], None
                 self.members, self.lost = self.last["members"], set()
             self.news.notify_all()
 
@@ -140,7 +140,8 @@ class Line:
 
 
 class ElasticPeers(Peers):
-    """As Peers, of those that are there. The rank's own replica among them, in the order of replicas.
+    """Peers that come and go: the ranks with this one's place in the replicas that are there, its own among them, in the order of
+    replicas.
 
     runs: what all replicas must have alike, {name: value}
     """
@@ -184,19 +185,19 @@ class ElasticPeers(Peers):
     def gather(self, value: Any) -> list[Any]:
         """`value` of each that is there, on all ranks of them. exchange.py says what may be sent, and what is raised."""
         result = self._say({"payload": exchange.encode(ranks.gather(value)).decode()})
-        said = sorted((int(number), payload) for number, payload in result["said"].items())
-        of_ranks = [exchange.decode(payload, f"replica {number}") for number, payload in said]
+        payloads = sorted((int(number), payload) for number, payload in result["said"].items())
+        of_ranks = [exchange.decode(payload, f"replica {number}") for number, payload in payloads]
         return [values[self.world.rank] for values in of_ranks]
 
     def leave(self, finished: bool) -> None:
         if self.line:
             self.line.leave(finished)
 
-    def _say(self, what: dict[str, Any]) -> dict[str, Any]:
+    def _say(self, message: dict[str, Any]) -> dict[str, Any]:
         answer: Any = None
         if self.line:
             try:
-                answer = self.line.say(what if "join" in what else what | {"seq": self.seq + 1})
+                answer = self.line.say(message if "join" in message else message | {"seq": self.seq + 1})
             except UserError as error:
                 answer = {"refused": error.args}
         answer = ranks.gather(answer)[0]
@@ -207,28 +208,29 @@ class ElasticPeers(Peers):
 
     # ---- weights, over gloo ------------------------------------------------------------------------------------------
     def mean(self, values: Tensor, precision: str, background: bool = False) -> Tensor:
-        """As Peers.mean, over those that are there when it is complete; again without those that are lost meanwhile."""
+        """Return the mean as Peers.mean does, over those that are there when it is complete; again without those that are lost
+        meanwhile."""
         while True:
             stores = dict(zip(self.members, self.gather(self._open_store()), strict=False))
             try:
                 self._connect(stores)
-                found = super().mean(values, precision) if self.count > 1 else values
+                mean_of_all = super().mean(values, precision) if self.count > 1 else values
                 well = True
             except RuntimeError:  # Lost, or what gloo says of a broken connection
-                found, well = values, False
+                mean_of_all, well = values, False
             if all(self.gather(all(ranks.gather(well)))):
-                return found
+                return mean_of_all
             self.built = []
 
     def send(self, to: int, data: bytes) -> None:
-        """To the same rank of another replica, which receives. Raises RuntimeError where that is lost."""
+        """Send to the same rank of another replica, which receives. Raise RuntimeError where that is lost."""
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         there = self.built.index(to)
         self.wait(self.groups[0].send([torch.tensor([flat.numel()])], there, 0))
         self.wait(self.groups[0].send([flat], there, 1))
 
     def receive(self, of: int) -> bytes:
-        """What another replica sends. Raises UserError where that cannot be, and RuntimeError where it is lost."""
+        """Return what another replica sends. Raise UserError where that cannot be, and RuntimeError where it is lost."""
         size, there = torch.zeros(1, dtype=torch.int64), self.built.index(of)
         self.wait(self.groups[0].recv([size], there, 0))
         if not 0 < int(size) <= MEMORY:
@@ -238,7 +240,7 @@ class ElasticPeers(Peers):
         return flat.numpy().tobytes()
 
     def connect(self) -> None:
-        """With all that are there. A collective. Raises RuntimeError where one of them is lost meanwhile."""
+        """Make a group with all that are there. A collective. Raise RuntimeError where one of them is lost meanwhile."""
         self._connect(dict(zip(self.members, self.gather(self._open_store()), strict=False)))
 
     def _connect(self, stores: dict[int, Any]) -> None:
@@ -258,19 +260,19 @@ class ElasticPeers(Peers):
 
     def _open_store(self) -> Any:
         """(address, port) of this replica's store, in which groups are made."""
-        found: Any = None
+        place: Any = None
         if self.line:
             while not self.line.address:
                 time.sleep(0.01)
             if not self.store:
                 self.store = _store_at(self.line.address)
-            found = self.line.address, self.store.port
-        found = ranks.gather(found)[0]
-        self.address = self.address or found[0]
-        return found
+            place = self.line.address, self.store.port
+        place = ranks.gather(place)[0]
+        self.address = self.address or place[0]
+        return place
 
     def wait(self, work: Any) -> None:
-        """For a transfer. Raises Lost where the coordinator says meanwhile that somebody of the group is gone."""
+        """Wait for a transfer. Raise Lost where the coordinator says meanwhile that somebody of the group is gone."""
         errors: list[BaseException] = []
 
         def wait() -> None:  # gloo's sends do not tell without it whether they are complete
@@ -298,7 +300,7 @@ class ElasticPeers(Peers):
 
 
 def _store_at(address: str) -> Any:
-    """A store that listens at this address of the host alone: torch's own socket listens at all."""
+    """A store that listens only at this address of the host: torch's own socket listens at all."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, 0), family=family)
     port = listening.getsockname()[1]

@@ -31,7 +31,7 @@ class Line:
         self._writer.write(self._seal.seal(message))
 
     async def read(self) -> dict[str, Any]:
-        """The next message. Raises ValueError for one that is not the replica's or too long, EOFError at the end."""
+        """The next message. Raise ValueError for one that is not the replica's or too long, EOFError at the end."""
         line = bytearray()
         while not line.endswith(b"\n"):
             try:
@@ -51,7 +51,7 @@ class Entrance:
         self.waiting: dict[asyncio.StreamWriter, str] = {}  # until `hello`, the oldest first: from where
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Line:
-        """Raises ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
+        """Raise ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
         self.waiting[writer] = (writer.get_extra_info("peername") or ("",))[0]
         if len(self.waiting) > WAITING:
             self._drop_one()

@@ -21,13 +21,13 @@ _MADE_OF: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "dict": dict}  # fr
 def encode(value: Any) -> bytes:
     """`value` as JSON. What derives from a builtin type (np.float64, OrderedDict) arrives as that type.
 
-    Raises TypeError for a type that is not sent, which only the sender's program can mend.
+    Raise TypeError for a type that is not sent, which only the sender's program can mend.
     """
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def decode(data: bytes | str, sender: str) -> Any:
-    """The value that encode() made `data` of. Raises UserError, at `sender`, for anything else."""
+    """The value that encode() made `data` of. Raise UserError, at `sender`, for anything else."""
     try:
         return json.loads(data, object_hook=_made)
     except (ValueError, TypeError, RecursionError):
@@ -52,7 +52,7 @@ def gather(value: Any, all_gather: "Callable[[Tensor], list[Tensor]]", senders: 
     return [decode(row[:size].cpu().numpy().tobytes(), sender) for row, size, sender in rows]
 
 
-def of_group(value: Any, group: Any = None) -> list[Any]:
+def gather_in_group(value: Any, group: Any = None) -> list[Any]:
     """`value` of each rank of a process group of torch's, in its order. A collective of the group; None: of all ranks."""
     import torch
     import torch.distributed as dist
@@ -63,9 +63,9 @@ def of_group(value: Any, group: Any = None) -> list[Any]:
 
     def all_gather(mine: "Tensor") -> "list[Tensor]":
         mine = mine.to(device)
-        found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(found, mine, group=group)
-        return found
+        tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(tensors, mine, group=group)
+        return tensors
 
     ranks = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
     return gather(value, all_gather, [f"rank {rank}" for rank in ranks])

@@ -21,7 +21,7 @@ PLACES = {
     "checkpoint": "saving",
 }
 _READS = ("loading", "window", "data", "checkpoint")  # where a rank waits for files more often than it computes
-# Of gloo:all_reduce, nccl:_allgather_base, nccl:reduce_scatter_tensor_coalesced, ...
+# A pattern in names as gloo:all_reduce, nccl:_allgather_base, nccl:reduce_scatter_tensor_coalesced -> what it is called here.
 _COLLECTIVES = {
     re.sub("-", "_?", name): name
     for name in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "barrier", "send", "recv", "reduce",
@@ -58,69 +58,69 @@ def culprits(ranks: list[Silent]) -> list[Silent]:
     """
     others = len(ranks) - 1
     for group in (
-        [one for one in ranks if one.stopped],
-        [one for one in ranks if not one.answers],
-        [one for one in ranks if one.collective == ""],
+        [rank for rank in ranks if rank.stopped],
+        [rank for rank in ranks if not rank.answers],
+        [rank for rank in ranks if rank.collective == ""],
     ):
         if group and len(group) <= max(others, 1):
             return group
-    if all(one.collective for one in ranks) and len({one.group for one in ranks}) == 1:
-        places = [(one.number, collective_in_words(one.collective)) for one in ranks]
+    if all(rank.collective for rank in ranks) and len({rank.group for rank in ranks}) == 1:
+        places = [(rank.number, collective_in_words(rank.collective)) for rank in ranks]
         if len({number for number, _ in places}) == 1:
             ((usual, _),) = Counter(places).most_common(1)
-            return [one for one, place in zip(ranks, places, strict=True) if place != usual]
+            return [rank for rank, place in zip(ranks, places, strict=True) if place != usual]
         return _least(ranks, [number for number, _ in places])
-    return _least(ranks, [(one.step, PHASES.index(one.phase)) for one in ranks])
+    return _least(ranks, [(rank.step, PHASES.index(rank.phase)) for rank in ranks])
 
 
 def _least(ranks: list[Silent], places: list) -> list[Silent]:
     """Those at the earliest place; [] where all are at one."""
     if len(set(places)) == 1:
         return []
-    return [one for one, place in zip(ranks, places, strict=True) if place == min(places)]
+    return [rank for rank, place in zip(ranks, places, strict=True) if place == min(places)]
 
 
 def sentence(ranks: list[Silent]) -> str:
     """`rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter`"""
     late = culprits(ranks)
     if not late:
-        one = ranks[0]
-        where = _numbered(one) if one.collective else PLACES[one.phase]
+        rank = ranks[0]
+        where = _numbered(rank) if rank.collective else PLACES[rank.phase]
         if len(ranks) == 1:
-            return f"{_named(ranks)} {_what(one)}"
-        text = f"{names(one.rank for one in ranks)} have waited for each other in {where} since step {one.step}"
+            return f"{_named(ranks)} {_what(rank)}"
+        text = f"{names(rank.rank for rank in ranks)} have waited for each other in {where} since step {rank.step}"
         return f"{text}: the network between them, or a device, has stopped without an error"
-    waiting = [one for one in ranks if one not in late]
-    first = min(late, key=lambda one: (one.step, one.rank))
+    waiting = [rank for rank in ranks if rank not in late]
+    first = min(late, key=lambda rank: (rank.step, rank.rank))
     text = f"{_named(late)} {_what(first, len(late) > 1)}"
     if waiting:
         verb, them = "waits" if len(waiting) == 1 else "wait", "it" if len(late) == 1 else "them"
-        places = Counter(collective_in_words(one.collective) or PLACES[one.phase] for one in waiting)
-        text += f"; {names(one.rank for one in waiting)} {verb} for {them} in {places.most_common(1)[0][0]}"
+        places = Counter(collective_in_words(rank.collective) or PLACES[rank.phase] for rank in waiting)
+        text += f"; {names(rank.rank for rank in waiting)} {verb} for {them} in {places.most_common(1)[0][0]}"
     return text
 
 
-def _what(one: Silent, several: bool = False) -> str:
-    has, since = "have" if several else "has", f"since step {one.step}"
-    if one.stopped:
+def _what(rank: Silent, several: bool = False) -> str:
+    has, since = "have" if several else "has", f"since step {rank.step}"
+    if rank.stopped:
         return f"{has} been stopped (SIGSTOP, or a debugger) {since}"
-    if not one.answers:
-        return f"{has} not answered {since}; last seen in {PLACES[one.phase]}"
-    if one.collective:
-        return f"{has} waited in {_numbered(one)} {since}"
-    return f"{has} {'waited' if one.phase in _READS else 'hung'} in {PLACES[one.phase]} {since}"
+    if not rank.answers:
+        return f"{has} not answered {since}; last seen in {PLACES[rank.phase]}"
+    if rank.collective:
+        return f"{has} waited in {_numbered(rank)} {since}"
+    return f"{has} {'waited' if rank.phase in _READS else 'hung'} in {PLACES[rank.phase]} {since}"
 
 
-def _numbered(one: Silent) -> str:
+def _numbered(rank: Silent) -> str:
     """`all-reduce, number 812,`; what is not counted has no number."""
-    words = collective_in_words(one.collective)
-    return f"{words}, number {one.number}," if one.number else words
+    words = collective_in_words(rank.collective)
+    return f"{words}, number {rank.number}," if rank.number else words
 
 
 def _named(ranks: list[Silent]) -> str:
-    hosts = list(dict.fromkeys(one.host for one in ranks))
+    hosts = list(dict.fromkeys(rank.host for rank in ranks))
     more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 4 else ""
-    return f"{names(one.rank for one in ranks)} on {', '.join(hosts[: 3 if more else 4])}{more}"
+    return f"{names(rank.rank for rank in ranks)} on {', '.join(hosts[: 3 if more else 4])}{more}"
 
 
 def names(numbers: Iterable[int]) -> str:

@@ -42,7 +42,7 @@ def share() -> None:
 
 
 def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
-    """A run's model is about to be loaded in this process.
+    """Begin to measure a run, whose model is about to be loaded in this process.
 
     timeout: the recipe's hang_timeout; waits: whether a step may now and then wait for a compiler, or for a tracker's server
     """
@@ -59,7 +59,7 @@ def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
 
 
 def end() -> None:
-    """The run has reached its end: what follows may take as long as it likes."""
+    """Say that the run has reached its end: what follows may take as long as it likes."""
     enter(STARTING)
 
 
@@ -75,14 +75,14 @@ def enter(phase: int, step: int | None = None) -> None:
     page[PHASE] = phase
     if step is not None:
         page[STEP] = step
-        for one in OF_A_STEP:
-            page[LONGEST + one] *= FADES
+        for step_phase in OF_A_STEP:
+            page[LONGEST + step_phase] *= FADES
     page[BEATS] += 1.0  # last: who sees the others without it looks again in a second
 
 
 @contextmanager
 def within(phase: int):
-    """Of work between two steps: this rank is in `phase`, and then where it was."""
+    """Say that this rank is in `phase`, for work between two steps, and then where it was."""
     before = _phase
     enter(phase)
     try:

@@ -87,7 +87,7 @@ def end_with_launcher() -> None:
         def watch() -> None:
             while _parent(launcher) == started_by:  # a process that lost its parent is given another
                 time.sleep(1)
-            os.kill(os.getpid(), signal.SIGTERM)  # SIGTERM may have ended `deepspeed` alone: no step is lost by it
+            os.kill(os.getpid(), signal.SIGTERM)  # SIGTERM may have ended only `deepspeed`: no step is lost by it
 
         threading.Thread(target=watch, daemon=True).start()
 

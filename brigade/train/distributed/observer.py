@@ -34,7 +34,7 @@ STOPPED = {"T": 5.0, "t": 180.0}  # seconds: by SIGSTOP or Ctrl-Z; by a debugger
 
 
 class Observer:
-    """Looks at this rank's heartbeat. silent: seconds that it has stood still, as far as this process saw."""
+    """What looks at this rank's heartbeat. silent: seconds that it has stood still, as far as this process saw."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.silent = pid, 0.0
@@ -76,7 +76,7 @@ def limit(phase: int) -> float:
     if phase not in _LIMITS:
         if not longest:
             return max(FIRST_STEP, timeout)
-        of_a_step = max(heartbeat.page[LONGEST + one] for one in OF_A_STEP)
+        of_a_step = max(heartbeat.page[LONGEST + step_phase] for step_phase in OF_A_STEP)
         return timeout if timeout > 0 else max(heartbeat.page[LEAST], TIMES_A_STEP * of_a_step)
     first, later = _LIMITS[phase]
     if phase in _RATES and (size := heartbeat.page[BYTES]):

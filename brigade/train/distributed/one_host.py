@@ -54,7 +54,7 @@ def has_all_ranks(env: Mapping[str, str]) -> bool:
 
 def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Any:
     """The store of rank 0, which tells the others where to meet, on the loopback where the address allows it. None: another
-    process has it. Raises OSError for a port that is in use."""
+    process has it. Raise OSError for a port that is in use."""
     address, agents = env.get("MASTER_ADDR", ""), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if env["RANK"] != "0" or agents or not LOOPBACK.fullmatch(address):
         return None
@@ -72,7 +72,7 @@ def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Any:
 def meet(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """The store of this run's ranks, once all are here. store: the launcher's, which nobody needs afterwards
 
-    Raises RuntimeError where it leads to what is not this run's, or not all come within `timeout`."""
+    Raise RuntimeError where it leads to what is not this run's, or not all come within `timeout`."""
     global _rank_0
     key = f"brigade/place-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(_joins)}"
     if rank == 0:
@@ -104,10 +104,10 @@ def rank_0_is_gone() -> bool:
 
 @contextmanager
 def nobody_else() -> Iterator[None]:
-    """Make a group of ranks inside, whose connections come from this user alone, or root. Where there are several hosts, and
+    """Make a group of ranks inside, whose connections come only from this user, or root. Where there are several hosts, and
     where the kernel does not list its connections, it looks at nothing.
 
-    Raises UserError that names another user."""
+    Raise UserError that names another user."""
     before = _own_sockets()
     yield
     if _rank_0 is not None and (users := strangers(before)):
@@ -133,7 +133,7 @@ def strangers(before: set[str]) -> list[str]:
 
 
 def _open(place: str) -> tuple[int, int]:
-    """(process of rank 0, its file). Raises RuntimeError for a file that is no store of this user."""
+    """(process of rank 0, its file). Raise RuntimeError for a file that is no store of this user."""
     with suppress(OSError, ValueError):
         process, number = map(int, place.split())
         file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -154,21 +154,21 @@ def _began(process: int) -> str:
 
 
 def _own_sockets() -> set[str]:
-    found = set()
+    links = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the directory's own, for one
-            found.add(str(entry.readlink()))
-    return {link.removeprefix("socket:[").rstrip("]") for link in found if link.startswith("socket:[")}
+            links.add(str(entry.readlink()))
+    return {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")}
 
 
 def _table() -> list[Connection]:
-    found = []
+    rows = []
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(name).read_text().splitlines()[1:]:
                 words = line.split()
-                found.append(Connection(_plain(words[1]), _plain(words[2]), words[3], int(words[7]), words[9]))
-    return found
+                rows.append(Connection(_plain(words[1]), _plain(words[2]), words[3], int(words[7]), words[9]))
+    return rows
 
 
 def _plain(address: str) -> str:

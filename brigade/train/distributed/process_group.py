@@ -32,7 +32,7 @@ def store_of_all() -> Any:
 
 
 def keep_launchers_store() -> Any:
-    """The same; from here on also when this process has left the launcher's world for its replica's."""
+    """Keep store_of_all() as it is now, also when this process leaves the launcher's world for its replica's, and return it."""
     global launchers_store
     launchers_store = store_of_all()
     return launchers_store
@@ -73,7 +73,7 @@ def _met() -> dict[str, Any]:
 def _of_this_launch(store: Any = None) -> dict[str, Any]:
     """The launcher's store, rank and size, once rank 0 is known to belong to the same launch. store: as rank 0 has it already
 
-    Raises RuntimeError where another launch's rank 0 answers."""
+    Raise RuntimeError where another launch's rank 0 answers."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if store is None:
         store, rank, size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))

@@ -37,8 +37,8 @@ def start(world: World, alone: bool = False) -> None:
 def gather(value: Any) -> list[Any]:
     """`value` of every rank, in rank order, on every rank. exchange.py says what may be sent, and what is raised."""
     if _group() is None:
-        return [exchange.decode(exchange.encode(value), "rank 0")]  # what a rank alone may not send, none may
-    return exchange.of_group(value)
+        return [exchange.decode(exchange.encode(value), "rank 0")]  # what one rank may not send, none may
+    return exchange.gather_in_group(value)
 
 
 def gather_all(value: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def barrier() -> None:
 def agreed(world: World):
     """Run a step that may fail on some ranks; leave it only when it went well on all of them.
 
-    Raises SystemExit(2) everywhere if any rank raised a UserError, SystemExit(1) for any other exception, after
+    Raise SystemExit(2) everywhere if any rank raised a UserError, SystemExit(1) for any other exception, after
     exactly one rank, the lowest that failed, has printed why, with its host's name.
     """
     error: Exception | None = None
@@ -88,15 +88,15 @@ def agreed(world: World):
 
             process_group.wait_for_all()
         mine = (exit_code(error), whose.of_error(error)[0]) if error else (None, None)
-        found = gather((*mine, world.host))
+        of_ranks = gather((*mine, world.host))
     except Exception as caught:  # a rank is gone, and with it whatever it had to say
         fail(error or caught, world)
-    codes = [code for code, _, _ in found]
+    codes = [code for code, _, _ in of_ranks]
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is None:
         return
     if error is not None and world.rank == first:
-        of = whose.of_ranks([(each, host) for _, each, host in found])
+        of = whose.of_ranks([(each, host) for _, each, host in of_ranks])
         tell.tell(error, world, None if whose.of_error(error)[1] else of)
     else:
         supervised.note(follows=True)
@@ -143,7 +143,7 @@ def fail(
 
 
 def divided_by(peers: Any) -> None:
-    """Each replica is a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
+    """Take each replica for a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
     global _peers
     _peers = peers
 

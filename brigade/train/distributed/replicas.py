@@ -41,13 +41,13 @@ class Peers:
         return exchange.gather(value, self._all, [f"replica {number}" for number in range(self.count)])
 
     def wait(self, work: Any) -> None:
-        """For a transfer."""
+        """Wait for a transfer."""
         work.wait()
 
     def _all(self, value: Tensor, background: bool = False) -> list[Tensor]:
-        found = [torch.empty_like(value) for _ in range(self.count)]
-        self.wait(self.groups[background].allgather([found], [value]))
-        return found
+        tensors = [torch.empty_like(value) for _ in range(self.count)]
+        self.wait(self.groups[background].allgather([tensors], [value]))
+        return tensors
 
     def mean(self, values: Tensor, precision: str, background: bool = False) -> Tensor:
         """The mean of a flat fp32 tensor over all of them, the same to the last bit on each.
@@ -67,7 +67,7 @@ class Peers:
         return encoding.decode(means, precision).view(-1)[: values.numel()]
 
     def rejoin(self) -> None:
-        """Back into the launcher's world, at the end of a run. A collective of all ranks."""
+        """Bring this process back into the launcher's world, at the end of a run. A collective of all ranks."""
         self.gather(None)
         self.groups = []
         for key in READ_BY_ENGINES:  # deepspeed's launcher sets no LOCAL_WORLD_SIZE

@@ -21,9 +21,9 @@ def nonce() -> bytes:
 
 
 class Seal:
-    """Of one connection: seals the lines of `side`, and opens those of the other.
+    """The seal of one connection: it seals the lines of `side`, and opens those of the other.
 
-    nonces: the line of the coordinator and the one of the replica. Raises ValueError where they are none.
+    nonces: the line of the coordinator and the one of the replica. Raise ValueError where they are none.
     """
 
     def __init__(self, token: str, side: str, nonces: tuple[bytes, bytes]) -> None:
@@ -36,20 +36,20 @@ class Seal:
 
     def seal(self, message: bytes) -> bytes:
         """The next line, of a message without line breaks."""
-        line = _of_line(self._ours, self._sent, message) + b" " + message + b"\n"
+        line = _mark_of_line(self._ours, self._sent, message) + b" " + message + b"\n"
         self._sent += 1
         return line
 
     def open(self, line: bytes) -> bytes:
-        """The message of the next line. Raises ValueError for any other line."""
+        """The message of the next line. Raise ValueError for any other line."""
         mark, _, message = line.removesuffix(b"\n").partition(b" ")
-        if not line.endswith(b"\n") or not hmac.compare_digest(mark, _of_line(self._theirs, self._got, message)):
+        if not line.endswith(b"\n") or not hmac.compare_digest(mark, _mark_of_line(self._theirs, self._got, message)):
             raise ValueError("a line of somebody else")
         self._got += 1
         return message
 
 
-def _of_line(key: bytes, number: int, message: bytes) -> bytes:
+def _mark_of_line(key: bytes, number: int, message: bytes) -> bytes:
     return _mac(key, number.to_bytes(8, "big") + message).hex().encode()
 
 

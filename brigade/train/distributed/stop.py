@@ -182,7 +182,8 @@ process = Signals()  # this one's
 
 
 def leave_it_to_the_parent() -> None:
-    """In a process that reads data: end when its parent says so, and not when somebody signals all processes of a job, as Slurm
+    """Let this process, which reads data, end when its parent says so, and not when somebody signals all processes of a job, as
+    Slurm
     does: the parent needs it until the step is finished."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGUSR1):
@@ -198,7 +199,7 @@ def _wait_for_the_parent(parent: int) -> None:
 
 
 def default(numbers: set[int]) -> None:
-    """From here on a signal ends what takes long. Python's own function is for the main thread only."""
+    """Let a signal end this process from here on. Only the main thread may call Python's own function for that."""
     for number in numbers:
         ctypes.CDLL(None).signal(number, 0)
 

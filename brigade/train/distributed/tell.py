@@ -78,7 +78,8 @@ def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:
 
 
 def that_it_waits(world: World, so_far: int, until: datetime.timedelta) -> None:
-    """For the other ranks, in one line of each host: since so_far seconds. Torch's store does not tell who is there already."""
+    """Say, in one line of each host, that it has waited for the other ranks for so_far seconds. Torch's store does not tell who
+    is there already."""
     if world.local_rank != 0:
         return
     cure = "does the same command run on every host, and does each reach that address?"

@@ -41,7 +41,7 @@ STEPS, SAVE_STEPS = 6, 3
 def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
     """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process. main: train.main
 
-    Raises SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
+    Raise SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
     """
     with ranks.agreed(world):
         strategy = with_small_axes(choose(settings, world))
@@ -51,8 +51,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         # Each axis over two ranks, and two of them with different rows.
         raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
     with ranks.agreed(world):
-        if found := axis_rules.problem(axes, world.size):
-            raise UserError("flag --rehearse", *found)
+        if mistake := axis_rules.problem(axes, world.size):
+            raise UserError("flag --rehearse", *mistake)
         size = axes.data(world.size)
         if world.size < 2 or (hsdp and (size < 4 or size % 2)):
             problem = f"{strategy.label} cannot shard over {counted(world.size, 'rank')}"
@@ -120,7 +120,7 @@ def model_config(settings: Settings) -> tuple[dict[str, Any], str]:
     """(the config of the model that the recipe or a flag names, with what its class adds; where it is from): the model's own
     directory, the config.json beside the recipe, or the Hub.
 
-    Raises UserError where the one beside the recipe is another model's, as far as this machine knows the model.
+    Raise UserError where the one beside the recipe is another model's, as far as this machine knows the model.
     """
     from transformers import CONFIG_MAPPING
 
@@ -240,7 +240,7 @@ PARTS = ("parameters", "gradients", "optimizer")
 def _judge(
     strategy: Strategy, first: list[float], second: list[float], held: list[Any], optim: str = "adamw_torch_fused"
 ) -> None:
-    """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
+    """Raise RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
     more than the strategy's formula allows: then something that should be sharded is not."""
     import torch
 

@@ -49,8 +49,8 @@ class Stopping(TrainerCallback):
             return
         asked = self.signals.asked
         mine = 0 if asked is None else (1 + asked) * _RANKS + self.run.world.number
-        if found := ranks.largest(mine):
-            number, rank = found // _RANKS - 1, found % _RANKS
+        if wish := ranks.largest(mine):
+            number, rank = wish // _RANKS - 1, wish % _RANKS
             several = self.run.world.size * self.run.strategy.replicas > 1
             to_one = several and number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
             self.take(stop.name(number) + (f" to rank {rank}" if to_one else ""), number)
@@ -59,8 +59,8 @@ class Stopping(TrainerCallback):
                 once_more = "A second" if self.number else "A"
                 # A multiple of 1: at once.
                 step = min(-(-state.global_step // self.every) * self.every, state.max_steps)
-                said = f"Stopping after step {step} ({self.by}): saving a checkpoint."
-                tqdm.write(f"{said} {once_more} signal ends the run at once.")
+                line = f"Stopping after step {step} ({self.by}): saving a checkpoint."
+                tqdm.write(f"{line} {once_more} signal ends the run at once.")
 
     def take(self, by: str, number: int) -> None:
         """Who asked, as all ranks of this replica know; or as another replica says."""

@@ -87,15 +87,15 @@ def _frozen(model: Any) -> dict[str, str]:
     """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} where all gets gradients."""
     parts = beyond_texts(model)
     count = sum(map(parameter_count, parts.values()))
-    said = [f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"] if parts else []
+    words = [f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"] if parts else []
     choosing = [module for name, module in untaught(model).items() if name not in parts]
     count = sum(map(parameter_count, choosing))
-    said += (
+    words += (
         [f"{len(choosing)} indexers: {count:,} parameters, which get no gradient: a choice of tokens has none"]
         if choosing
         else []
     )
-    return {"frozen": "; ".join(said)} if said else {}
+    return {"frozen": "; ".join(words)} if words else {}
 
 
 def _kernels(kernels: Kernels) -> str:

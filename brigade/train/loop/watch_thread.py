@@ -93,9 +93,9 @@ class Watch(threading.Thread):
     def look(self) -> None:
         silent, knew = self.observer.look(), self.waits is not None
         if silent and not knew:
-            found = flight_records.records()
-            self.waits = flight_records.waits_in(found)
-            self.record(found)
+            records = flight_records.records()
+            self.waits = flight_records.waits_in(records)
+            self.record(records)
             supervised.note(waits=self.waits, records=str(self.folder.absolute()))
         elif not silent:
             self.waits, self.peers = None, {}
@@ -120,10 +120,10 @@ class Watch(threading.Thread):
     def is_one_stopped_beside(self) -> bool:
         """Whether another rank of this host has been stopped for too long; for the lowest that is not to say, at once."""
         states = {rank: stopped_by(pid) for rank, pid in self.beside.items() if rank != self.number}
-        found = [state for state in states.values() if state]
-        self.stopped_looks = self.stopped_looks + 1 if found else 0
+        stopped = [state for state in states.values() if state]
+        self.stopped_looks = self.stopped_looks + 1 if stopped else 0
         lowest = all(state for rank, state in states.items() if rank < self.number)
-        return bool(found) and lowest and self.stopped_looks * LOOK > min(map(may_be_stopped, found))
+        return bool(stopped) and lowest and self.stopped_looks * LOOK > min(map(may_be_stopped, stopped))
 
     def record(self, collectives: dict[str, Any]) -> None:
         """Keep what this rank's threads do, and its collectives; what a full disk takes."""

@@ -30,7 +30,7 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
     for together in filter(None, parts):  # groups that put their parts together
         dist.all_reduce(asked, group=together)
     own = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in state.items()}
-    by_rank = exchange.of_group(own, group)
+    by_rank = exchange.gather_in_group(own, group)
     tensors: dict[str, Any] = {}
     for name in names if asked else ():
         owner = next(number for number, has in enumerate(by_rank) if name in has)

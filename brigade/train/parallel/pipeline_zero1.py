@@ -92,7 +92,9 @@ class Zero1:
             shares = [each for line, _ in self.lines for each in line if each.parameter is parameter]
             ranks, rank = dist.get_world_size(group), dist.get_rank(group)
             mine = next((self.optimizer.state.get(self.pieces[each]) for each in shares if each in self.pieces), None)
-            kinds = exchange.of_group({key: _kind(value) for key, value in mine.items()} if mine else None, group)
+            kinds = exchange.gather_in_group(
+                {key: _kind(value) for key, value in mine.items()} if mine else None, group
+            )
             state = dict(next(filter(None, kinds), {}))
             for key, (dtype, value) in state.items():
                 if value is not None or not dtype:

@@ -139,7 +139,7 @@ def _kind(annotation: Any) -> str:
 
 
 def of_run(output: Path, trust_remote_code: bool) -> Settings:
-    """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raises UserError as load() does."""
+    """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raise UserError as load() does."""
     return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else [])])
 
 
@@ -149,7 +149,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     loads_model: whether the command goes on to load the model or its tokenizer. Where it does not, a recipe in which only the key
         asks for the model's code is read as if it did not ask.
 
-    Raises UserError, naming file or flag, key, value and cure.
+    Raise UserError, naming file or flag, key, value and cure.
     """
     argv = [underscores(word) for word in argv]
     known = parser()

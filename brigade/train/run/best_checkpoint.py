@@ -36,20 +36,20 @@ def saved_step(settings: Settings, state: Any) -> int:
 
 def closing_lines(settings: Settings, state: Any, before: float | None, after: float) -> list[str]:
     """Sentences for the end of a run: `before` and `after` are held-out losses, of the first model and the saved one."""
-    said = []
+    lines = []
     if settings.recipe.training.early_stopping_patience and state.global_step < state.max_steps:
-        said.append(f"Stopped early at step {state.global_step} of {state.max_steps}.")
+        lines.append(f"Stopped early at step {state.global_step} of {state.max_steps}.")
     if state.best_model_checkpoint:
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
-        said.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
+        lines.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
         # Evaluations whose model was not saved cannot be gone back to, but a curve's lowest point is one of them, too.
         loss, step = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
         if loss < state.best_metric:
             cure = "with save_steps equal to eval_steps it would be"
-            said.append(f"Step {step} had {loss:.4f}, and was not saved: {cure}.")
+            lines.append(f"Step {step} had {loss:.4f}, and was not saved: {cure}.")
     first = f"{before:.4f} before, " if before else ""
-    said.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
+    lines.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
     if before is not None and after > before:
         cure = "try a lower learning_rate or fewer steps, and compare the two data sets"
-        said.append(f"Training made the held-out loss worse: {cure}.")
-    return said
+        lines.append(f"Training made the held-out loss worse: {cure}.")
+    return lines

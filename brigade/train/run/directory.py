@@ -199,7 +199,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     directory. A collective.
 
     fingerprint: of the data; checkpoint: that it continues from; model: consistency.of_model
-    Ends all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
+    End all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
     that they must share, and when it cannot be written.
     """
     same = {
@@ -227,8 +227,8 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
 
 def checkpoints(directory: Path) -> list[Path]:
     """Every checkpoint-N in it, newest first, whole or not."""
-    found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal())
-    return sorted(found, key=step_of, reverse=True)
+    folders = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal())
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def whole_checkpoints(directory: Path) -> dict[int, Path]:
@@ -291,7 +291,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
 
 
 def check_exists(directory: Path, cure: str = "name the output directory of a run") -> None:
-    """Raises UserError for what is no directory."""
+    """Raise UserError for what is no directory."""
     if not directory.is_dir():
         problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
         raise UserError(str(directory), problem, cure)
@@ -319,7 +319,7 @@ def _write_record(directory: Path, document: dict[str, Any]) -> None:
 
 
 def check_data(run: Run, fingerprint: str) -> None:
-    """Raises UserError when the directory's run was trained on other data than there is now."""
+    """Raise UserError when the directory's run was trained on other data than there is now."""
     if not run.settings.fresh and (run.directory / RECORD).exists():
         earlier.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
 

@@ -34,7 +34,7 @@ def kept(run: Any, record: Path, marker: Path) -> dict[str, Any]:
 
 
 def check_data(record: Path, fingerprint: str, now: str | None) -> None:
-    """Raises UserError when the directory's run was trained on other data than there is now. now: the repository's commit"""
+    """Raise UserError when the directory's run was trained on other data than there is now. now: the repository's commit"""
     old = read_yaml(record).get("run") or {}
     if old.get("data") != fingerprint:
         began = old.get("commit")

@@ -15,7 +15,7 @@ from .versions import now
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
-    """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
+    """Write the marker that means success, on one rank, and say where everything lies. The very last thing in a run."""
     if not run.world.is_main_rank:
         release(run)
         return
@@ -47,8 +47,8 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
 
 
 def leave(run: Run, step: int, by: str) -> None:
-    """Of a run that `by` asked to stop, after this step: wait until all ranks have written their parts of its checkpoint, and
-    write the marker that names it. A collective."""
+    """Wait until all ranks have written their parts of the checkpoint of this step, and write the marker that names it and who
+    asked to stop (`by`, in words). A collective."""
     directory = run.directory
     supervised.note(marker="stopped", step=step)
     ranks.barrier()
@@ -64,11 +64,11 @@ def leave(run: Run, step: int, by: str) -> None:
     release(run)
     if run.world.is_main_rank and run.settings.recipe.training.report_page:
         page.write(directory, limit=10)  # whoever asked may not wait long
-    said = f"Stopped by {by} {stop.process.where()}"
-    tell.tell_launcher(f"{said} This is no failure")
+    farewell = f"Stopped by {by} {stop.process.where()}"
+    tell.tell_launcher(f"{farewell} This is no failure")
     if run.world.is_main_rank:
         sys.stdout.flush()
-        print(said, file=sys.stderr, flush=True)
+        print(farewell, file=sys.stderr, flush=True)
 
 
 def say_finished(settings: Settings, directory: Path) -> None:

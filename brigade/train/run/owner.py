@@ -54,7 +54,7 @@ class Owned:
 def take(directory: Path) -> Owned:
     """Own the directory; the system unlocks it when this process ends, however it ends.
 
-    Raises UserError where another process, of any host, runs there; OSError where nothing can be written.
+    Raise UserError where another process, of any host, runs there; OSError where nothing can be written.
 
     By fcntl and not flock, whose locks the processes that load data would inherit.
     """
@@ -84,7 +84,7 @@ def take(directory: Path) -> Owned:
     file.truncate(0)
     file.write(owner.encode())
     if locked is None:
-        print(f"{directory} has no file locks: its owner is known by the file {FILE} alone", file=sys.stderr)
+        print(f"{directory} has no file locks: its owner is known only by the file {FILE}", file=sys.stderr)
         time.sleep(BEAT / 2)  # two that came at once: the one that wrote last stays
         if (now := files.read_text(path, files.LINE, "replace")) != owner:
             file.close()

@@ -92,8 +92,8 @@ def _start(directory: Path) -> Any:
 def _warn(process: Any) -> bool:
     """Whether it ended well; else its last words are told."""
     if process.returncode > 0:
-        said = " ".join((process.stderr.read() or "it was killed").split()) if process.stderr else ""
-        print(f"warning: no page of the run: {said.removeprefix('error: ')[:300]}", file=sys.stderr, flush=True)
+        words = " ".join((process.stderr.read() or "it was killed").split()) if process.stderr else ""
+        print(f"warning: no page of the run: {words.removeprefix('error: ')[:300]}", file=sys.stderr, flush=True)
     if process.stderr:
         process.stderr.close()
     return process.returncode == 0

@@ -12,7 +12,8 @@ from .directory import RECORD, Run
 
 
 def divide(run: Run) -> Run:
-    """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
+    """Divide the ranks of a run into its replicas. Return the run of this rank's replica, which has a directory for its own
+    checkpoints. A collective of all ranks."""
     if run.world.replicas > 1:
         elastic = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
         ranks.divided_by(elastic)
@@ -39,6 +40,6 @@ def _runs(run: Run) -> dict[str, Any]:
             "code": consistency.code(),
             "recipe": computed(run.settings.before_proofs),
             "strategy": {"kind": run.strategy.kind},
-            **{what: run.same[what] for what in run.same.keys() - {"recipe", "strategy", "batch", "replicas"}},
+            **{name: run.same[name] for name in run.same.keys() - {"recipe", "strategy", "batch", "replicas"}},
         }
     )

@@ -49,8 +49,8 @@ def another_run(
     if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
     trees = []
-    for one, cluster in ((recipe, old.get("cluster") or {}), (settings.before_proofs, strategy.as_cluster())):
-        tree = computed(one)
+    for of_run, cluster in ((recipe, old.get("cluster") or {}), (settings.before_proofs, strategy.as_cluster())):
+        tree = computed(of_run)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]
         fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")  # the mesh may be another one

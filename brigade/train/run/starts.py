@@ -18,7 +18,7 @@ MOST = 3  # starts of a job from one step
 def count(file: Path, job: str, step: int) -> None:
     """Count this start of a job, of a run that has checkpoints up to `step`. The file: {"job", "step", "starts"}.
 
-    Raises UserError when the job was started MOST times already, and did not get beyond that step; OSError where the file cannot
+    Raise UserError when the job was started MOST times already, and did not get beyond that step; OSError where the file cannot
     be written.
     """
     before, now = {}, {"job": job, "step": step}
@@ -35,7 +35,7 @@ def count(file: Path, job: str, step: int) -> None:
 
 def main(directory: Path, job: str) -> int:
     """Count a start of `job` before its ranks start, as Slurm's script does: it may get notice of its end before train.py can
-    count. Returns an exit code, 2 where the job gets no further or nothing can be counted."""
+    count. Return an exit code, 2 where the job gets no further or nothing can be counted."""
     steps = (path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json"))
     try:
         with writing(directory):

@@ -43,13 +43,13 @@ def of(directory: Path) -> dict[str, Any]:
 
 
 def ranks_of(record: dict[str, Any]) -> int:
-    """Of a run, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
+    """Return how many ranks a run has, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
     known = typed.kept(record, typed.RUN)
     return known.get("ranks", 0) * known.get("replicas", 1)
 
 
 def lines(known: dict[str, Any], in_full: bool) -> list[str]:
-    """For people: one line, or with `in_full` what else is known."""
+    """How the run stands, for people: one line, or with `in_full` what else is known."""
     state, marker = known["state"], known.get("marker", {})
     if held := known["owner"]:
         state += f" ({held['host']}, process {held['pid']})"
@@ -68,10 +68,10 @@ def lines(known: dict[str, Any], in_full: bool) -> list[str]:
     if "grace" in known:
         more += [f"  to stop, a step and a checkpoint take up to {known['grace']:.0f} s"]
     for event in known["events"]:
-        said = ", ".join(
+        fields = ", ".join(
             f"{key} {f'{value:.5g}' if isinstance(value, float) else value}"
             for key, value in event.items()
             if key not in ("time", "event") and value is not None
         )
-        more += [f"  {event.get('time', '')[:19]}  {event.get('event')}: {said}"]
+        more += [f"  {event.get('time', '')[:19]}  {event.get('event')}: {fields}"]
     return [summary, *more]

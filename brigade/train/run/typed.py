@@ -101,7 +101,7 @@ def kept(entry: Any, fields: Fields) -> dict[str, Any]:
 
 
 def loaded(text: str | bytes) -> Any:
-    """A JSON document. Raises ValueError, also where it is nested without end."""
+    """A JSON document. Raise ValueError, also where it is nested without end."""
     try:
         return json.loads(text)
     except RecursionError:

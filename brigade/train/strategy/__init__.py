@@ -22,7 +22,7 @@ PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
     """The run's strategy. A flag wins over the launcher's environment, that wins over the recipe.
 
-    Without any of them: one process alone, or DDP. Raises UserError for a file that is missing, malformed or at
+    Without any of them: one process by itself, or DDP. Raise UserError for a file that is missing, malformed or at
     odds with the recipe, and for a strategy that cannot run with this world size or optimizer.
     """
     cluster = settings.recipe.cluster
@@ -97,7 +97,7 @@ def refusal(**facts: Any) -> dict[str, Any] | None:
 
 
 def _check(strategy: Strategy, settings: Settings, world: World) -> None:
-    """Raises UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
+    """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     model, training = settings.recipe.model, settings.recipe.training
     for key, info in type(model).model_fields.items():
         of_adapters = key.startswith(("lora_", "use_rslora", "use_dora", "load_in_4bit"))

@@ -115,17 +115,17 @@ def dropped() -> list[str]:
         document = read_yaml(file)
     except UserError:  # the launcher has read it
         return []
-    said = mesh_sizes(sections(document)[2])
+    sizes = mesh_sizes(sections(document)[2])
     own = [
         str(key).removeprefix("parallelism_config_") for key in KEYS["own"] if str(key).endswith(("_size", "_stages"))
     ]
-    return [key for key in own if (_whole(said.get(key)) or 1) > 1]
+    return [key for key in own if (_whole(sizes.get(key)) or 1) > 1]
 
 
 def sections(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """deepspeed_config, fsdp_config and parallelism_config: each a table, empty where the document has none."""
-    found = [document.get(section) for section in SECTIONS]
-    return [options if isinstance(options, Mapping) else {} for options in found]
+    tables = [document.get(section) for section in SECTIONS]
+    return [options if isinstance(options, Mapping) else {} for options in tables]
 
 
 def layer_classes(fsdp: Mapping[str, Any]) -> list[str]:

@@ -33,7 +33,8 @@ class Place:
 class Axes:
     """Sizes of the axes besides data parallelism.
 
-    tensor: ranks that each layer's matrices are divided over; sequence: ranks that a row's tokens are; stages: of the pipeline
+    tensor: ranks that each layer's matrices are divided over; sequence: ranks that the tokens of a sequence are divided over
+    stages: of the pipeline
     experts: neighbouring ranks of a stage that the experts of a layer are divided over; all else is divided over them as without
     schedule: of the pipeline (engines/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its ranks
     """
@@ -72,7 +73,7 @@ class Axes:
 
     @property
     def every_stage(self) -> int:
-        """Of the pipeline, on all its ranks."""
+        """How many stages the pipeline has on all its ranks."""
         return self.stages * self.virtual
 
     def __bool__(self) -> bool:
@@ -82,7 +83,7 @@ class Axes:
         return " x ".join(f"{NAMES[axis]} {size}" for axis, size in self.used.items())
 
     def data(self, world_size: int) -> int:
-        """The data-parallel size: how many ranks, or groups of them, get different rows."""
+        """The data-parallel size: how many ranks, or groups of them, get different sequences."""
         return max(1, world_size // self.model)
 
     def place(self, rank: int, world_size: int) -> Place:
@@ -96,7 +97,7 @@ NONE = Axes()
 
 
 def without(ds_config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A ds_config less its axes."""
+    """Return a ds_config without its axes."""
     if ds_config is None:
         return None
     return {key: value for key, value in ds_config.items() if key not in DS_BLOCKS}

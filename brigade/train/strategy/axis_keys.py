@@ -17,7 +17,7 @@ DS_KEYS = {
 }
 # Keys of an accelerate config's parallelism_config. The last two are Brigade's own: accelerate has no word for them.
 MESH_KEYS = {"tensor": "tp_size", "sequence": "sp_size", "stages": "pp_size", "experts": "ep_size"}
-# Of a pipeline, beside its stages. Brigade's own words too: DeepSpeed and accelerate know no schedules.
+# A pipeline's keys beside its stages. Brigade's own words too: DeepSpeed and accelerate know no schedules.
 DS_SCHEDULE = {"schedule": "pipeline.schedule", "virtual": "pipeline.virtual_stages"}
 MESH_SCHEDULE = {"schedule": "pp_schedule", "virtual": "pp_virtual_stages"}
 
@@ -26,8 +26,8 @@ def of_ds_config(config: Mapping[str, Any]) -> Axes:
     """What a ds_config without findings says of the axes."""
     experts = value_at(config, DS_KEYS["experts"]) if value_at(config, "expert_parallel.enabled") else 1
     sizes = {axis: value_at(config, key) for axis, key in DS_KEYS.items()} | {"experts": experts}
-    found: dict[str, Any] = {axis: int(size) for axis, size in sizes.items() if isinstance(size, int) and size > 1}
-    return Axes(**found, **_schedule_of({name: value_at(config, key) for name, key in DS_SCHEDULE.items()}))
+    divided: dict[str, Any] = {axis: int(size) for axis, size in sizes.items() if isinstance(size, int) and size > 1}
+    return Axes(**divided, **_schedule_of({name: value_at(config, key) for name, key in DS_SCHEDULE.items()}))
 
 
 def of_mesh(mesh: Mapping[str, Any]) -> Axes:
@@ -46,21 +46,21 @@ def _schedule_of(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_axes(ds_config: Mapping[str, Any], axes: Axes) -> dict[str, Any]:
-    """A copy of a ds_config that says these axes."""
-    said = dict(without(ds_config) or {})
+    """Return a copy of a ds_config that says these axes."""
+    document = dict(without(ds_config) or {})
     for axis, size in axes.used.items():
         block, _, key = DS_KEYS[axis].rpartition(".")
-        said[block or key] = {**(ds_config.get(block) or {}), key: size} if block else size
+        document[block or key] = {**(ds_config.get(block) or {}), key: size} if block else size
     for path, value in _schedule(axes, DS_SCHEDULE).items():
         block, _, key = path.rpartition(".")
-        said[block] = {**said.get(block, {}), key: value}
+        document[block] = {**document.get(block, {}), key: value}
     if axes.experts > 1:
-        said["expert_parallel"]["enabled"] = True
-    return said
+        document["expert_parallel"]["enabled"] = True
+    return document
 
 
 def as_mesh(axes: Axes) -> dict[str, Any]:
-    """As values of an accelerate config's parallelism_config."""
+    """Return axes as values of an accelerate config's parallelism_config."""
     return {MESH_KEYS[axis]: size for axis, size in axes.used.items()} | _schedule(axes, MESH_SCHEDULE)
 
 

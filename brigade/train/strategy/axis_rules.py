@@ -10,7 +10,7 @@ from ..recipe.flags import Settings
 from .axes import Axes
 from .axis_keys import DS_KEYS, MESH_KEYS
 
-# Of each schedule, how many stages a rank may have.
+# Schedule -> how many stages a rank may have.
 SCHEDULES = {
     "1f1b": range(1, 2),
     "gpipe": range(1, 2),
@@ -21,11 +21,11 @@ SCHEDULES = {
 
 
 def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
-    """Raises UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
+    """Raise UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
     if settings.rehearse:  # it takes the sizes that its ranks allow
         return
-    if found := problem(axes, world.size):
-        raise UserError(source, *found)
+    if mistake := problem(axes, world.size):
+        raise UserError(source, *mistake)
     if crosses_hosts(axes, world.local_size) and not settings.recipe.cluster.tensor_across_hosts:
         raise UserError(
             source,
@@ -38,21 +38,21 @@ def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
 def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
     """The axes of a ds_config and of accelerate's parallelism_config beside it.
 
-    Raises UserError where the two say different sizes.
+    Raise UserError where the two say different sizes.
     """
     for axis, size in mesh.used.items():
         if axis in ours.used and ours.used[axis] != size:
             key = f"parallelism_config_{MESH_KEYS[axis]}"
             problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
             raise UserError(source, problem, "keep one of them")
-    said: dict[str, Any] = {**mesh.used, "schedule": mesh.schedule or ours.schedule}
-    return replace(ours, **said, virtual=max(mesh.virtual, ours.virtual))
+    values: dict[str, Any] = {**mesh.used, "schedule": mesh.schedule or ours.schedule}
+    return replace(ours, **values, virtual=max(mesh.virtual, ours.virtual))
 
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
     """Why these axes do not go over so many ranks: (problem, cure), or None."""
-    if found := _of_schedule(axes):
-        return found
+    if mistake := _of_schedule(axes):
+        return mistake
     if not world_size % axes.unit:
         return None
     near = [
@@ -69,13 +69,13 @@ def outputs(config: Mapping[str, Any], tied: bool) -> dict[str, int]:
     number = {key: value for key, value in config.items() if type(value) is int}
     heads = number.get("num_attention_heads", 0)
     each = number.get("head_dim") or number.get("hidden_size", 0) // max(1, heads)
-    found = {
+    columns_of = {
         "num_attention_heads x head_dim": heads * each,
         "num_key_value_heads x head_dim": (number.get("num_key_value_heads") or heads) * each,
         "intermediate_size": number.get("intermediate_size", 0),
         "vocab_size": 0 if tied else number.get("vocab_size", 0),
     }
-    return {name: columns for name, columns in found.items() if columns}
+    return {name: columns for name, columns in columns_of.items() if columns}
 
 
 def uneven_parts(outputs: Mapping[str, int], tensor: int, shards: int) -> tuple[str, str] | None:

@@ -23,13 +23,13 @@ from .ds_keys import as_json, key_table, read_keys, value_at
 
 
 def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
-    """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raises UserError."""
+    """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raise UserError."""
     if isinstance(source, dict):
         return place, copy.deepcopy(source)
     path = find(source, place, "ds_config")
 
     def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """As DeepSpeed reads a file: Python's own JSON takes the last of two equal keys."""
+        """Refuse a key that stands twice, as DeepSpeed does: Python's own JSON takes the last one."""
         keys = [key for key, _ in pairs]
         if key := next((key for position, key in enumerate(keys) if key in keys[:position]), None):
             raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
@@ -53,8 +53,8 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, An
     (A key that is absent is not filled by Transformers: without gradient_clipping DeepSpeed clips at 1.0 whatever
     max_grad_norm says.) Raises UserError with file, key, both values and the cure.
     """
-    config, found = judge(config, name)
-    raise_first(itertools.chain(found, against_recipe(config, name, settings)))
+    config, findings = judge(config, name)
+    raise_first(itertools.chain(findings, against_recipe(config, name, settings)))
     for path in owned_values():
         block, _, key = path.rpartition(".")
         (config.setdefault(block, {}) if block else config).setdefault(key, "auto")
@@ -87,7 +87,7 @@ def swaps_to_nvme(config: dict[str, Any]) -> bool:
 
 
 def is_quantised(config: dict[str, Any]) -> bool:
-    """ZeRO++'s quantised weights or gradients, whose kernels are CUDA's alone."""
+    """ZeRO++'s quantised weights or gradients, whose kernels need CUDA."""
     zero = config["zero_optimization"]
     return any(zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights"))
 
@@ -121,7 +121,7 @@ def axes_of(config: dict[str, Any]) -> Axes:
 
 
 def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    """What the recipe alone decides."""
+    """What only the recipe decides."""
     key = "gradient_accumulation_steps"
     if (value := config.get(key, "auto")) != "auto":
         yield Finding.of("ds-accumulation", name, key, value=shown(value))

@@ -16,25 +16,25 @@ OF_NESTEROV = ("outer_learning_rate", "outer_momentum")
 def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) -> Any:
     """The Strategy of each replica, where the run has several.
 
-    changed: keys of replicas that do not have their defaults. Raises UserError where they do not go together, with each other or
+    changed: keys of replicas that do not have their defaults. Raise UserError where they do not go together, with each other or
     with the strategy.
     """
     _check_keys(settings, strategy.axes, strategy.source, changed)
     if strategy.ds_config and swaps_to_nvme(strategy.ds_config):
         problem = "sync_every averages weights in memory, and here they lie on NVMe"
         raise UserError(strategy.source, problem, "use a ds_config without NVMe offload")
-    found, kind = count(settings, world, strategy.replicate), strategy.kind
+    replicas, kind = count(settings, world, strategy.replicate), strategy.kind
     if kind in ("single", "ddp"):
-        kind = "single" if world.of_all_replicas == found else "ddp"
-    elif kind == "hsdp" and found == strategy.replicate and settings.recipe.training.sync_replica == "auto":
+        kind = "single" if world.of_all_replicas == replicas else "ddp"
+    elif kind == "hsdp" and replicas == strategy.replicate and settings.recipe.training.sync_replica == "auto":
         kind = "fsdp2"
-    return replace(strategy, kind=kind, replicas=found)
+    return replace(strategy, kind=kind, replicas=replicas)
 
 
 def count(settings: Settings, world: World, groups: int) -> int:
     """How many replicas the ranks of a run are divided into.
 
-    groups: of HSDP, which are its replicas; else 1. Raises UserError where there is one replica alone.
+    groups: of HSDP, which are its replicas; else 1. Raise UserError where there is one replica alone.
     """
     training = settings.recipe.training
     if world.replicas > 1:  # `launch --elastic` has divided them
@@ -46,36 +46,36 @@ def count(settings: Settings, world: World, groups: int) -> int:
     many_hosts = 1 < world.local_size < world.size
     unit = training.sync_replica
     if unit == "auto" and groups > 1:
-        found = groups
+        replicas = groups
     elif unit == "host" or (unit == "auto" and many_hosts):
-        found, rest = divmod(world.size, world.local_size)
+        replicas, rest = divmod(world.size, world.local_size)
         if rest:
             problem = (
                 f"{counted(world.size, 'rank')} on hosts of different sizes: a replica has as many ranks as any other"
             )
             raise UserError(settings.place("sync_replica"), problem, "give all hosts the same number of slots")
     else:
-        found = world.size
+        replicas = world.size
     unknown = world.launcher == "lint" and world.size == 1  # no file says how many ranks there will be
-    if found < 2 and not settings.rehearse and not unknown:
-        what = f"{counted(world.size, 'rank')} on {counted(world.hosts, 'host')}"
+    if replicas < 2 and not settings.rehearse and not unknown:
+        there = f"{counted(world.size, 'rank')} on {counted(world.hosts, 'host')}"
         finer = ", set sync_replica: rank" if world.size > 1 else ""
         cure = f"start more ranks or hosts{finer}, or leave sync_every out"
-        raise UserError(settings.place("sync_every"), f"{what}: a single replica has nobody to meet", cure)
-    return max(1, found)
+        raise UserError(settings.place("sync_every"), f"{there}: a single replica has nobody to meet", cure)
+    return max(1, replicas)
 
 
 def check_length(settings: Settings, steps: int, epoch: int) -> None:
-    """Raises UserError where replicas would go through an epoch or the whole run, of so many steps, without meeting."""
+    """Raise UserError where replicas would go through an epoch or the whole run, of so many steps, without meeting."""
     every = settings.recipe.training.sync_every or 1
     if every > min(steps, epoch):
-        what = f"the run has {counted(steps, 'step')}" if steps <= epoch else f"an epoch has {counted(epoch, 'step')}"
-        problem = f"sync_every is {every}, but {what}: the replicas would go through it without meeting"
+        length = f"the run has {counted(steps, 'step')}" if steps <= epoch else f"an epoch has {counted(epoch, 'step')}"
+        problem = f"sync_every is {every}, but {length}: the replicas would go through it without meeting"
         raise UserError(settings.place("sync_every"), problem, f"set it to {min(steps, epoch)} at most")
 
 
 def _check_keys(settings: Settings, axes: Axes, source: str, changed: list[str]) -> None:
-    """Raises UserError for keys of replicas without sync_every, and for what cannot be averaged."""
+    """Raise UserError for keys of replicas without sync_every, and for what cannot be averaged."""
     training = settings.recipe.training
     if training.sync_every is None:
         problem = f"{changed[0]} is {getattr(training, changed[0])}, but without sync_every nothing is averaged"
@@ -90,8 +90,8 @@ def _check_keys(settings: Settings, axes: Axes, source: str, changed: list[str])
         problem = f"sync_every averages weights that DDP, ZeRO or FSDP2 keeps, not what {axes} divides"
         raise UserError(source, problem, "leave one of the two out")
     for key, wrong, why in (
-        ("nonfinite", training.nonfinite == "rollback", "rollback would take one replica back alone: use skip or stop"),
-        ("loss_spike", training.loss_spike is not None, "it would take one replica back alone: leave it out"),
+        ("nonfinite", training.nonfinite == "rollback", "rollback would take only one replica back: use skip or stop"),
+        ("loss_spike", training.loss_spike is not None, "it would take only one replica back: leave it out"),
     ):
         if wrong:
             problem = f"{key} does not go with sync_every"

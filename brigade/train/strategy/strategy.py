@@ -96,6 +96,6 @@ class Strategy:
 
 
 def unsharded(world: World, source: str) -> Strategy:
-    """One process alone, or DDP."""
+    """The strategy of one process, or DDP."""
     kind: Kind = "single" if world.size == 1 else "ddp"
     return Strategy(kind, kind, source)
