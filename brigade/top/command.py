@@ -27,6 +27,7 @@ PATIENCE = 20.0  # seconds that a single look waits for hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add(
         "directory",
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Watch runs or hosts until they end or the user leaves. Returns the exit code."""
     directory = options.directory
     if directory is None and options.hostfile is None:
         directory = _newest()
@@ -82,7 +84,7 @@ def _hosts_of(directory: Path) -> list[str]:
 
 
 def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
-    """Those to connect to: a run's files may be a stranger's, and name what he likes. Says which are left out."""
+    """The hosts to connect to: a run's files may be a stranger's and name any host. Says which are left out."""
     known = launches.hosts()
     asked = [host for host in hosts if all_of_them or host in known or is_here(host) or "SLURM_JOB_ID" in os.environ]
     if left := [host for host in hosts if host not in asked]:

@@ -45,9 +45,9 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     before, now_axes = axes_of(folder), run.strategy.axes
     if engine_of(folder) == "DeepSpeed" and before.tensor > 1 and _stage(folder) == 3:
         # What no group has divided lies there in parts of the world, and the rest in parts of the data-parallel ranks.
-        return f"{problem}ZeRO-3's states of a divided model are read in the same division alone", as_before
+        return f"{problem}ZeRO-3's states of a divided model can only be read in the same division", as_before
     if run.strategy.is_deepspeed and now_axes.tensor > 1 and now_axes.stages == 1:
-        why = "what DeepSpeed has divided over tensor groups takes states of the same division alone"
+        why = "what DeepSpeed has divided over tensor groups takes only states of the same division"
         return f"{problem}{why}", f"{as_before}, or under FSDP2, with tensor groups or without"
     if optim not in BY_ELEMENT:
         return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before

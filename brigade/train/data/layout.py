@@ -48,10 +48,12 @@ class ChatFormat:
 
 
 def folder_of(fingerprint: str) -> Path:
+    """The directory of the prepared data with this fingerprint, whether it exists or not."""
     return cache.cache_directory("prepared") / fingerprint
 
 
 def is_whole(folder: Path) -> bool:
+    """Whether a directory holds prepared data that was written to its end, in this version's format."""
     try:
         return json.loads((folder / META).read_text())["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):

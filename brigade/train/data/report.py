@@ -52,16 +52,19 @@ def unread(facts: dict[str, Any]) -> str:
 
 
 def tokens(facts: dict[str, Any]) -> str:
+    """The number of tokens and the supervised share, in words."""
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 
 
 def shapes(facts: dict[str, Any], data: DataSection, filler: float) -> list[str]:
+    """How full packed sequences are, and how much is padding, in words."""
     full = facts["tokens"] / (facts["sequences"] * data.max_length)
     packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
     return [*packed, f"{filler:.0%} padding"]
 
 
 def losses(facts: dict[str, Any]) -> list[str]:
+    """How many samples were cut, split or dropped, in words."""
     words = {
         "cut": "longer than max_length cut",
         "split": "longer texts split into several samples",

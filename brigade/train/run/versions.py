@@ -11,6 +11,7 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datase
 
 
 def now() -> str:
+    """The time now with its offset from UTC, as run.yaml has it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 

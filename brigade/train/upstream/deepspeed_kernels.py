@@ -47,6 +47,7 @@ def build(name: str) -> tuple[str, float]:
 
 
 def main() -> None:
+    """Compile DeepSpeed's CPU kernels where there is no GPU."""
     import torch
 
     if torch.cuda.is_available():
