@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SKYPILOT := $(VENV)/skypilot
+# Modules are compiled when they are first imported: a quarter of the 16,000 that pip would compile, one after the other.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO_OUTPUT := outputs/demo
 JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
@@ -24,7 +26,7 @@ $(VENV)/.complete: requirements.txt constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
 	@$(PYTHON) brigade/check/build_tools.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python $(PIP_INSTALL) -r requirements.txt
 	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 	@touch $@
 
@@ -37,7 +39,7 @@ demo: setup
 skypilot: $(SKYPILOT)/.complete
 $(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
 	$(BIN)/python -m venv $(SKYPILOT)
-	$(SKYPILOT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/jobs/requirements.txt
+	$(SKYPILOT)/bin/python $(PIP_INSTALL) -r tests/jobs/requirements.txt
 	@touch $@
 
 # In the order of their names: the tests of ranks, which take longest, come first.

@@ -7,6 +7,7 @@ torchrun's variables in its environment. What torchrun itself does is the busine
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -96,7 +97,7 @@ OURS = "errors plan train"
 
 def _import_all() -> None:
     import cpuinfo
-    from deepspeed.utils import nvtx
+    from deepspeed.utils import numa, nvtx
     from transformers import conversion_mapping
 
     import brigade.train.upstream.cpu_facts
@@ -107,6 +108,7 @@ def _import_all() -> None:
     brigade.train.upstream.cpu_facts.ask_once()
     cpuinfo.get_cpu_info()  # for all ranks
     conversion_mapping.get_checkpoint_conversion_mapping("llama")  # compiles the 900 patterns of all models
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)  # ZeRO-3 starts `numactl` at each reduction on a CPU
     nvtx.enable_nvtx = False  # marks for a GPU's profiler, around a thousand calls of each step
 
 
