@@ -63,8 +63,8 @@ def processor() -> str:
 def driver() -> str:
     """The version of NVIDIA's kernel module; where nothing tells it, a name for the time since the host was booted."""
     with suppress(OSError):
-        if found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text()):
-            return found[1]
+        if match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text()):
+            return match[1]
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         words = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()

@@ -105,9 +105,9 @@ class Worker:
             model = models.build(config, "eager", compare.dtype_of(dtype), device)
             logits, gradients = compare.alone(model, some, device, contextlib.nullcontext(), factor)
             halves.append(([each.cpu() for each in logits], {key: value.cpu() for key, value in gradients.items()}))
-        found = compare.errors(*halves)
+        differences = compare.errors(*halves)
         allowed = row["roundoffs"] * compare.ROUNDOFF[path]
-        off = {key: found[key] for key in ("logits", "gradients")}
+        off = {key: differences[key] for key in ("logits", "gradients")}
         result = {"errors": off, "allowed": dict.fromkeys(off, allowed)}
         return result | {"why": compare.in_words(result)}
 
@@ -147,13 +147,13 @@ class Worker:
             if apart:
                 names.sort(key=lambda name: bool(self.rows[name].get("patches")))
             rounds = [[name] for name in names] if apart else [names]
-            found: dict[str, float] = {}
+            times: dict[str, float] = {}
             for some in rounds:
-                found |= self._time(some, self._calls(kind, some, fastest))
-            for name, milliseconds in found.items():
+                times |= self._time(some, self._calls(kind, some, fastest))
+            for name, milliseconds in times.items():
                 self.tell({"path": name, "stage": "time", "ms": milliseconds})
             if kind == ATTENTION:
-                fastest = min(found, key=lambda name: found[name])
+                fastest = min(times, key=lambda name: times[name])
         return True
 
     def _calls(self, kind: str, names: list[str], fastest: str) -> dict[str, Callable[[], None]]:
@@ -194,7 +194,7 @@ class Worker:
 
     def _time(self, names: list[str], calls: dict[str, Callable[[], None]]) -> dict[str, float]:
         """{path: milliseconds}: medians over rounds in which all take turns. A first round warms up."""
-        found: dict[str, list[float]] = {name: [] for name in names}
+        times: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self.job["rounds"] + 1):
             for name in names:
                 self.begin(name, "time")
@@ -203,8 +203,8 @@ class Worker:
                 calls[name]()
                 self._wait()
                 if number:
-                    found[name].append(1000 * (time.perf_counter() - began))
-        return {name: statistics.median(values) for name, values in found.items()}
+                    times[name].append(1000 * (time.perf_counter() - began))
+        return {name: statistics.median(values) for name, values in times.items()}
 
     def _wait(self) -> None:
         if self.device != "cpu":

@@ -96,8 +96,8 @@ def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, dict[str, 
 def _cached(name: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(name, file, revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _walk(table: Any) -> Iterator[tuple[str, Any]]:
