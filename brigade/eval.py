@@ -17,6 +17,7 @@ FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss cam
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("output", type=Path, help="output directory of a finished run")
     learned = "fail unless the loss fell by this share, and below the text's unigram entropy"

@@ -12,6 +12,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("output", type=Path, help="output directory of a run")
     add("destination", type=Path, metavar="DEST", help="a new directory")

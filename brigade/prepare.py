@@ -12,6 +12,7 @@ PASSES_ON = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     parser.add_argument("recipe", help="a recipe; every key of its data: section is also a flag, as in train.py")
 
 

@@ -62,6 +62,7 @@ class Result:
 
 
 def sound(host: str, value: str, amount: float | None = None, detail: tuple[str, ...] = ()) -> Result:
+    """The result of a host on which all is well."""
     return Result(host, "green", value, amount, detail=detail)
 
 
@@ -76,7 +77,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Threshold:
-    """From where on a measured figure is a warning, and from where on the host is not sound.
+    """The limits from which a measured figure is a warning, and from which the host is not sound.
 
     yellow, red: in `unit`; None: no such level. Where yellow lies above red, small figures are the bad ones.
     """
@@ -101,6 +102,7 @@ def thresholds() -> dict[str, Threshold]:
 
 
 def gravest(results: list[Result]) -> Level:
+    """The most severe level among results; green where there are none."""
     return max((result.level for result in results), key=LEVELS.index, default="green")
 
 

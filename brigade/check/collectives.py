@@ -107,6 +107,7 @@ async def _sweep(
 
 
 def have_gpus(hosts: Hosts) -> bool:
+    """Whether every host has a GPU for each of its slots."""
     return all((hello.get("gpus") or 0) >= hosts.wanted.slots[host] for host, hello in hosts.hello.items())
 
 
@@ -218,6 +219,7 @@ def floor(device: str, kind: str) -> dict[str, Any]:
 
 
 def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
+    """The result of a host for the sweep between all hosts."""
     best = sweep.bandwidth("all_reduce")
     value = f"all-reduce {best:.3g} GB/s, {sweep.backend}"
     known, fabric = floor(sweep.device, "between"), found.fabric[host]
@@ -242,6 +244,7 @@ def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
 
 
 def of_inside(host: str, sweep: Sweep, usual: float) -> Result:
+    """The result of a host for the sweep between its own GPUs. usual: the median of all hosts, GB/s"""
     best, known = sweep.bandwidth("all_reduce"), floor(sweep.device, "inside")
     its_level, least = thresholds()["inside"].level(best / usual), usual
     if known and sweep.ranks == 8:

@@ -32,6 +32,7 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("recipe", nargs="?", help="what will be trained; without one, only what holds for every run is checked")
     add("--hostfile", metavar="FILE", help="hosts and slots (default: the recipe's, or the Slurm allocation)")

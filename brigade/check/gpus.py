@@ -58,6 +58,7 @@ def usual(hosts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
 
 
 def expected_links(name: str) -> int:
+    """The number of NVLinks that a GPU of this name has; 0 where it has none or is not known."""
     if any(part in name for part in KNOWN["without"]):
         return 0
     return next((links for part, links in KNOWN["nvlinks"].items() if part in name), 0)
@@ -131,11 +132,13 @@ def _aside(finding: Finding) -> Finding:
 
 
 def which(numbers: list[int]) -> str:
+    """`GPU 3` or `GPUs 3, 5`."""
     return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 # ---- a host's number of them ----------------------------------------------------------------------------------
 def kinds(found: list[Facts]) -> Counter[str]:
+    """How many GPUs of each name there are, without those that are lost."""
     return Counter(gpu.get("name", "GPU") for gpu in found if not gpu.get("lost"))
 
 
@@ -171,6 +174,7 @@ def in_another_order(host: str, kinds: Mapping[str, int], slots: int, environmen
 
 # ---- judges ------------------------------------------------------------------------------------------------------
 def lost(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    """A finding where the driver cannot reach the GPU."""
     if gpu.get("lost"):
         why = "ranks on it fail at once"
         yield Finding("red", "lost", "the driver lists it and cannot reach it", why, XIDS["actions"]["reboot"]["cure"])
@@ -186,6 +190,7 @@ def divided(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def free_memory(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    """A finding where much of the GPU's memory is taken already."""
     if "memory" not in gpu:
         return
     free, total = gpu["memory"]["free"], gpu["memory"]["total"]
@@ -210,6 +215,7 @@ def _words(holder: Facts) -> str:
 
 
 def errors(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about errors of the GPU's memory, rows that wait to be replaced, and ECC that is off."""
     reset, replace = XIDS["actions"]["reset"]["cure"], "let GPU {gpu} of {host} be replaced"
     if count := gpu.get("uncorrected"):
         problem = f"{count} errors of its memory since the last reset could not be corrected"
@@ -230,6 +236,7 @@ def errors(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def clocks(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about clocks that are slowed down, by heat or power for instance."""
     why = "all ranks wait for the slowest GPU in every step"
     reasons = gpu.get("clock_reasons", 0)
     told = 0

@@ -45,6 +45,7 @@ def addresses_of(hosts: Hosts) -> dict[str, list[str]]:
 
 
 def named_interface(hosts: Hosts) -> str:
+    """The network interface that the user's environment names, or ""."""
     variables = hosts.wanted.environment
     return variables.get("NCCL_SOCKET_IFNAME") or variables.get("GLOO_SOCKET_IFNAME") or ""
 
@@ -212,10 +213,12 @@ def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_virtual(name: str) -> bool:
+    """Whether a network interface is none of the hardware's: a bridge, a container's, loopback."""
     return name == "lo" or name.startswith(VIRTUAL)
 
 
 def is_loopback(address: str) -> bool:
+    """Whether an address is a host's own, which no other host can reach."""
     return address == "::1" or address.startswith("127.")
 
 

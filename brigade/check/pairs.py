@@ -115,6 +115,7 @@ def gravest(ways: Ways, host: str, end: int, usual: float) -> Level:
 
 
 def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """The errors that these pairs met, each once."""
     return list(dict.fromkeys(ways[pair].error for pair in pairs if ways[pair].error))
 
 
@@ -259,6 +260,7 @@ async def _pairs(hosts: Hosts, most: int) -> AsyncIterator[Result]:
 
 
 async def measure(hosts: Hosts, found: Meeting, most: int) -> dict[tuple[str, str], Way]:
+    """Measure pairs of hosts in at most `most` rounds. Returns {(host, other host): its way}."""
     names = [host for host in found.address if host not in found.lost]
     ways: dict[tuple[str, str], Way] = {}
     for games in rounds(len(names), most):

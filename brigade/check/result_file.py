@@ -82,6 +82,7 @@ class Document(_Model):
 
 
 def document(outcome: Outcome, recipe: str | None, code: int, sweep: Sweep | None = None) -> Document:
+    """The content of the result file for an outcome. code: the command's exit code"""
     keys = ("name", "group", "seconds")
     rows = [
         {key: getattr(row, key) for key in keys} | {"results": [vars(result) for result in row.results]}
@@ -115,6 +116,7 @@ def _of_sweep(found: Sweep) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
+    """The JSON schema of the result file."""
     return Document.model_json_schema()
 
 

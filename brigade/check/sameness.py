@@ -246,6 +246,7 @@ def is_read(path: str, own: Collection[str]) -> bool:
 
 
 def value(git: Facts | None) -> str:
+    """A clone's commit and number of changed files, for the table."""
     if not git:
         return "no git, same files"
     changed = len(git["changed"])

@@ -139,6 +139,7 @@ async def room(hosts: Hosts) -> AsyncIterator[Result]:
 
 
 def from_worst(host: str, results: list[Result]) -> Result:
+    """The first of a host's results that has the most severe level."""
     return next(result for result in results if result.level == gravest(results))
 
 
@@ -185,6 +186,7 @@ def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps
 
 
 def gib(size: float) -> str:
+    """Bytes in GiB, with one decimal: `12.3 GiB`."""
     return f"{figure(size / 2**30, 1)} GiB"
 
 

@@ -32,6 +32,8 @@ MARK = "brigade> "
 
 
 class Agent(Probes):
+    """Runs on each host, for as long as a command needs it: starts, watches and ends processes, and answers probes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.hearing, self.patience = Hearing(), SILENCE

@@ -25,6 +25,7 @@ def find(name: str) -> Any:
 
 
 def main() -> None:
+    """Read the order from standard input, make its probes, and write each answer as a line of JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a probe made for a moment goes
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer

@@ -7,6 +7,7 @@ from . import background
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     parser.add_argument("directory", type=Path, help="output or log directory of a launch of this host")
 
 

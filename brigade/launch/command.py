@@ -30,6 +30,7 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Launch a recipe, or write its job file. Returns the exit code."""
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):

@@ -13,12 +13,14 @@ from . import background
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     add = parser.add_argument
     add("directories", nargs="*", type=Path, metavar="OUTPUT", help="output directories (default: those in outputs/)")
     add("--json", action="store_true", help="a JSON line for each run instead")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Show the state of runs. Returns the exit code."""
     for directory in options.directories:
         if not directory.is_dir():
             raise _no_run(directory, "there is no such directory")

@@ -183,6 +183,7 @@ def notice(job: Job) -> tuple[int, str]:
 
 
 def torchrun_options(job: Job) -> list[str]:
+    """Options of torchrun that give its workers time to save when the job is told to end."""
     return ["--shutdown_timeout", str(notice(job)[0] - LEFT)]
 
 

@@ -36,6 +36,7 @@ MOST_SLOTS = 72
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
     model = "a recipe's folder, a folder or file with a config.json, or a name on the Hub; a recipe's .yaml is planned as it is"
     parser.add_argument("model", nargs="?", help=model)
     for title, flags in FLAGS.items():
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Plan a model or a recipe, calibrate, or refresh headers, as the flags say. Returns the exit code."""
     if options.calibration:
         if not options.calibrate and not options.calibration.is_file():
             _refuse("calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one")

@@ -107,7 +107,7 @@ def _text(answer: str | bytes) -> str:
 
 
 def _clock_reasons(nvml: Any, gpu: Any) -> int:
-    """Before driver 535 it had another name."""
+    """The reasons why clocks are slowed down, as bits. NVML's function had another name before driver 535."""
     found = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     return found if found is not None else nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
 

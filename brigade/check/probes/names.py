@@ -146,4 +146,5 @@ def _arp(addresses: list[str]) -> dict[str, str]:
 
 
 def family_of(address: str) -> socket.AddressFamily:
+    """The socket family of an IP address: IPv6 where it has a colon."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

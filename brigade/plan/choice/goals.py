@@ -42,6 +42,7 @@ class Answer:
 
 
 def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> Answer:
+    """Judge every strategy for a workload on a cluster, and choose one."""
     ranked = candidates(workload, cluster, traces)
     return Answer(workload, cluster, ranked, chosen(ranked))
 

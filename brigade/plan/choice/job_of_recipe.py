@@ -76,6 +76,7 @@ def hosts_of(settings: Settings) -> dict[str, int]:
 
 
 def strategy_of(settings: Settings) -> Strategy:
+    """The strategy of a recipe on the hosts that it names."""
     hosts = hosts_of(settings)
     first = next(iter(hosts))
     return choose(settings, World(0, 0, sum(hosts.values()), hosts[first], first, "plan"), env={})
@@ -176,6 +177,7 @@ class RecipePlan:
 
 
 def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:
+    """The plan of the recipe at `path`. link, goes_to: as in RecipePlan"""
     return RecipePlan(flags.load(["--recipe", str(path)], loads_model=False), link, goes_to)
 
 

@@ -154,8 +154,8 @@ def intervals() -> dict[str, Any]:
 
 
 def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None, best: float = 0.0) -> Estimate:
-    """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
-    runs gave; activations and logits as `traced`; best: as of an Estimate. Raises UserError for an unknown GPU."""
+    """An estimate by formula, made in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that
+    the user's own runs gave; activations and logits as `traced`; best: as of an Estimate. Raises UserError for an unknown GPU."""
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0

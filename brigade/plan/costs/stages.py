@@ -35,6 +35,7 @@ class Stage:
 
 
 def stages(job: Job) -> list[Stage]:
+    """What each stage of the pipeline computes and holds; one stage where there is no pipeline."""
     s, t, parts = job.shape, job.tensor, division(job)
     found = []
     whole = parts.whole_norms

@@ -78,6 +78,7 @@ def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
 
 
 def verdict(candidate: Candidate) -> str:
+    """What a bar's label adds about a candidate that does not fit; "" where it fits."""
     return "" if candidate.fits else ", host too small" if candidate.refused else ", does not fit"
 
 

@@ -33,6 +33,7 @@ ROWS = 10  # of the table
 
 
 def say(label: str, text: str) -> None:
+    """Print a line of the answer: a label, and the text beside it."""
     print(wrapped(f"{label:9}{text}", 9))
 
 
@@ -66,6 +67,7 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
 
 
 def between(low: str, high: str) -> str:
+    """The 80 % interval in words."""
     return f"80 % interval: {low} to {high}"
 
 
@@ -165,6 +167,7 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
 
 
 def recomputes(job: Job) -> str:
+    """What is recomputed in the backward pass: `layers` or `nothing`."""
     return "layers" if job.checkpointing == "full" else "nothing"
 
 

@@ -61,4 +61,5 @@ def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callabl
 
 
 def versions() -> dict[str, str]:
+    """The versions of the packages that a trace depends on."""
     return {package: version(package) for package in ("torch", "transformers")}

@@ -157,7 +157,7 @@ def run(
     embedded: list[torch.Tensor] = []
 
     def begin(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
-        """Where the backward pass ends: at the embeddings' output."""
+        """Mark where the backward pass ends: at the embeddings' output."""
         embedded.append(out.detach().requires_grad_())
         return embedded[0]
 

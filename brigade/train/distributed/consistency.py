@@ -42,7 +42,7 @@ def check(same: dict[str, Any], world: World) -> None:
 
 
 def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", folder: str | None) -> dict[str, Any]:
-    """For check(): the model's configuration with all its values, and digests of its tokenizer and of the weights in
+    """What check() compares: the model's configuration with all its values, and digests of its tokenizer and of the weights in
     `folder` (None: they are made from configuration and seed)."""
     # How it was last called (padding, truncation) is part of its state, but says nothing of it.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}

@@ -51,7 +51,7 @@ class Silent:
 
 
 def culprits(ranks: list[Silent]) -> list[Silent]:
-    """Those that the others wait for; [] where all wait for each other in one collective, and none can be told apart.
+    """The ranks that the others wait for; [] where all wait for each other in one collective, and none can be told apart.
 
     A process that is stopped, or in which nothing runs any more, goes first. Then who is in no collective while others are; who
     is in an earlier one, or in another; and where nothing is known of collectives, who has come least far.
@@ -74,7 +74,7 @@ def culprits(ranks: list[Silent]) -> list[Silent]:
 
 
 def _least(ranks: list[Silent], places: list) -> list[Silent]:
-    """Those at the earliest place; [] where all are at one."""
+    """The ranks at the earliest place; [] where all are at the same."""
     if len(set(places)) == 1:
         return []
     return [rank for rank, place in zip(ranks, places, strict=True) if place == min(places)]

@@ -90,7 +90,7 @@ class Signals:
         self._where = where
 
     def where(self) -> str:
-        """Where the run stands, and how it continues."""
+        """Say where the run stands and how it continues."""
         return self._where()
 
     # ---- what ranks say ----------------------------------------------------------------------------------------

@@ -195,8 +195,8 @@ def _made_for(settings: Settings) -> str:
 
 
 def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> Run:
-    """After each rank agreed with itself: move an old run aside if --fresh, and write run.yaml. Return the run with its
-    directory. A collective.
+    """Claim the run's directory: move an old run aside if --fresh, and write run.yaml. Returns the run with its directory. A
+    collective, after each rank has agreed with itself.
 
     fingerprint: of the data; checkpoint: that it continues from; model: consistency.of_model
     End all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
@@ -237,6 +237,7 @@ def whole_checkpoints(directory: Path) -> dict[int, Path]:
 
 
 def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint-N directory."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -303,6 +304,7 @@ def _occupied(directory: Path) -> bool:  # by a run of this replica: what others
 
 
 def written(directory: Path) -> dict[str, Any]:  # run.yaml, as this process wrote it
+    """The run.yaml that this process has written."""
     return yaml.load(files.read(directory / RECORD), Loader=_LOADER)  # type: ignore[no-any-return]
 
 

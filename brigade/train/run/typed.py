@@ -20,6 +20,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
+    """Whether a value is a whole number from 0."""
     return not isinstance(value, bool) and isinstance(value, int) and 0 <= value <= MOST
 
 
@@ -29,14 +30,17 @@ def is_amount(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
+    """Whether a value is a text that is not too long."""
     return isinstance(value, str) and len(value) <= LONGEST
 
 
 def are_texts(value: Any) -> bool:
+    """Whether a value is a list of texts."""
     return isinstance(value, list) and all(map(is_text, value))
 
 
 def is_table(value: Any) -> bool:
+    """Whether a value is a table with texts as keys."""
     return isinstance(value, dict) and all(isinstance(key, str) for key in value) and is_shallow(value)
 
 
@@ -47,6 +51,7 @@ def is_shallow(value: Any, depth: int = DEEPEST) -> bool:
 
 
 def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A test that None passes too."""
     return lambda value: value is None or check(value)
 
 

@@ -82,6 +82,7 @@ def fill(
 
 
 def swaps_to_nvme(config: dict[str, Any]) -> bool:
+    """Whether a ds_config offloads parameters or optimizer states to NVMe."""
     blocks = ("offload_param", "offload_optimizer")
     return any(value_at(config, f"zero_optimization.{block}.device") == "nvme" for block in blocks)
 

@@ -30,6 +30,7 @@ def value_at(config: Any, path: str, default: Any = None) -> Any:
 
 
 def as_json(value: Any) -> str:
+    """A value as JSON writes it, for messages."""
     return json.dumps(value, default=str)
 
 
