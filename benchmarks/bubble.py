@@ -74,8 +74,10 @@ def measure(name: str, ranks: int, micro_batches: Iterable[int] = MICRO_BATCHES)
 
 
 def record(way: Way, ranks: int, todo: list[tuple[str, int]]) -> list[tuple[list[int], Steps]]:
-    """Of each (schedule, micro-batches): the layers of each rank, and all steps but the first. Raises RuntimeError when a rank
-    fails."""
+    """Return the layers of each rank, and all steps but the first, for each (schedule, micro-batches).
+
+    Raises RuntimeError when a rank fails.
+    """
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text()) | way.sizes

@@ -1,4 +1,4 @@
-"""Time lines of one step of a pipeline: how long ranks idle, and what the order of the passes alone would give."""
+"""Time lines of one step of a pipeline: how long ranks idle, and what only the order of the passes would give."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def busy_seconds(line: Line) -> float:
 
 
 def idle(lines: Sequence[Line]) -> list[float]:
-    """Of each rank, the share of the step in which it computes nothing."""
+    """Return the share of the step in which each rank computes nothing."""
     whole = step_seconds(lines)
     return [1 - busy_seconds(line) / whole for line in lines]
 
@@ -92,8 +92,10 @@ def at_their_own_times(lines: Sequence[Line]) -> list[float]:
 
 
 def held(line: Line) -> float:
-    """Of how many micro-batches a rank keeps the activations of all its stages, at most. It keeps them from the forward pass
-    until it has the gradients of weights."""
+    """Return how many micro-batches a rank keeps the activations of all its stages of, at most.
+
+    It keeps them from the forward pass until it has the gradients of weights.
+    """
     stages, now, most = len({each[0] for each in line}), 0, 0
     for _, kind, *_ in line:
         now += (kind == "F") - (kind in "BW")

@@ -45,7 +45,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What one command gives.
+    """The answers of one command.
 
     best: its choice; plain: that among strategies that divide the data alone; None: nothing fits. why: what plain lacks
     """
@@ -79,7 +79,7 @@ def told(candidate: Candidate | None) -> str:
 
 
 def but(best: Candidate, plain: Candidate | None) -> str:
-    """Why the choice is not that among data parallelism alone, where this is faster by formula; or ""."""
+    """Return why the choice is not one with only data parallelism, where that is faster by formula; or ""."""
     if plain is None or plain.seconds >= best.seconds:
         return ""
     if best.estimate.safe and not plain.estimate.safe:

@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="only write the page")
     parser.add_argument("--times", type=int, default=5, help="attempts per fault (default: 5)")
-    parser.add_argument("--only", nargs="*", choices=FAULTS, help="these faults alone; the others' rows stay")
+    parser.add_argument("--only", nargs="*", choices=FAULTS, help="only these faults; the others' rows stay")
     options = parser.parse_args()
     if not options.draw:
         require()

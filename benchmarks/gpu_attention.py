@@ -1,8 +1,8 @@
-"""Whether packed samples get the logits and gradients that each has alone, by attention implementation, on this device.
+"""Check that packed samples get the logits and gradients that each has by itself, by attention implementation, on this device.
 
     python -m benchmarks.gpu_attention qwen3 varlen      # one comparison; the last line it prints is its row
 
-The reference is each sample alone through Transformers' eager attention in fp32, which nobody told of packing. What is
+The reference is each sample by itself through Transformers' eager attention in fp32, which nobody told of packing. What is
 compared goes through Brigade's own collator, attention and loss, in both precisions that train.py has: bf16 weights (LoRA's
 base), and fp32 weights under autocast (full fine-tuning on one GPU).
 """
@@ -21,8 +21,8 @@ SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_si
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.1}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {"qwen3": {}, "mistral": {"sliding_window": 48}}  # tokens that a layer sees
 PRECISIONS = ("bf16", "autocast")
-# How far the packed samples may be off, in differences that rounding alone makes: eager attention's in the same precision,
-# each sample alone. Two and three, as FlashAttention's own tests allow (tests/test_flash_attn.py).
+# How far the packed samples may be off, in differences that only rounding makes: eager attention's in the same precision,
+# each sample by itself. Two and three, as FlashAttention's own tests allow (tests/test_flash_attn.py).
 LOGITS_FACTOR, GRADIENTS_FACTOR = 2, 3
 SEED = 3
 
@@ -81,7 +81,7 @@ def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[A
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
-    trainer: Any = object.__new__(Trainer)  # its loss alone: no arguments, no data, no optimizer
+    trainer: Any = object.__new__(Trainer)  # only its loss: no arguments, no data, no optimizer
     trainer.model, trainer.engine = model, SimpleNamespace(averaged_over=1)
     trainer.sample_boundaries = packed_samples.POSITIONS
     logits = logits_of(model, batch)
@@ -90,7 +90,7 @@ def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[A
 
 
 def alone(model: Any, some: list[Row], device: Any) -> tuple[list[Any], Row]:
-    """The same of samples that never meet: no position ids, no masks, no cumulative lengths."""
+    """Return the same for samples that never meet: no position ids, no masks, no cumulative lengths."""
     from contextlib import nullcontext
 
     from brigade.kernels import compare

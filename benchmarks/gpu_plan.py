@@ -7,7 +7,7 @@ from benchmarks import gpu_attention, gpu_models
 Flags = dict[str, str]
 
 MICRO = "per_device_train_batch_size"
-# A step is 8 packs of 4,096 tokens. Torch's own kernels alone: what everybody has.
+# A step is 8 packs of 4,096 tokens. Only torch's own kernels: what everybody has.
 BASE: Flags = {
     "max_length": "4096", "packing": "true", "bf16": "true", "global_batch_size": "8", MICRO: "2",
     "per_device_eval_batch_size": "1", "attn_implementation": "varlen", "use_liger_kernel": "false",

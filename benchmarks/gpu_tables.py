@@ -13,7 +13,7 @@ NAMES = {"full": "full fine-tuning", "lora": "LoRA"}
 
 
 def newest(rows: list[Row]) -> list[Row]:
-    """Of each device, model, method and option the latest row, --tiny aside; in the plan's order."""
+    """Return the latest row of each device, model, method and option, without --tiny, in the plan's order."""
     found: dict[tuple[str, Job], Row] = {}
     for row in sorted((row for row in rows if not row["tiny"]), key=lambda row: row["measured"]):
         found[row["device"], Job(row["model"], row["method"], row["option"])] = row

@@ -38,7 +38,7 @@ def write_model(model_type: str, folder: Path) -> None:
 
 
 def plain_loss(saved: Path, held_out: Path) -> tuple[float, int]:
-    """(mean cross-entropy in nats per token of the assistant's, number of such tokens), by Transformers alone."""
+    """(mean cross-entropy in nats per token of the assistant's, number of such tokens), only by Transformers."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

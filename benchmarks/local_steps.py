@@ -169,7 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--draw", action="store_true", help="measure nothing; what is there is drawn")
     parser.add_argument(
-        "--only", choices=FILES, nargs="+", help="measure these alone; of the rest what is there is drawn"
+        "--only", choices=FILES, nargs="+", help="measure only these; of the rest what is there is drawn"
     )
     options = parser.parse_args()
     if not options.draw:

@@ -166,7 +166,7 @@ def _serve(processes: dict[int, subprocess.Popen[Any]], hosts: list[Host], wante
 
 
 def rows_of(group: Group, results: list[Row], alone: list[Row]) -> list[Row]:
-    """One row per case and rate. alone: results of the same ranks on one host."""
+    """Return one row per case and rate. alone: results of the same ranks on one host."""
     base = {(found["strategy"], found["accumulation"]): found["blocks"][0]["seconds"] for found in alone}
     rows = []
     for found in results:

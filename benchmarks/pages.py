@@ -4,7 +4,7 @@
     python -m benchmarks.pages --check     # 1 where a page is not what the results give
 
 A table begins at a line `<!-- table: NAME (COMMAND) -->` and ends at `<!-- end -->`. The module that COMMAND runs has a
-function tables(), which returns the text of each NAME from committed results. Without one, COMMAND alone can write it.
+function tables(), which returns the text of each NAME from committed results. Without one, only COMMAND can write it.
 """
 
 import argparse

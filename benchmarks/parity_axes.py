@@ -1,8 +1,8 @@
 """Tensor, sequence, pipeline and expert parallelism give the losses and gradient norms of a single process.
 
     python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/evidence/parity.md
-    python -m benchmarks.parity_axes --only tensor --ranks 4    # these alone; the rows of the others stay
-    python -m benchmarks.parity_axes --missing                  # what has no row yet, alone
+    python -m benchmarks.parity_axes --only tensor --ranks 4    # only these; the rows of the others stay
+    python -m benchmarks.parity_axes --missing                  # only what has no row yet
     python -m benchmarks.parity_axes --draw                     # the tables from the results that are there
 
 The cases are those of parity_cases.py, as the tests of ranks build them. Every strategy has a group of processes of its own:
@@ -132,14 +132,14 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure these axes alone")
+    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
     parser.add_argument(
-        "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="on so many ranks alone"
+        "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="only on so many ranks"
     )
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
-    parser.add_argument("--missing", action="store_true", help="measure what has no row of results yet, alone")
+    parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
     parser.add_argument(
-        "--strategies", choices=NAMES.values(), nargs="+", default=[*NAMES.values()], help="under these alone"
+        "--strategies", choices=NAMES.values(), nargs="+", default=[*NAMES.values()], help="only under these"
     )
     options = parser.parse_args()
     versions = pages.where()["versions"]

@@ -160,7 +160,7 @@ def order(plan: Plan, row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _row(axis: str, divided: str, kinds: str, variants: str, folder: Path) -> Iterator[Case]:
-    """Of one row of PLAN."""
+    """Yield the cases of one row of PLAN."""
     sizes = sizes_of(divided)
     ranks = math.prod(sizes.values())
     batches = axes_of(sizes).data(ranks)

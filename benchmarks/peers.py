@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"measured steps of a run (default: {STEPS})")
     parser.add_argument("--ablation", action="store_true", help="ours, with each choice made otherwise in turn")
     parser.add_argument(
-        "--only", nargs="+", choices=["ours", *PEER_RUNS, *ABLATION], help="these runs alone; writes no page"
+        "--only", nargs="+", choices=["ours", *PEER_RUNS, *ABLATION], help="only these runs; writes no page"
     )
     parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()

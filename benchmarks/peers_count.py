@@ -116,7 +116,7 @@ def arguments(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages in the peers' environment that decide what a run computes."""
+    """Return the versions of the packages in the peers' environment that decide what a run computes."""
     return {name: version(name) for name in ("torch", "transformers", "trl", "accelerate", "datasets")}
 
 

@@ -47,7 +47,7 @@ def build(job: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def isolation(job: dict[str, Any]) -> dict[str, float]:
-    """Largest difference of a packed row's logits to those of its samples alone, in the trainer's own batches.
+    """Largest difference of a packed row's logits to those of its samples by themselves, in the trainer's own batches.
 
     leak: by how much logits move when the row's first sample is replaced; 0 means that no later sample sees it.
     """

@@ -1,4 +1,4 @@
-"""How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
+"""Measure how far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
     python -m benchmarks.planner            # writes docs/evidence/planner-accuracy.md, brigade/plan/costs/intervals.yaml, each
                                             # fitted `sustained` of brigade/plan/hardware/hardware.yaml
@@ -85,7 +85,7 @@ def of_hosts() -> dict[str, list[tuple[Held, float]]]:
 
 
 def inside(found: Rows, tail: float, group: str = "source") -> list[bool]:
-    """Whether each row lies inside the interval that the other sources' rows give, or other groups'."""
+    """Return whether each row lies inside the interval that the other sources' rows give, or other groups'."""
     between: dict[str, tuple[float, float]] = {}
     for name in {getattr(run, group) for run, _ in found}:
         others = [error for run, error in found if getattr(run, group) != name]
@@ -120,7 +120,7 @@ def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float
 
 @cache
 def within(kinds: tuple[str, ...]) -> dict[int, bool]:
-    """A run's place -> whether it lies in the interval that the other sources give, for those kinds of residuals()."""
+    """Return for a run's place whether the run lies in the interval of the other sources, for those kinds of residuals()."""
     found: dict[int, bool] = {}
     for name in kinds:
         rows, group = residuals()[name], LEFT_OUT.get(name, "source")
@@ -138,7 +138,7 @@ def by_what() -> dict[str, tuple[tuple[float, float], float]]:
 
 # ---- what is written ----------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    """Of docs/evidence/planner-accuracy.md, with what hardware.yaml says now."""
+    """Return the tables of docs/evidence/planner-accuracy.md, with what hardware.yaml says now."""
     book, found = playbook(), residuals()
     memory = [one for name in MEMORY for one in found[name]]
     near = {name: f"{sum(share >= 0.9 for share in of)} of {len(of)}" for name, of in book["shares"].items()}

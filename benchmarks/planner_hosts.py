@@ -25,7 +25,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that were measured, and by formula. what: for people"""
+    """Bytes that were measured, and by formula. what: the run in words"""
 
     source: str
     what: str

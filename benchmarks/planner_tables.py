@@ -102,7 +102,7 @@ def textbook(run: Run) -> float:
 
 
 def memory_left_out(within: Mapping[int, bool]) -> str:
-    """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them.
+    """Return the errors by source, beside those of the textbook's states, times what the others' runs had of them.
 
     within: a run's place -> whether it lies in the interval that the others give
     """
@@ -128,7 +128,7 @@ def memory_left_out(within: Mapping[int, bool]) -> str:
 
 
 def first_choices() -> str:
-    """Of cells (source, model, method, GPU kind, GPUs, sequence length) with several configurations: is the first choice good?
+    """Say whether the first choice is good, in each cell (source, model, method, GPU kind, GPUs, length) with configurations.
 
     A run that failed has no speed, so that choosing it is as bad as can be. Beside it the least model parallelism that fits: the
     configuration with the fewest ranks that share a model, of those the largest micro-batch.
@@ -202,13 +202,13 @@ def beside_simumax() -> str:
 
 
 def counted(within: Mapping[int, bool], members: Iterable[Run]) -> str:
-    """How many of those runs lie in the others' interval, of those of which that is known."""
+    """Count how many of those runs lie in the others' interval, of those of which that is known."""
     known = [within[run.place] for run in members if run.place in within]
     return f"{sum(known)} of {len(known)}" if known else ""
 
 
 def by_engine(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
-    """By what computes, a key of engines.ENGINES. times, memory: a run's place -> whether it lies in the others' interval"""
+    """Return the errors by engine, a key of ENGINES. times, memory: a run's place -> whether it lies in the others' interval"""
     lines = []
     for engine in dict.fromkeys(run.job.engine for run in runs()):
         members = [run for run in runs() if run.job.engine == engine]

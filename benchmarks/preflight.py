@@ -1,7 +1,7 @@
 """What `python -m brigade check` finds, and how soon: each fault of testbed/preflight.py on three real hosts, several times.
 
 python -m benchmarks.preflight              # measures (root) -> benchmarks/results/preflight.csv, docs/evidence/preflight.md
-python -m benchmarks.preflight --only NAME  # these faults alone; the others' rows stay
+python -m benchmarks.preflight --only NAME  # only these faults; the others' rows stay
 python -m benchmarks.preflight --draw       # the page's tables from the results that are there
 """
 
@@ -134,7 +134,7 @@ def main() -> int:
     names = ["sound", *(fault.name for fault in INJECTED)]
     parser.add_argument("--draw", action="store_true", help="only write the page")
     parser.add_argument("--times", type=int, default=3, help="attempts per fault (default: 3)")
-    parser.add_argument("--only", nargs="*", choices=names, help="these faults alone; the others' rows stay")
+    parser.add_argument("--only", nargs="*", choices=names, help="only these faults; the others' rows stay")
     options = parser.parse_args()
     if not options.draw:
         require()

@@ -81,7 +81,7 @@ def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", choices=CELLS, nargs="+", default=list(CELLS), help="these tables alone")
+    parser.add_argument("--only", choices=CELLS, nargs="+", default=list(CELLS), help="only these tables")
     asked = parser.parse_args().only
     with tempfile.TemporaryDirectory() as name:
         words = measure(list(dict.fromkeys(cell for table in asked for cell in CELLS[table]())), Path(name))

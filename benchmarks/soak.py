@@ -151,7 +151,7 @@ def undisturbed(cluster: Cluster, name: str, steps: int) -> Soak:
 
 
 def losses(soak: Soak) -> dict[int, float]:
-    """Of each step."""
+    """Return the loss of each step."""
     log = json.loads((soak.folder / "run" / "trainer_state.json").read_text())["log_history"]
     return {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
 

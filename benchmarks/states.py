@@ -102,7 +102,7 @@ def _work(job: Path) -> None:
 
 
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
-    """Of the rank that holds most; `least_total` is of the one that holds least."""
+    """Return the row of the rank that holds most; `least_total` is that of the one that holds least."""
     rank = max(range(len(held)), key=lambda r: sum(held[r]))
     formula = model_states(kind, sum(sizes), len(held), half, cut=cut_parameters(sizes, len(held))[rank])
     row: Row = {

@@ -1,8 +1,8 @@
 """Model states per rank under tensor, sequence, pipeline and expert parallelism, beside the planner's formulas.
 
     python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/evidence/states.md
-    python -m benchmarks.states_axes --only pipeline    # these cases alone; the rows of the others stay
-    python -m benchmarks.states_axes --missing          # what has no row yet, alone
+    python -m benchmarks.states_axes --only pipeline    # only these cases; the rows of the others stay
+    python -m benchmarks.states_axes --missing          # only what has no row yet
     python -m benchmarks.states_axes --draw             # the tables from the results that are there
 
 As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
@@ -239,8 +239,8 @@ def tables() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure these axes alone")
-    parser.add_argument("--missing", action="store_true", help="measure what has no row of results yet, alone")
+    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
+    parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
     if options.job:

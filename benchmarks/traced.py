@@ -130,7 +130,7 @@ def _most(row: Row, engine: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="write the page alone")
+    parser.add_argument("--draw", action="store_true", help="only write the page")
     if not parser.parse_args().draw:
         pages.save(RESULTS, list(rows()))
     pages.write(PAGE, tables())

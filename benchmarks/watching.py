@@ -1,7 +1,7 @@
 """What watching a run costs it: microseconds that heartbeats and the watching thread add to a step.
 
     python -m benchmarks.watching            # measures -> benchmarks/results/watching.csv, the table in docs/troubleshooting.md
-    python -m benchmarks.watching --parts    # the parts alone, in seconds
+    python -m benchmarks.watching --parts    # only the parts, in seconds
     python -m benchmarks.watching --draw     # the table from the results that are there
 
 One process trains a tiny model as a launched rank does. Blocks of BLOCK steps with the heartbeat and the thread alternate with
@@ -164,7 +164,7 @@ def tables() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="only write the page")
-    parser.add_argument("--parts", action="store_true", help="measure the parts alone; the run's row stays")
+    parser.add_argument("--parts", action="store_true", help="measure only the parts; the run's row stays")
     options = parser.parse_args()
     if not options.draw:
         rows = measure(PARTS)

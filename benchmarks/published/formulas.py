@@ -1,4 +1,4 @@
-"""What the planner's formulas say of a PublishedJob: its own engines' terms, registered beside train.py's.
+"""Count what a PublishedJob costs: terms of other engines, registered beside the planner's formulas for train.py's.
 
 Each function is registered with the planner's function of that name, for which train.py's is `own`.
 """

@@ -1,4 +1,4 @@
-"""A run of somebody else's as the planner's Job, with what train.py does not do."""
+"""Describe somebody else's run as a Job of the planner's, with what train.py does not do."""
 
 from dataclasses import dataclass
 from pathlib import Path

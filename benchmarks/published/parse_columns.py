@@ -1,4 +1,4 @@
-"""What the free text of a table's row says of strategy, optimizer, precision, kernels and adapters.
+"""Read what the free text of a table's row says of strategy, optimizer, precision, kernels and adapters.
 
 Tables of (pattern, meaning): the first pattern found in the small letters counts. Text that no pattern knows makes a row
 inexpressible: nothing is estimated as something else.
@@ -15,7 +15,7 @@ Words = tuple[tuple[str, T], ...]
 
 
 class Inexpressible(Exception):
-    """Why a row has no estimate."""
+    """A row has no estimate: its message says why."""
 
 
 # (columns, pattern, why no formula covers it)
@@ -31,12 +31,12 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("kernels", "act_ckpt"), r"saved by sac", "a list of its own of what is not computed again is not modelled"),
     (("kernels",), r"(float8|fp8) eager", "products in FP8 that nothing fuses are not modelled"),
     (("task", "strategy", "kernels"), r"\b(q?dora|adalora|lora[-+]fa|ia3|reft|vera|prefix|prompt.tuning|badam|lisa)\b",
-     "of adapters, LoRA alone is modelled"),
+     "of adapters, only LoRA is modelled"),
     (("task", "strategy", "kernels"), r"\b(galore|q-galore|apollo|lomo)\b", "its optimizer is not modelled"),
     (("task",), r"\b(dpo|ppo|grpo|rlhf|kto|orpo|simpo|reward|distil\w*|inference|generation)\b",
      "it does more than a forward and a backward pass of one model"),
     (("task", "model"), r"\bmlm\b|\bencoders?\b|seq2seq|\b\w*bert|\b(flan-?)?u?m?t5\b|whisper|wav2vec|\bvit\b",
-     "decoders alone are modelled"),
+     "only decoders are modelled"),
     (("kernels",), r"\b(own|custom|in.?house|hand.?written|proprietary)\b.*kernels?", "its kernels are not known"),
     (("strategy", "kernels", "notes"), r"ring.?(flash.?)?att\w*|cp.?offload", "it is not modelled"),
     (("notes",), r"(optimizer|param\w*|weights?|cpu|nvme|activations?)[ -]*offload|offload\w* (the )?(optimizer|param|weights)",
@@ -100,7 +100,7 @@ SHARDED = r"fsdp|full.?shard|shard.?grad.?op|hsdp|hybrid.?shard"
 
 
 def told(row: Mapping[str, str], *columns: str) -> str:
-    """The columns in small letters, without what they say is not there (`no offload`, `compile: off`)."""
+    """Return the columns in small letters, without what they say is not there (`no offload`, `compile: off`)."""
     text = " ; ".join((row.get(column) or "").strip().lower() for column in columns)
     text = re.sub(r"[\w.-]+( offload)? ?[:=]? ?\b(false|off|disabled)\b", "", text)
     return re.sub(r"\b(no|without|w/o)[ -]+(cpu |activation |gradient |torch\.)?[\w.-]+", "", text).strip(" ;")
@@ -111,7 +111,7 @@ def first(words: Words[T], text: str, default: T) -> T:
 
 
 def refuse(row: Mapping[str, str]) -> None:
-    """Raises Inexpressible for what no formula covers."""
+    """Raise Inexpressible for what no formula covers."""
     for columns, pattern, why in REFUSED:
         text = told(row, *columns)
         if found := re.search(pattern, text):
@@ -127,7 +127,7 @@ def optimizer_of(row: Mapping[str, str], adam: str = "adamw_torch_fused") -> str
 
 
 def precision_of(row: Mapping[str, str]) -> str:
-    """ "fp8", "pure" or "mixed". fp16 takes the bytes of bf16."""
+    """Return "fp8", "pure" or "mixed"; fp16 takes the bytes of bf16."""
     text = told(row, "precision")
     if "fp8" in (kernels := told(row, "kernels")) or "float8" in kernels:
         return "fp8"
@@ -144,7 +144,7 @@ def method_of(row: Mapping[str, str]) -> str:
 
 
 def adapters_of(row: Mapping[str, str]) -> tuple[int, str]:
-    """(rank, targets) of a row's LoRA; 16 on every linear layer where it does not say. targets: of q, k, v, o and m, the MLP."""
+    """Return (rank, targets) of a row's LoRA; 16 on every linear layer by default. targets: of q, k, v, o and m, the MLP"""
     text = told(row, "task", "strategy", "kernels", "notes")
     rank = int(found[1]) if (found := RANK.search(text)) else 16
     if not 1 <= rank <= 4096:
@@ -153,7 +153,7 @@ def adapters_of(row: Mapping[str, str]) -> tuple[int, str]:
 
 
 def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointing, int, bool]:
-    """(what is computed again, of how many layers one, whether what is kept goes to the host)."""
+    """Return (what is computed again, in every how many layers, whether what is kept goes to the host)."""
     text = text.strip().lower()
     if match := re.search(r"layer\((\d+)\)|every (\d+)|1/(\d+)", text):
         return "full", max(1, int(next(filter(None, match.groups())))), False
@@ -166,7 +166,7 @@ def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointi
 
 
 def engine_of(row: Mapping[str, str], gpus: int, stage: int | None) -> dict[str, Any]:
-    """Engine and stage of what runs on Transformers. stage: the column `zero`, if it is filled."""
+    """Return engine and stage of what runs on Transformers. stage: the column `zero`, if it is filled"""
     framework = told(row, "framework")
     strategy = re.sub(r"stage[\s_-]*(i{1,3})\b", lambda roman: f"stage {len(roman[1])}", told(row, "strategy"))
     named = next((int(next(filter(None, m.groups()))) for m in [STAGE.search(f"{strategy} ; {framework}")] if m), None)
@@ -194,7 +194,7 @@ def engine_of(row: Mapping[str, str], gpus: int, stage: int | None) -> dict[str,
 
 
 def offload_of(row: Mapping[str, str], engine: str) -> str:
-    """What of the states leaves the GPU. Raises Inexpressible for another engine than DeepSpeed's."""
+    """Return what leaves the GPU of the states. Raises Inexpressible for engines other than DeepSpeed's."""
     text = re.sub(r"act\w*[ -]*(cpu[ -]*)?offload\w*", "", told(row, "strategy", "optimizer", "kernels"))
     if not re.search(r"offload|infinity|nvme|cpu.?adam", text):
         return ""

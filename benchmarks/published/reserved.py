@@ -1,4 +1,4 @@
-"""What torch's caching allocator holds on a card with room, for tables that measured this and not what was allocated.
+"""Count what torch's caching allocator holds on a card with room, for tables that measured this and not what was allocated.
 
 A block that one kind of tensor leaves behind seldom fits another kind, and nothing is given back while there is room. So states,
 gradients, and all that comes and goes in a step (activations, logits, gathered weights) lie side by side, each at its own most.
@@ -21,13 +21,13 @@ ON_A_CARD_WITH_ROOM = 3
 
 
 def reserved_gib(result: Estimate) -> float:
-    """torch.cuda.max_memory_reserved, at most what the card has."""
+    """Return torch.cuda.max_memory_reserved in GiB, at most what the card has."""
     most = result.gpu.memory_gib - result.context / GIB
     return max(result.allocated_gib, min(_wanted_gib(result), most))
 
 
 def fits(result: Estimate, row: Mapping[str, str]) -> bool:
-    """Whether the run of that row fits. Blocks of CUDA graphs are theirs alone and never given back, so all that is reserved has
+    """Return whether the run of that row fits. Blocks of CUDA graphs are only theirs and never given back, so all reserved has
     to be there (torch/cuda/graphs.py: graph_pool_handle)."""
     if re.search(r"cuda.?graphs?\b", told(row, "kernels", "notes")):
         return _wanted_gib(result) + result.context / GIB <= result.gpu.memory_gib
@@ -47,7 +47,9 @@ def _wanted_gib(result: Estimate) -> float:
 
 
 def _exchanged(job: PublishedJob) -> float:
-    """What Ulysses' exchanges receive in one pass through a layer. NCCL's stream marks it as used (record_stream of
-    torch.distributed's collectives), so none of its blocks is free before the GPU has come that far, and Python is seconds ahead
-    of it. Read off four runs of 70B and 32B over 32 and 64 H100s (arctic-training)."""
+    """Return the bytes that Ulysses' exchanges receive in one pass through a layer.
+
+    NCCL's stream marks them as used (record_stream of torch.distributed's collectives), so no block is free before the GPU has
+    come that far, and Python is seconds ahead of it. Read off four runs of 70B and 32B over 32 and 64 H100s (arctic-training).
+    """
     return 2 * exchanged_width(job) * job.tokens if job.ulysses and job.context > 1 else 0.0

@@ -1,4 +1,4 @@
-"""A row of a CSV of published runs as a configuration to estimate."""
+"""Turn a row of a CSV of published runs into a configuration to estimate."""
 
 import re
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
 
 def job_of_row(row: Mapping[str, str]) -> PublishedJob:
-    """The configuration that a row of published.csv's format states. Raises Inexpressible."""
+    """Return the configuration that a row of published.csv's format states. Raises Inexpressible."""
     refuse(row)
     shape, framework = shape_of_row(row), row["framework"].lower()
     device = f"{framework} {row['gpu'].lower()}"
@@ -187,7 +187,7 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
 
 
 def _old_deepspeed(row: Mapping[str, str]) -> bool:
-    """Whether a row is of DeepSpeed before version 0.6 (February 2022): its version says so, else its year or its paper's."""
+    """Return whether a row is of DeepSpeed before 0.6 (February 2022), by its version, else its year or its paper's."""
     said = told(row, "framework", "strategy")
     if version := re.search(r"deepspeed\W{0,2}v?0\.(\d+)", said):
         return int(version[1]) < 6
@@ -196,7 +196,7 @@ def _old_deepspeed(row: Mapping[str, str]) -> bool:
 
 
 def _copies(strategy: str, gpus: int, stage: int) -> int:
-    """Over how many ranks hpZ's second copy of the weights lies; 0 without one. Raises Inexpressible."""
+    """Return the ranks that share hpZ's second copy of the weights; 0 without one. Raises Inexpressible."""
     if not re.search(r"hpz|zero ?\+\+", strategy):
         return 0
     number = re.search(r"hpz(?:_partition_size)?\W{0,3}(\d+)", strategy)
@@ -209,7 +209,7 @@ def _copies(strategy: str, gpus: int, stage: int) -> int:
 
 
 def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
-    """What a Job says of a row's adapters."""
+    """Return the fields of a job that say what adapters a row has."""
     framework, (rank, targets) = row["framework"].lower(), adapters_of(row)
     new = re.search(r"transformers ?(v|==)? ?([5-9]|\d\d)\b", framework)
     return {
@@ -221,7 +221,7 @@ def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
 
 
 def _hold_cluster(row: Mapping[str, str], gpus: int) -> None:
-    """Raises Inexpressible for a card of another size than its name's, and for a network between hosts that is none."""
+    """Raise Inexpressible for a card of another size than its name's, and for a network between hosts that is none."""
     try:
         told, device = float(row.get("gpu_mem_gb") or 0), hardware.gpu(row["gpu"])
     except ValueError:
@@ -243,7 +243,7 @@ def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:
 
 
 WIDTHS = ("params_b", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "tied")
-# The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives their parameters alone.
+# The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives only their parameters.
 PLAYBOOK = {
     "1.34B": {
         "model": "llama-like-1.34B-tied",
@@ -265,7 +265,7 @@ PLAYBOOK = {
 
 
 def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
-    """A row of either format in published.csv's columns; measured columns are left behind."""
+    """Return a row of either format in published.csv's columns; measured columns are left behind."""
     if "n_gpus" in row:
         return row
     widths = {"model": row["model"]} | {key: row[key] for key in WIDTHS if row.get(key)}

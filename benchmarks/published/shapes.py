@@ -1,4 +1,4 @@
-"""The model of a row of published runs: by its name, or by the widths that the row gives."""
+"""Find the model of a row of published runs: by its name, or by the widths that the row gives."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from brigade.train.model.config_json import read_config
 
 from .parse_columns import Inexpressible
 
-# Architectures of models that a table describes by their widths alone.
+# Architectures of models that a table describes only by their widths.
 BY_NAME: list[tuple[str, Family]] = [
     ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
     ("gpt-|gpt3|megatron|turing", replace(FAMILIES["gpt2"], positions=2048)), ("gpt2|opt-", FAMILIES["gpt2"]),
@@ -22,7 +22,7 @@ MIXTURE = re.compile(r"moe|-a\d+b|mixtral|deepseek|dbrx|grok|\d+x\d+b", re.I)
 
 
 def integer(row: Mapping[str, str], key: str, default: int | None = None) -> int:
-    """A whole number of at least 0, `4,096` and `8.0` too."""
+    """Return a whole number of at least 0, `4,096` and `8.0` too."""
     text = (row.get(key) or "").strip()
     if not text or text == "-":
         if default is None:
@@ -38,14 +38,14 @@ def integer(row: Mapping[str, str], key: str, default: int | None = None) -> int
 
 
 def size(row: Mapping[str, str], key: str, default: int | None = None) -> int:
-    """An integer above 0."""
+    """Return an integer above 0."""
     if value := integer(row, key, default):
         return value
     raise Inexpressible(f"{key}: 0 is not a whole number above 0")
 
 
 def _billions(row: Mapping[str, str]) -> tuple[float, float]:
-    """(params_b, how far from it a count may be: 3 %, or what its last digit leaves open); (0, 0) where it is not given."""
+    """Return (params_b, how far from it a count may be: 3 %, or what its last digit leaves open); (0, 0) without one."""
     text = (row.get("params_b") or "").strip().rstrip("bB").strip()
     if not text:
         return 0.0, 0.0
@@ -55,7 +55,7 @@ def _billions(row: Mapping[str, str]) -> tuple[float, float]:
 
 
 def shape_of_row(row: Mapping[str, str]) -> ModelShape:
-    """The model by its name, if a recipe has it with the row's widths, or by the widths alone.
+    """Return the model by its name, if a recipe has it with the row's widths, or else by the widths.
 
     What widths do not say (a tied head, a head's own width, learned positions) is as it comes nearest to `params_b`, where the
     usual is more than 1 % off.

@@ -1,4 +1,4 @@
-"""Estimates for every row of a CSV of published runs, beside what the runs measured."""
+"""Estimate every row of a CSV of published runs, beside what the runs measured."""
 
 import csv
 import math
@@ -34,7 +34,7 @@ OF_PLAYBOOK = {"model", "gpus", "dp", "tp", "pp", "zero", "mbs", "grad_acc"}
 
 
 def expressed(row: Mapping[str, str]) -> Estimate:
-    """The estimate of a row. Raises Inexpressible, or UserError for a GPU that is not known or sizes that do not fit together."""
+    """Return the estimate of a row. Raises Inexpressible, or UserError for an unknown GPU or sizes that do not fit together."""
     job = job_of_row(as_published(row))
     result = estimate_of(job)
     if result.fits or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
@@ -45,7 +45,7 @@ def expressed(row: Mapping[str, str]) -> Estimate:
 
 
 def predict(row: Mapping[str, str]) -> dict[str, Any]:
-    """PREDICTED for one row; for one that cannot be expressed, the reason alone."""
+    """Return PREDICTED for one row; for one that cannot be expressed, only the reason."""
     try:
         result = expressed(row)
         figures = (
@@ -80,14 +80,14 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
-    """What a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
+    """Return the GiB that a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
     kind = row.get("mem_kind", "").lower()
     whole_card = "smi" in kind or "device" in kind
     return reserved_gib(result) + (result.context / GIB if whole_card else 0.0)
 
 
 def read_plain(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file of any columns; cells that are not there are "". Raises UserError for a file that is none."""
+    """Return the rows of a CSV file of any columns; cells that are not there are "". Raises UserError for a file that is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(file)]
@@ -98,7 +98,7 @@ def read_plain(path: Path) -> list[dict[str, str]]:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; cells that are not there are "". Raises UserError for a file that is none, or of another format."""
+    """Return the rows of a CSV file; missing cells are "". Raises UserError for a file that is none, or of another format."""
     rows = read_plain(path)
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
@@ -112,7 +112,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
-    """Every row of `path` with its prediction, written to `out`. Raises UserError for a table of another format."""
+    """Write every row of `path` with its prediction to `out`. Raises UserError for a table of another format."""
     rows = read(path)
     if out.exists() and out.resolve() == path.resolve():
         raise UserError(str(out), "it is the table itself", "name another file for --out")
@@ -131,7 +131,7 @@ def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
 
 
 def figure(row: Mapping[str, str], *names: str) -> float | None:
-    """The first of the columns that holds a number above 0."""
+    """Return the first of the columns that holds a number above 0."""
     for name in names:
         try:
             if (value := float(row.get(name) or 0)) > 0:
@@ -142,12 +142,12 @@ def figure(row: Mapping[str, str], *names: str) -> float | None:
 
 
 def counts_allocated(row: Mapping[str, str]) -> bool:
-    """Whether a row says that its memory is what torch allocated, against reserved or not said."""
+    """Return whether a row says that its memory is what torch allocated, against reserved or not said."""
     return any(word in row.get("mem_kind", "").lower() for word in ("alloc", "active", "analytic"))
 
 
 def errors(row: Mapping[str, str]) -> tuple[float | None, float | None]:
-    """Relative errors (predicted / measured - 1) of memory and of speed, where the row has them and its run was ok."""
+    """Return relative errors (predicted / measured - 1) of memory and of speed, where the row has them and its run was ok."""
     memory = speed = None
     if row.get("status", "ok") == "ok" and not row.get("reason"):
         seen, want = (
@@ -161,7 +161,7 @@ def errors(row: Mapping[str, str]) -> tuple[float | None, float | None]:
 
 
 def quantiles(values: Iterable[float | None]) -> tuple[int, float, float]:
-    """(how many, median, p90) of absolute values, in percent."""
+    """Return (how many, median, p90) of absolute values, in percent."""
     known = sorted(100 * abs(value) for value in values if value is not None)
     if not known:
         return 0, float("nan"), float("nan")
@@ -169,7 +169,7 @@ def quantiles(values: Iterable[float | None]) -> tuple[int, float, float]:
 
 
 def summary(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Per set: rows, median and p90 of absolute errors, and what was said of runs that did not fit."""
+    """Return for each set its rows, median and p90 of absolute errors, and what was said of runs that did not fit."""
     sets: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         sets[row.get("set") or row["model"]].append(row)

@@ -1,4 +1,4 @@
-"""Bytes that a node sends to others in one optimizer step, by formula; docs/evidence/communication.md compares counters.
+"""Count the bytes that a node sends to others in one optimizer step; docs/evidence/communication.md compares counters.
 
 Ranks stand node by node in a ring, so that a ring over several nodes crosses each node's link once, whatever a node's
 ranks: gathering or scattering S bytes over n ranks sends (n-1)/n S from a node, reducing to all twice that. NCCL's trees
@@ -59,7 +59,7 @@ def traffic(
     whole: float = 0,
     gloo: bool = False,
 ) -> Traffic:
-    """What one of `nodes` nodes of `node_size` ranks sends per optimizer step of `accumulation` micro-batches.
+    """Return what one of `nodes` nodes of `node_size` ranks sends per optimizer step of `accumulation` micro-batches.
 
     kind: ddp, zero1, zero2, zero3 or fsdp2; half: bf16 or fp16
     shard: FSDP2's ranks that share one copy (HSDP), 0 for all; hpz: ZeRO-3's ranks with a second copy of the weights
@@ -95,12 +95,12 @@ def traffic(
 
 
 def unreleased(shape: ModelShape) -> int:
-    """Elements that FSDP2 gathers once per micro-batch: the output head, or the embedding that is also it, and the final norm."""
+    """Return what FSDP2 gathers once per micro-batch, in elements: the head, which may be the embedding, and the final norm."""
     return (shape.head or shape.embedding) + shape.hidden
 
 
 def per_node(job: Job, *, gloo: bool = False) -> list[Traffic]:
-    """What each node of a Job sends per optimizer step.
+    """Return what each node of a Job sends per optimizer step.
 
     Of what train.py divides; full fine-tuning in bf16. The ranks of a stage fill whole nodes, or several stages one node; tensor
     and expert groups stay in a node.
@@ -118,7 +118,7 @@ def per_node(job: Job, *, gloo: bool = False) -> list[Traffic]:
 
 
 def _shared(job: Job, stage: Stage, nodes: int, gloo: bool) -> Traffic:
-    """What a node sends of gradients and weights, among the nodes of one stage."""
+    """Return what a node sends of gradients and weights, among the nodes of one stage."""
     kind = "ddp" if job.stage == 0 else f"zero{job.stage}" if job.engine != "fsdp2" else "fsdp2"
     half = job.engine != "stages"
     size, accumulation = min(job.node_size, job.gpus), job.accumulation

@@ -72,7 +72,7 @@ def test_what_zero_plus_plus_sends(strategy, quantised):
     ({"dp": "4"}, "are not its 8 GPUs"), ({"params_b": "13"}, "params_b says 13"), ({"params_b": "many"}, "params_b 'many'"),
     ({"framework": "torchtitan 2026-03", "kernels": "graph_trainer"}, "compiler places gathers"),
     ({"act_ckpt": "selective-op", "kernels": "float8 rowwise, abs saved by SAC"}, "saved by sac"),
-    ({"task": "MLM pretraining of an encoder"}, "decoders alone"), ({"model": "my-roberta"}, "decoders alone"),
+    ({"task": "MLM pretraining of an encoder"}, "only decoders"), ({"model": "my-roberta"}, "only decoders"),
     ({"kernels": "my own triton kernels"}, "kernels are not known"), ({"seq_len": "1000000000"}, "than anybody"),
     ({"gpu": "H100 SXM", "gpu_mem_gb": "24"}, "'H100 SXM' has 79 GiB"), ({"gpu_mem_gb": "some"}, "gpu_mem_gb 'some'"),
     ({"n_gpus": "16", "inter_node": "two tin cans"}, "'two tin cans' is no network"), ({"gpu": "H100 XXL"}, "did you mean"),
