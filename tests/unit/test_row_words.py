@@ -63,7 +63,7 @@ def test_what_zero_plus_plus_sends(strategy, quantised):
     ({"framework": "DeepSpeed", "strategy": ""}, "no ZeRO stage"),
     ({"framework": "Unsloth"}, "unsloth"), ({"framework": "MaxText (JAX)"}, "its framework"),
     ({"task": "dpo"}, "more than a forward"),
-    ({"task": "dora"}, "LoRA alone"), ({"precision": "fp32"}, "fp32 is not"), ({"precision": "TF32"}, "fp32 is not"),
+    ({"task": "dora"}, "only LoRA"), ({"precision": "fp32"}, "fp32 is not"), ({"precision": "TF32"}, "fp32 is not"),
     ({"precision": "int8"}, "16 bits and in FP8"), ({"strategy": "ZeRO-3", "precision": "pure bf16"}, "fp32 copy"),
     ({"optimizer": "Muon"}, "how many bytes"), ({"optimizer": "Foo"}, "how many bytes"),
     ({"optimizer": "AdamW, bf16 states"}, "bf16"),
