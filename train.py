@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
-    """One run, from its command line to its success marker. Return the Trainer, or None if there was nothing to do.
+    """Train one run, from its command line to its success marker. Return the Trainer, or None if there was nothing to do.
 
     callbacks: further TrainerCallbacks, for who calls this from Python.
 

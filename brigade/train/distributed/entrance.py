@@ -1,4 +1,5 @@
-"""Who may speak to the coordinator of an elastic run: who shows soon, and in few bytes, that it knows the run's token."""
+"""The entrance of an elastic run's coordinator: whoever shows soon, and in few bytes, that it knows the run's token may speak
+to it."""
 
 import asyncio
 import json

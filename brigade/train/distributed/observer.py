@@ -1,4 +1,4 @@
-"""Who looks at a rank's heartbeat: how long it has stood still, and whether the run's own steps explain that."""
+"""A look at a rank's heartbeat: how long it has stood still, and whether the run's own steps explain that."""
 
 from pathlib import Path
 from time import monotonic

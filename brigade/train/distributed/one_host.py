@@ -117,7 +117,7 @@ def nobody_else() -> Iterator[None]:
 
 
 def strangers(before: set[str]) -> list[str]:
-    """Who else has connected to sockets on which this process listens, apart from connections in `before`."""
+    """The other users who have connected to sockets on which this process listens, apart from connections in `before`."""
     foreign: set[str] = set()
     for _ in range(LOOKS):
         table = _table()

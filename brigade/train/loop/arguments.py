@@ -1,4 +1,4 @@
-"""From a run's settings to Transformers' TrainingArguments. What differs between the engines: engine.py."""
+"""Transformers' TrainingArguments, made of a run's settings. What differs between the engines: engine.py."""
 
 import os
 from typing import Any
@@ -44,7 +44,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
             NEVER * (training.eval_steps or 1) if training.save_steps == "auto" else training.save_steps
         )
     if training.eval_steps:
-        # The metric alone keeps the best checkpoint from rotation.
+        # The metric is enough to keep the best checkpoint from rotation.
         options |= {
             "eval_strategy": "steps",
             "eval_steps": training.eval_steps,

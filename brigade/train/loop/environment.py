@@ -18,7 +18,7 @@ NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
-    """What the engines read from the environment, set once and before any of them is imported.
+    """Set what the engines read from the environment, once and before any of them is imported.
 
     - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
       without it every DeepSpeed build dies.

@@ -108,7 +108,7 @@ def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: dict[
 
 
 def with_small_axes(strategy: Strategy) -> Strategy:
-    """Each axis that the strategy has, over two ranks."""
+    """Return the strategy with each of its axes over two ranks."""
     if not strategy.axes:
         return strategy
     two: dict[str, Any] = dict.fromkeys(strategy.axes.used, 2)
@@ -183,7 +183,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
 
 
 def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:
-    """Of replicas: rounds that a rehearsal's checkpoints end, and on its one host each rank a replica, or a group of HSDP."""
+    """Return the keys of replicas: rounds that a rehearsal's checkpoints end, and on its one host a replica of each rank, or of
+    each group of HSDP."""
     training = settings.recipe.training
     if training.sync_every is None:
         return {}
@@ -264,7 +265,7 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
-    # What a stage or a rank of a tensor group holds is sharded over the data-parallel ranks alone.
+    # What a stage or a rank of a tensor group holds is sharded only over the data-parallel ranks.
     divided = strategy.axes.stages * strategy.axes.tensor
     shard = count // divided // strategy.replicate
     place = strategy.axes.place(rank, count)

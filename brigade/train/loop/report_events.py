@@ -11,8 +11,8 @@ from ..run.directory import Run, written
 
 
 class ReportEvents(TrainerCallback):
-    """On the main rank: started, step (all figures, as often as the run logs) and evaluation. A thread writes: a slow file
-    system costs the run nothing. At the end of training all of it is written."""
+    """What the main rank reports: started, step (all figures, as often as the run logs) and evaluation. A thread writes: a slow
+    file system costs the run nothing. At the end of training all of it is written."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -56,5 +56,5 @@ class ReportEvents(TrainerCallback):
 
 
 def _short(value: float) -> float:
-    """With six digits: a line stays a few hundred bytes long."""
+    """Round to six digits: a line stays a few hundred bytes long."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

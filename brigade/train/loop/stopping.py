@@ -63,7 +63,8 @@ class Stopping(TrainerCallback):
                 tqdm.write(f"{line} {once_more} signal ends the run at once.")
 
     def take(self, by: str, number: int) -> None:
-        """Who asked, as all ranks of this replica know; or as another replica says."""
+        """Stop, as `by` has asked: all ranks of this replica know of it, or another replica says so. number: the signal, 0 for
+        the file"""
         if by and not self.by:
             self.by, self.number = by, number
             self.signals.agree()

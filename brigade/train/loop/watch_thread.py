@@ -111,7 +111,7 @@ class Watch(threading.Thread):
             self.judge(at_once=True)
 
     def say_limit(self, phase: int) -> None:
-        """Of a save or an evaluation that takes its time: from when on it counts as a hang."""
+        """Say of a save or an evaluation that takes its time from when on it counts as a hang."""
         if phase in SAID_OF and phase not in self.told and math.isfinite(seconds := limit(phase)):
             self.told.add(phase)
             moves = "no byte is read or written" if phase == heartbeat.CHECKPOINT else "no batch ends"
@@ -199,7 +199,7 @@ class Peer:
 
     @property
     def state(self) -> str:
-        """Of a process of this host: observer.stopped_by()."""
+        """What observer.stopped_by() says of the rank's process; nothing where that is another host's."""
         return stopped_by(self.says["pid"]) if self.says and self.says["host"] == self.host else ""
 
     @property

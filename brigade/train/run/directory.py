@@ -55,7 +55,7 @@ class Kernels:
     no_liger: str = ""
 
     def record(self) -> dict[str, Any]:
-        """The same for run.yaml."""
+        """Return what run.yaml says of them."""
         return {"attention": self.attention} | {key: getattr(self, key) for key in BY_PROOF}
 
 
@@ -195,7 +195,7 @@ def _made_for(settings: Settings) -> str:
 
 
 def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> Run:
-    """Claim the run's directory: move an old run aside if --fresh, and write run.yaml. Returns the run with its directory. A
+    """Claim the run's directory: move an old run aside if --fresh, and write run.yaml. Return the run with its directory. A
     collective, after each rank has agreed with itself.
 
     fingerprint: of the data; checkpoint: that it continues from; model: consistency.of_model

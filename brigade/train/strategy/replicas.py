@@ -34,7 +34,7 @@ def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) 
 def count(settings: Settings, world: World, groups: int) -> int:
     """How many replicas the ranks of a run are divided into.
 
-    groups: of HSDP, which are its replicas; else 1. Raise UserError where there is one replica alone.
+    groups: of HSDP, which are its replicas; else 1. Raise UserError where there is only one replica.
     """
     training = settings.recipe.training
     if world.replicas > 1:  # `launch --elastic` has divided them

@@ -79,7 +79,7 @@ def model_states(
 
 
 def cut_parameters(sizes: Sequence[int], ranks: int) -> list[int]:
-    """For each rank, the elements beyond its slice of the parameters that reach into it.
+    """Return, for each rank, the elements beyond its slice of the parameters that reach into it.
 
     ZeRO-1 and 2 lay all parameters in one row and cut it into `ranks` equal slices, through parameters.
     sizes: elements of each parameter, in the model's order.

@@ -71,7 +71,7 @@ class Strategy:
         return f"{self.source}: {next(names[key] for key in keys if key in names)}"
 
     def as_cluster(self) -> dict[str, Any]:
-        """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
+        """Return this strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
         if self.is_fsdp:
             from .accelerate_config import FSDP_KEYS
