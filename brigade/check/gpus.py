@@ -288,7 +288,7 @@ def pcie(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
-    """One GPU alone needs no link, and in a virtual machine it has none."""
+    """Findings about NVLinks that are down. A single GPU needs none, and a virtual machine may have none."""
     alone = gpu.get("alone", False)
     up, expected = sum(gpu.get("nvlinks", [])), 0 if alone else kind.get("links", 0)
     why = "NCCL takes PCIe instead, which is about ten times slower, or fails"

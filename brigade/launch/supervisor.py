@@ -158,8 +158,8 @@ class Launch:
         starting.cancel()
 
     async def _let_them_save(self) -> None:
-        """Where a user stops a run that trains, ask all ranks for a checkpoint, and wait until they have ended, or for as long as
-        that takes by their own measure. Ranks before their first step end at once."""
+        """Ask all ranks for a checkpoint where a user stops a run that trains, and wait until they have ended, or for as long as
+        they say that takes. Ranks before their first step end at once."""
         if not self.stop_signal or self.stopped_twice or not self.judge.trains():
             return
         name, grace = signal.Signals(self.stop_signal).name, self.judge.grace

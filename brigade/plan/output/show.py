@@ -230,7 +230,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if not result.gpu.seen:
         say(
             "",
-            f"the {result.gpu.kind} is known by its data sheet alone: no run was fitted to it, hence the wide interval; "
+            f"the {result.gpu.kind} is known only by its data sheet: no run was fitted to it, hence the wide interval; "
             f"its figures: {result.gpu.source}",
         )
     if factors := calibration.factors(result.gpu.kind):

@@ -127,7 +127,7 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
         raise UserError(
             "flag --write",
             f"{job.shape.name} carries a vision tower, which a run freezes and the planner counts as if it were trained",
-            "take one of text alone, or write the recipe by hand and rehearse it",
+            "take a text-only one, or write the recipe by hand and rehearse it",
         )
     document = read_config(config)
     positions = positions_of(document)

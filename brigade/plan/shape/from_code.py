@@ -166,7 +166,8 @@ def _parts(layer: Any) -> dict[str, int]:
 
 
 def _key_value_heads(layer: Any, heads: int, head_dim: int) -> int:
-    """From the projections' widths: a config has many ways to say it. All heads where keys come from a latent vector."""
+    """The number of key-value heads, by the projections' widths, for configs name it in many ways. All heads where keys come
+    from a latent vector."""
     for name, module in layer.named_modules():
         last, widths = name.rpartition(".")[2], _widths(module)
         if not widths or not ATTENTION.search(name):

@@ -54,17 +54,17 @@ class Strategy:
 
     @property
     def writes_in_parts(self) -> str:
-        """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
+        """The strategy's name where every host writes a part of each checkpoint, "" where one host writes the whole."""
         in_whole = self.axes.stages == 1 and not self.axes.divides_layers
         return "" if self.kind in ("single", "ddp") and in_whole else self.name
 
     @property
     def label(self) -> str:
-        """Its name and its axes, for a reader: `fsdp2 x expert 2`."""
+        """The strategy's name and axes, for a reader: `fsdp2 x expert 2`."""
         return f"{self.name} x {self.axes}" if self.axes else self.name
 
     def place(self, *keys: str) -> str:
-        """Where the first of these that is an axis stands, for a message."""
+        """The place of the first of these that is an axis, for a message."""
         from .axis_keys import DS_KEYS, MESH_KEYS
 
         names = DS_KEYS if self.is_deepspeed else {axis: f"parallelism_config_{key}" for axis, key in MESH_KEYS.items()}
