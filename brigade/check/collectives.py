@@ -13,8 +13,8 @@ import yaml
 
 from ..errors.console import figure
 from .checks import Facts, Hosts, Result, Threshold, check, sound, thresholds, unknown
-from .meeting import Meeting, lost, meet
-from .pairs import SLOWEST, Way, judged, measure
+from .meeting import Meeting, meet, not_met
+from .pairs import SLOWEST, Way, judged_pairs, measure
 from .sweep import FEW, LONGEST, MANY, PAYLOADS, bus_bandwidth, rounds
 
 # Gbit/s over TCP that one process is expected to reach, whatever the card can do.
@@ -34,16 +34,16 @@ async def pairs_by_nccl(hosts: Hosts) -> AsyncIterator[Result]:
             )
         return
     games = rounds(len(names), MANY)
-    async with meet(hosts) as found:
-        facts = await _sweep(hosts, found, hosts.wanted.slots, "nccl", games) if not found.lost else {}
+    async with meet(hosts) as meeting:
+        facts = await _sweep(hosts, meeting, hosts.wanted.slots, "nccl", games) if not meeting.lost else {}
         if any(answer["error"] for answer in facts.values()) or len(facts) < len(names):
-            for result in await _ended(hosts, found, facts):
+            for result in await _ended(hosts, meeting, facts):
                 yield result
             return
     ways = {(names[a], b): Way(gbit) for b, answer in facts.items() for a, gbit in answer["received"]}
-    found.links = {host: {} for host in names}  # the speed of a card for TCP says nothing of this network
+    meeting.links = {host: {} for host in names}  # the speed of a card for TCP says nothing of this network
     cure = "`ibstat` and `ibdiagnet` on both ends; NCCL_DEBUG=INFO says which cards NCCL takes"
-    for result in judged(ways, found):
+    for result in judged_pairs(ways, meeting):
         yield replace(result, cure=cure if result.cure else "")
 
 
@@ -63,16 +63,16 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
         for host in hosts.hello:
             yield unknown(host, because)
         return
-    async with meet(hosts) as found:
-        if found.lost or len(found.address) < len(ranks):
-            for result in lost(found):
+    async with meet(hosts) as meeting:
+        if meeting.lost or len(meeting.address) < len(ranks):
+            for result in not_met(meeting):
                 yield result
-            for host in (host for host in found.address if host not in found.lost):
-                yield unknown(host, f"it needs all hosts, and {', '.join(found.lost) or 'some'} cannot be met")
+            for host in (host for host in meeting.address if host not in meeting.lost):
+                yield unknown(host, f"it needs all hosts, and {', '.join(meeting.lost) or 'some'} cannot be met")
             return
-        facts = await _sweep(hosts, found, ranks, backend)
+        facts = await _sweep(hosts, meeting, ranks, backend)
         if any(answer["error"] for answer in facts.values()) or len(facts) < len(ranks):
-            for result in await _ended(hosts, found, facts):
+            for result in await _ended(hosts, meeting, facts):
                 yield result
             return
     measured = Sweep(
@@ -84,12 +84,12 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
     )
     hosts.wanted.measured["network"] = measured
     for host in ranks:
-        yield of_sweep(host, measured, found)
+        yield judged_sweep(host, measured, meeting)
 
 
 async def _sweep(
     hosts: Hosts,
-    found: Meeting,
+    meeting: Meeting,
     ranks: Mapping[str, int],
     backend: str,
     games: list[list[tuple[int, int]]] | None = None,
@@ -98,8 +98,8 @@ async def _sweep(
     each: dict[str, Facts] = {}
     for host, count in ranks.items():
         before = sum(facts["ranks"] for facts in each.values())
-        each[host] = {"first": before, "ranks": count, "interface": found.interface[host]}
-    what: Facts = {"world": sum(ranks.values()), "address": found.address[first], "port": found.store}
+        each[host] = {"first": before, "ranks": count, "interface": meeting.interface[host]}
+    what: Facts = {"world": sum(ranks.values()), "address": meeting.address[first], "port": meeting.store}
     sizes: Facts = {"backend": backend, "payloads": list(PAYLOADS[backend]), "longest": LONGEST, "games": games}
     return await hosts.ask(
         "collectives.sweep", 180 + what["world"] * 0.05 + 5 * len(games or []), each, **what, **sizes
@@ -111,26 +111,26 @@ def have_gpus(hosts: Hosts) -> bool:
     return all((hello.get("gpus") or 0) >= hosts.wanted.slots[host] for host, hello in hosts.hello.items())
 
 
-async def _ended(hosts: Hosts, found: Meeting, facts: dict[str, Facts]) -> list[Result]:
+async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> list[Result]:
     """Results that say whose fault it is that collectives did not end: a host whose process does not answer; one that pairs
     find; one that the others' errors name."""
     why = "the run would hang in its first collective"
     said = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
-    at_fault = {host: hosts.failed.get(host, "no answer") for host in found.address if host not in facts}
-    ways = {} if at_fault else await measure(hosts, found, FEW)
-    broken = [result for result in judged(ways, found) if result.level == "red"] if ways else []
+    at_fault = {host: hosts.failed.get(host, "no answer") for host in meeting.address if host not in facts}
+    ways = {} if at_fault else await measure(hosts, meeting, FEW)
+    broken = [result for result in judged_pairs(ways, meeting) if result.level == "red"] if ways else []
     if broken:
         at_fault = {result.host: result.problem for result in broken}
     elif not at_fault:
-        named = {host: sum(_names(error, found.address[host]) for error in said.values()) for host in found.address}
+        named = {host: sum(_names(error, meeting.address[host]) for error in said.values()) for host in meeting.address}
         host = max(named, key=lambda host: named[host])
         if 2 * named[host] > len(said):
-            at_fault = {host: next(error for error in said.values() if _names(error, found.address[host]))}
+            at_fault = {host: next(error for error in said.values() if _names(error, meeting.address[host]))}
     if not at_fault:
         cure = "ports that gloo and NCCL choose, and the interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
         return [
             Result(host, "red", "failed", None, said.get(host) or next(iter(said.values())), why, cure)
-            for host in found.address
+            for host in meeting.address
         ]
     cure = "open all ports between the hosts, and look at this host's interface and its limits"
     names = ", ".join(at_fault)
@@ -138,7 +138,7 @@ async def _ended(hosts: Hosts, found: Meeting, facts: dict[str, Facts]) -> list[
         Result(host, "red", "failed", None, at_fault[host], why, cure)
         if host in at_fault
         else unknown(host, f"collectives over all hosts ended on {names}")
-        for host in found.address
+        for host in meeting.address
     ]
 
 
@@ -175,7 +175,7 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
             yield Result(host, "red", "failed", None, facts["error"], why, cure)
     usual = statistics.median(sweep.bandwidth("all_reduce") for sweep in sweeps.values()) if sweeps else 0.0
     for host, sweep in sweeps.items():
-        yield of_inside(host, sweep, usual)
+        yield judged_inside(host, sweep, usual)
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,11 @@ def floor(device: str, kind: str) -> dict[str, Any]:
     return next((row for row in floors() if kind in row and re.search(row["gpu"], device)), {})
 
 
-def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
+def judged_sweep(host: str, sweep: Sweep, meeting: Meeting) -> Result:
     """The result of a host for the sweep between all hosts."""
     best = sweep.bandwidth("all_reduce")
     value = f"all-reduce {best:.3g} GB/s, {sweep.backend}"
-    known, fabric = floor(sweep.device, "between"), found.fabric[host]
+    known, fabric = floor(sweep.device, "between"), meeting.fabric[host]
     if known and fabric >= known["fabric"] and sweep.ranks == 8 * sweep.hosts:
         least = float(known["between"])
         limit, of = Threshold(least, least / 2, "GB/s", "floors.yaml", below=True), f"{fabric:g} Gbit/s of RDMA"
@@ -230,7 +230,7 @@ def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
     elif sweep.backend == "nccl" and fabric:
         least, of = fabric / 8, f"{fabric:g} Gbit/s of RDMA"
         its_level = thresholds()["link_speed"].level(best / least)
-    elif speed := found.speed(host):
+    elif speed := meeting.speed(host):
         least, of = min(speed, REACHED[sweep.backend]) / 8, f"a card of {speed:g} Gbit/s"
         its_level = thresholds()["link_speed"].level(best / least)
     else:
@@ -243,7 +243,7 @@ def of_sweep(host: str, sweep: Sweep, found: Meeting) -> Result:
     return Result(host, its_level, value, best, problem, "each step waits for it", cure)
 
 
-def of_inside(host: str, sweep: Sweep, usual: float) -> Result:
+def judged_inside(host: str, sweep: Sweep, usual: float) -> Result:
     """The result of a host for the sweep between its own GPUs. usual: the median of all hosts, GB/s"""
     best, known = sweep.bandwidth("all_reduce"), floor(sweep.device, "inside")
     its_level, least = thresholds()["inside"].level(best / usual), usual

@@ -26,7 +26,7 @@ from .collectives import Sweep
 from .result_file import Document, changes, compared
 from .run import LOGIN, Outcome
 from .sweep import figures
-from .table import lines, table
+from .table import result_lines, result_table
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
@@ -240,8 +240,8 @@ def _told(name: str) -> None:
 
 def _show(outcome: Outcome) -> None:
     screen = console(highlight=False)
-    screen.print(table(outcome))
-    for line in lines(outcome):
+    screen.print(result_table(outcome))
+    for line in result_lines(outcome):
         screen.print(line, soft_wrap=True)
 
 

@@ -14,25 +14,25 @@ async def _gpus(hosts: Hosts) -> dict[str, Facts]:
     asked = {host: Facts() for host, hello in hosts.hello.items() if hello.get("gpus")}
     if not asked:
         raise NotHere
-    found = await hosts.ask("gpus.look", 20, each=asked)
-    if not any("gpus" in facts for facts in found.values()):
+    answers = await hosts.ask("gpus.look", 20, each=asked)
+    if not any("gpus" in facts for facts in answers.values()):
         raise NotHere
-    return _with_use(hosts, found)
+    return _with_use(hosts, answers)
 
 
-def _with_use(hosts: Hosts, found: Mapping[str, Facts]) -> dict[str, Facts]:
+def _with_use(hosts: Hosts, answers: Mapping[str, Facts]) -> dict[str, Facts]:
     wanted = hosts.wanted
-    return {host: of_gpus.with_use(facts, wanted.environment, wanted.slots[host]) for host, facts in found.items()}
+    return {host: of_gpus.with_use(facts, wanted.environment, wanted.slots[host]) for host, facts in answers.items()}
 
 
 async def _judged(hosts: Hosts, judges: Iterable[of_gpus.Judge], value: str) -> list[Result]:
     """Each GPU of each host, judged; one that no rank gets is a warning at most. Hosts without GPUs or NVML are unknown.
     value: of the sound ones."""
-    found = await _gpus(hosts)
-    kinds, results = of_gpus.usual(found), []
+    answers = await _gpus(hosts)
+    kinds, results = of_gpus.usual(answers), []
     for host in hosts.hello:
-        if "gpus" in found.get(host, {}):
-            results += of_gpus.judged(host, found[host]["gpus"], kinds, judges, value)
+        if "gpus" in answers.get(host, {}):
+            results += of_gpus.judged(host, answers[host]["gpus"], kinds, judges, value)
         elif host not in hosts.failed:
             results.append(unknown(host, "NVML says nothing there; see the row gpus"))
     return results
@@ -52,8 +52,8 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
             )
         return
     asked = {host: Facts() for host, count in counts.items() if count}
-    found = _with_use(hosts, await hosts.ask("gpus.look", 20, each=asked) if asked else {})
-    kinds = {host: of_gpus.kinds(facts["gpus"]) for host, facts in found.items() if "gpus" in facts}
+    answers = _with_use(hosts, await hosts.ask("gpus.look", 20, each=asked) if asked else {})
+    kinds = {host: of_gpus.kinds(facts["gpus"]) for host, facts in answers.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
         seen, slots, said = usable_gpus(count, visible), hosts.wanted.slots[host], []
@@ -66,7 +66,7 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
                 said.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
         if order := of_gpus.in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
             said.append(order)
-        facts = found.get(host, {})
+        facts = answers.get(host, {})
         judges = (of_gpus.lost, of_gpus.divided, of_gpus.free_memory)
         said += [r for r in of_gpus.judged(host, facts.get("gpus", []), {}, judges, "") if r.level != "green"]
         if "problem" in facts:
@@ -104,7 +104,7 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads width and speed of PCIe, state of each NVLink, the NVLink fabric and peer access by NVML. Threshold: gpu_pcie of
     thresholds.yaml; all NVLinks of the kind (gpus.yaml, else as most have) where ranks use two GPUs of the host; fabric joined;
     peers as on most hosts of the kind."""
-    found = {host: facts for host, facts in (await _gpus(hosts)).items() if "gpus" in facts}
+    answers = {host: facts for host, facts in (await _gpus(hosts)).items() if "gpus" in facts}
     for result in await _judged(hosts, (of_gpus.pcie, of_gpus.nvlink), "full width"):
         yield result
     peers = {
@@ -112,7 +112,7 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
             tuple(sorted(of_gpus.kinds([gpu for gpu in facts["gpus"] if gpu["used"]]).items())),
             of_gpus.reached(facts),
         )
-        for host, facts in found.items()
+        for host, facts in answers.items()
     }
     for host, (kind, (reached, pairs)) in peers.items():
         most = max(others[0] for other, others in peers.values() if other == kind)
@@ -122,7 +122,7 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
             why = "NCCL copies through the host's memory between the others"
             cure = f"`ssh {host} nvidia-smi topo -p2p r` names them; ACS in the BIOS, or a missing fabric manager"
             yield Result(host, "red" if linked else "yellow", "no peer access", None, problem, why, cure)
-        facts = found[host]
+        facts = answers[host]
         if facts.get("nvswitches") and not facts["fabric_manager"] and not any("fabric" in g for g in facts["gpus"]):
             yield unknown(
                 host,
@@ -135,9 +135,9 @@ async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones of these GPUs from the kernel's log where
     this user may read it. Threshold: none whose action in xids.yaml is red that comes now or that NVML confirms (it wants a
     reset, or a row of memory waits for it); none of the last day (a warning); NVIDIA's Xid catalog, grouped as AWS does."""
-    found = await _gpus(hosts)
-    logs = await hosts.ask("gpus.kernel_log", 15, each={host: Facts() for host in found})
-    for host, facts in found.items():
+    answers = await _gpus(hosts)
+    logs = await hosts.ask("gpus.kernel_log", 15, each={host: Facts() for host in answers})
+    for host, facts in answers.items():
         if "gpus" not in facts:
             yield unknown(host, "NVML says nothing there; see the row gpus")
             continue

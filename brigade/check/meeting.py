@@ -38,39 +38,39 @@ class Meeting:
 @asynccontextmanager
 async def meet(hosts: Hosts) -> AsyncIterator[Meeting]:
     """All hosts listen; each finds the first one by an address that the others use too, as ranks do (hosts/rendezvous.py)."""
-    found = Meeting(secrets.token_hex(8))
-    async with hosts.hold("pairs.serve", 20, token=found.token) as serving:
+    meeting = Meeting(secrets.token_hex(8))
+    async with hosts.hold("pairs.serve", 20, token=meeting.token) as serving:
         names = list(serving)
-        found.port = {host: facts["port"] for host, facts in serving.items()}
-        found.links = {host: facts["links"] for host, facts in serving.items()}
-        found.fabric = {host: facts["fabric"] for host, facts in serving.items()}
+        meeting.port = {host: facts["port"] for host, facts in serving.items()}
+        meeting.links = {host: facts["links"] for host, facts in serving.items()}
+        meeting.fabric = {host: facts["fabric"] for host, facts in serving.items()}
         if names:
-            found.store = serving[names[0]]["free"]
-            await _find(hosts, names, found)
-        yield found
+            meeting.store = serving[names[0]]["free"]
+            await _find(hosts, names, meeting)
+        yield meeting
 
 
-async def _find(hosts: Hosts, names: list[str], found: Meeting) -> None:
+async def _find(hosts: Hosts, names: list[str], meeting: Meeting) -> None:
     first, *others = names
     own: dict[str, str] = hosts.hello[first].get("addresses", {})
-    tried = await _ways(hosts, others, candidates(first, own), found.port[first], found.token)
+    tried = await _ways(hosts, others, candidates(first, own), meeting.port[first], meeting.token)
     reached = {
         address: [host for host in others if "peer" in tried.get(host, {}).get(address, {})]
         for address in candidates(first, own)
     }
     chosen = max(reached, key=lambda address: len(reached[address]), default="")
-    found.address[first], found.interface[first] = "127.0.0.1", "lo"
+    meeting.address[first], meeting.interface[first] = "127.0.0.1", "lo"
     for host in others:
         answer = tried.get(host, {}).get(chosen, {})
         if "peer" in answer:
-            found.address[host], found.interface[host] = answer["own"], answer["interface"]
-            found.address[first], found.interface[first] = answer["peer"], own.get(answer["peer"], "")
+            meeting.address[host], meeting.interface[host] = answer["own"], answer["interface"]
+            meeting.address[first], meeting.interface[first] = answer["peer"], own.get(answer["peer"], "")
         else:
             why = answer.get("error") or hosts.failed.get(host, "no answer")
-            found.lost[host] = f"it cannot connect to {first} on port {found.port[first]}: {why}"
-    if len(others) > 1 and len(found.lost) == len(others):  # then it is the first one's fault
-        found.lost = {
-            first: f"no host can connect to it on port {found.port[first]}: {next(iter(found.lost.values()))}"
+            meeting.lost[host] = f"it cannot connect to {first} on port {meeting.port[first]}: {why}"
+    if len(others) > 1 and len(meeting.lost) == len(others):  # then it is the first one's fault
+        meeting.lost = {
+            first: f"no host can connect to it on port {meeting.port[first]}: {next(iter(meeting.lost.values()))}"
         }
 
 
@@ -79,6 +79,6 @@ async def _ways(hosts: Hosts, asked: list[str], addresses: list[str], port: int,
     return await hosts.ask("pairs.way", 15, each, addresses=addresses, port=port, token=token) if asked else {}
 
 
-def lost(found: Meeting) -> list[Result]:
+def not_met(meeting: Meeting) -> list[Result]:
     """A fault for each host that was not met."""
-    return [Result(host, "red", "not met", None, problem, HANG, PORTS) for host, problem in found.lost.items()]
+    return [Result(host, "red", "not met", None, problem, HANG, PORTS) for host, problem in meeting.lost.items()]

@@ -61,29 +61,29 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
     machines: dict[str, list[str]] = {}
     for host, hello in hosts.hello.items():
         machines.setdefault(hello.get("machine") or host, []).append(host)
-    for host, found in facts.items():
+    for host, seen in facts.items():
         twins = machines[hosts.hello[host].get("machine") or host]
         if twins[0] != host:
             problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
             yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
             continue
-        others = [name for name in found["resolved"] if name != host and name in facts and not is_own(name)]
-        wrong = [(name, what) for name in others if (what := _wrong(hosts, name, found))]
+        others = [name for name in seen["resolved"] if name != host and name in facts and not is_own(name)]
+        wrong = [(name, wrong_with_it) for name in others if (wrong_with_it := _wrong(hosts, name, seen))]
         if is_own(host):
             problem = f"the hostfile says {host}, which is on every host that host itself"
             why = "`launch` goes by addresses; ranks of deepspeed and torchrun, given this name, would wait in vain"
-            cure = f"write this host's network name into the hostfile; `hostname` says {found['hostname']} there"
+            cure = f"write this host's network name into the hostfile; `hostname` says {seen['hostname']} there"
             yield Result(host, "yellow", "no network name", None, problem, why, cure)
         elif not wrong:
             yield sound(host, "resolve")
         else:
-            name, what = wrong[0]
+            name, wrong_with_it = wrong[0]
             more = f" (and {counted(len(wrong) - 1, 'more name')})" if len(wrong) > 1 else ""
             why = (
                 "`launch` goes by addresses; deepspeed and torchrun, given this name, would wait for each other in vain"
             )
             cure = f"ssh {host}, then correct the line of {name} in /etc/hosts, or its DNS entry"
-            yield Result(host, "yellow", "wrong names", None, f"{name} {what} here{more}", why, cure)
+            yield Result(host, "yellow", "wrong names", None, f"{name} {wrong_with_it} here{more}", why, cure)
 
 
 def _wrong(hosts: Hosts, name: str, facts: Facts) -> str:
@@ -110,11 +110,11 @@ async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
         host: {"addresses": [a for other in others for a in own[other] if ":" not in a]}
         for host, others in tried.items()
     }
-    found = await hosts.ask("names.neighbours", each=each)
-    cards = {host: set(facts["cards"]) for host, facts in found.items()}
+    answers = await hosts.ask("names.neighbours", each=each)
+    cards = {host: set(facts["cards"]) for host, facts in answers.items()}
     seen = [
         (host, other, address, facts["arp"][address])
-        for host, facts in found.items()
+        for host, facts in answers.items()
         for other in tried[host]
         for address in own[other]
         if address in facts["arp"] and address not in own[host] and other in cards
@@ -124,10 +124,10 @@ async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
     for _, other, _, card in odd:
         answers_for.setdefault(card, set()).add(other)
     odd = [entry for entry in odd if len(answers_for[entry[3]]) == 1] if len(odd) < len(seen) else []
-    at = {host: [entry for entry in seen if entry[1] == host] for host in found}
-    wrong = {host: [entry for entry in odd if entry[1] == host] for host in found}
-    taken = {host for host in found if len(wrong[host]) > 1 and 2 * len(wrong[host]) > len(at[host])}
-    for host in found:
+    at = {host: [entry for entry in seen if entry[1] == host] for host in answers}
+    wrong = {host: [entry for entry in odd if entry[1] == host] for host in answers}
+    taken = {host for host in answers if len(wrong[host]) > 1 and 2 * len(wrong[host]) > len(at[host])}
+    for host in answers:
         mine = next((entry for entry in odd if entry[0] == host and entry[1] not in taken), None)
         if host in taken:
             finders = ", ".join(entry[0] for entry in wrong[host][:3])
@@ -158,26 +158,26 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     variables to the interface that does, so what they would take without it is a warning."""
     need_two(hosts)
     looks, shared = await look(hosts), _shared(hosts)
-    ways = {found["leads"] for found in looks.values()}
-    for host, found in looks.items():
-        variables, wanted = found["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
+    ways = {seen["leads"] for seen in looks.values()}
+    for host, seen in looks.items():
+        variables, wanted = seen["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
         gpus = bool(hosts.hello[host].get("gpus"))
-        named = {name: named_wrongly(name, wanted[name], found, shared) for name in VARIABLES if name in wanted}
+        named = {name: named_wrongly(name, wanted[name], seen, shared) for name in VARIABLES if name in wanted}
         bad = [(level, f"{name}={wanted[name]}: {said}", name) for name, (level, said) in named.items() if level]
         if bad:
             level, problem, name = min(bad)  # "red" is before "yellow"
             cure = f"unset {name}: `launch` then sets it on each host to the interface that leads to the others"
             if len(ways) == 1 and "" not in ways:
-                cure = f"export {name}={found['leads']}, or {cure}"
+                cure = f"export {name}={seen['leads']}, or {cure}"
             why = "every rank gets this variable, and would wait for the others in vain"
             if level == "yellow":
                 why = "every rank gets this variable; where that bridge leads to no other host, ranks wait in vain"
             yield Result(host, level, "wrong variable", None, problem, why, cure)
         else:
-            taken = {"GLOO_SOCKET_IFNAME": of_gloo(found, variables)}
+            taken = {"GLOO_SOCKET_IFNAME": of_gloo(seen, variables)}
             if gpus:
-                taken["NCCL_SOCKET_IFNAME"] = of_nccl(found, variables)
-            wrong = {name: problem for name, its in taken.items() if (problem := unfit(its, found))}
+                taken["NCCL_SOCKET_IFNAME"] = of_nccl(seen, variables)
+            wrong = {name: problem for name, its in taken.items() if (problem := unfit(its, seen))}
             if not wrong:
                 yield sound(host, "fit")
                 continue
@@ -185,7 +185,7 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
             why = (
                 "`launch` sets these variables itself; ranks of deepspeed or torchrun would wait for each other in vain"
             )
-            usual = found["leads"] or "the interface that `ip route get` names for another host's address"
+            usual = seen["leads"] or "the interface that `ip route get` names for another host's address"
             cure = f"for those two, on {host}: " + "; ".join(f"export {name}={usual}" for name in wrong)
             yield Result(host, "yellow", "needs a variable", None, problem, why, cure)
 

@@ -21,10 +21,10 @@ WHY = "the tests passed with the pinned version only"
 async def python(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the interpreter's version. Threshold: none differs from what most hosts have; objects that DeepSpeed and torch pickle
     from rank to rank are read only by the same version, and `launch` refuses other ones."""
-    found = {host: facts["python"] for host, facts in (await look(hosts)).items()}
+    answers = {host: facts["python"] for host, facts in (await look(hosts)).items()}
     why = "ranks exchange pickled objects, and packages are installed for one version of Python"
-    usual = most_common(found) if found else ""
-    for host, version in found.items():
+    usual = most_common(answers) if answers else ""
+    for host, version in answers.items():
         if version == usual:
             yield sound(host, version)
             continue
@@ -39,12 +39,12 @@ async def packages(hosts: Hosts) -> AsyncIterator[Result]:
     2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate, Transformers, Datasets
     or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
     looked = await look(hosts)
-    found = {host: facts["packages"] for host, facts in looked.items()}
+    versions = {host: facts["packages"] for host, facts in looked.items()}
     for host, facts in looked.items():
         if lost := facts["lost"]:
             yield incomplete(host, lost, facts["packages"])
-    for host, differs in differences(found, pins()).items():
-        for result in judged(host, found[host], differs):
+    for host, differs in differences(versions, pins()).items():
+        for result in judged_packages(host, versions[host], differs):
             yield result
 
 
@@ -72,12 +72,12 @@ async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the CUDA version in torch/version.py, the versions of NVIDIA's cuDNN and NCCL wheels, and the driver's in /sys.
     Threshold: none differs from what most hosts have; NCCL refuses or hangs between two of its own versions (red), another
     driver or cuDNN is a warning."""
-    found = {host: {**facts["torch"], "driver": facts["driver"]} for host, facts in (await look(hosts)).items()}
-    if not any(any(versions.values()) for versions in found.values()):
+    answers = {host: {**facts["torch"], "driver": facts["driver"]} for host, facts in (await look(hosts)).items()}
+    if not any(any(versions.values()) for versions in answers.values()):
         raise NotHere
     why = "two versions of NCCL or CUDA hang in the first collective; other drivers and kernels round in another way"
     cure = f"`make setup` in {REPOSITORY} there; a driver is the administrator's"
-    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
+    for result in alike(answers, {"cuda": "red", "nccl": "red"}, why, cure):
         yield result
 
 
@@ -88,10 +88,10 @@ async def loaded(hosts: Hosts) -> AsyncIterator[Result]:
     wanted = {host: Facts() for host, facts in (await look(hosts)).items() if facts["torch"]["cuda"]}
     if not wanted:
         raise NotHere
-    found = await hosts.ask("sameness.loaded", 60, each=wanted)
+    answers = await hosts.ask("sameness.loaded", 60, each=wanted)
     why = "NCCL hangs or fails between two of its own versions"
     cure = "look for another NCCL or cuDNN in LD_LIBRARY_PATH there"
-    for result in alike(found, {"cuda": "red", "nccl": "red"}, why, cure):
+    for result in alike(answers, {"cuda": "red", "nccl": "red"}, why, cure):
         yield result
 
 
@@ -135,7 +135,7 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     return found
 
 
-def judged(host: str, versions: Versions, differs: Differences) -> list[Result]:
+def judged_packages(host: str, versions: Versions, differs: Differences) -> list[Result]:
     """One result, or one for each level."""
     detail = tuple(f"{name} {version}" for name, version in versions.items() if version is not None)
     if not differs.wanted:

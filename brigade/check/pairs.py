@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors.console import figure
 from .checks import Facts, Hosts, Level, Result, check, sound, thresholds
-from .meeting import HANG, PORTS, Meeting, lost, meet
+from .meeting import HANG, PORTS, Meeting, meet, not_met
 from .sweep import FEW, MANY, MEASURED, STREAMS, WARM_UP, rounds
 
 SLOWEST = "all ranks wait for the slowest one in every collective: the whole run gets this host's speed"
@@ -141,25 +141,25 @@ def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
     return " and ".join(words), "; ".join(cures)
 
 
-def judged(ways: Ways, met: Meeting) -> list[Result]:
+def judged_pairs(ways: Ways, meeting: Meeting) -> list[Result]:
     """A result for each host that was met, from all rates."""
     guilty = blame(ways)
     results = []
-    for host in (host for host in met.address if host not in met.lost):
+    for host in (host for host in meeting.address if host not in meeting.lost):
         mean = typical(ways, host)
         if host in guilty.hosts:
-            results.append(_slow_host(host, ways, met, guilty.usual, host in guilty.sends, host in guilty.receives))
+            results.append(_slow_host(host, ways, meeting, guilty.usual, host in guilty.sends, host in guilty.receives))
         elif links := [pair for pair in guilty.links if pair[0] == host]:
             results.append(_slow_links(host, links, ways, guilty.usual))
-        elif (own := _against_own_speed(host, ways, met)) is not None:
+        elif (own := _against_own_speed(host, ways, meeting)) is not None:
             results.append(own)
         else:
             results.append(sound(host, f"{figure(mean, 1)} Gbit/s", mean))
     return results
 
 
-def _slow_host(host: str, ways: Ways, found: Meeting, usual: float, sends: bool, receives: bool) -> Result:
-    interface = found.interface[host] or "its interface"
+def _slow_host(host: str, ways: Ways, meeting: Meeting, usual: float, sends: bool, receives: bool) -> Result:
+    interface = meeting.interface[host] or "its interface"
     look = f"ssh {host} 'ethtool {interface}; tc qdisc show dev {interface}'"
     cure = f"{look}: are speed and limits those of the others? then its cable and its port of the switch"
     parts, its_level, why, value = [], "yellow", SLOWEST, f"{figure(typical(ways, host), 2)} Gbit/s"
@@ -205,17 +205,17 @@ def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: floa
     return Result(host, "red" if red else "yellow", f"slow to {to}", None, problem, why, cure)
 
 
-def _against_own_speed(host: str, ways: Ways, found: Meeting) -> Result | None:
+def _against_own_speed(host: str, ways: Ways, meeting: Meeting) -> Result | None:
     """A result where a card knows its speed, and its best pair does not come near to it; else None."""
     own = [way for pair, way in ways.items() if host in pair and not way.error]
-    speed = found.speed(host)
+    speed = meeting.speed(host)
     if not own or not speed or any(way.busy > BUSY for way in own):
         return None
     best = max(way.gbit for way in own)
     found_level = thresholds()["link_speed"].level(best / min(speed, TCP))
     if found_level == "green":
         return None
-    interface = found.interface[host]
+    interface = meeting.interface[host]
     problem = f"its best pair reaches {figure(best, 2)} Gbit/s, and {interface} says it has {speed:g}"
     cure = (
         f"is {interface} the one that should be taken? else look at `ethtool {interface}` on {host} and at the switch"
@@ -250,33 +250,33 @@ async def _pairs(hosts: Hosts, most: int) -> AsyncIterator[Result]:
     if len(hosts.hello) == 1:
         yield sound(next(iter(hosts.hello)), "one host")
         return
-    async with meet(hosts) as found:
-        for result in lost(found):
+    async with meet(hosts) as meeting:
+        for result in not_met(meeting):
             yield result
-        ways = await measure(hosts, found, most)
+        ways = await measure(hosts, meeting, most)
     hosts.wanted.measured["apart"] = [pair for pair, way in ways.items() if way.error]
-    for result in judged(ways, found):
+    for result in judged_pairs(ways, meeting):
         yield result
 
 
-async def measure(hosts: Hosts, found: Meeting, most: int) -> dict[tuple[str, str], Way]:
+async def measure(hosts: Hosts, meeting: Meeting, most: int) -> dict[tuple[str, str], Way]:
     """Measure pairs of hosts in at most `most` rounds. Returns {(host, other host): its way}."""
-    names = [host for host in found.address if host not in found.lost]
+    names = [host for host in meeting.address if host not in meeting.lost]
     ways: dict[tuple[str, str], Way] = {}
     for games in rounds(len(names), most):
         named = [(names[a], names[b]) for a, b in games]
         for direction in (named, [(b, a) for a, b in named]):
-            ways |= await _send(hosts, found, direction)
+            ways |= await _send(hosts, meeting, direction)
     for number, pair in enumerate(to_confirm(ways, blame(ways))):
-        again = await _send(hosts, found, [pair], attempt=1 + number)
+        again = await _send(hosts, meeting, [pair], attempt=1 + number)
         ways[pair] = better(ways[pair], again[pair])
     return ways
 
 
 async def _send(
-    hosts: Hosts, found: Meeting, direction: list[tuple[str, str]], attempt: int = 0
+    hosts: Hosts, meeting: Meeting, direction: list[tuple[str, str]], attempt: int = 0
 ) -> dict[tuple[str, str], Way]:
-    each: dict[str, Facts] = {a: {"address": found.address[b], "port": found.port[b]} for a, b in direction}
+    each: dict[str, Facts] = {a: {"address": meeting.address[b], "port": meeting.port[b]} for a, b in direction}
     limits: Facts = {"streams": STREAMS, "warm_up": WARM_UP, "window": MEASURED}
-    facts = await hosts.ask("pairs.send", 20, each, token=found.token, attempt=attempt, **limits)
+    facts = await hosts.ask("pairs.send", 20, each, token=meeting.token, attempt=attempt, **limits)
     return {(a, b): Way(**facts.get(a, {"error": hosts.failed.get(a, "no answer")})) for a, b in direction}

@@ -39,9 +39,9 @@ def _like_most(host: str, amounts: Mapping[str, float], slots: Mapping[str, int]
 async def cores(hosts: Hosts) -> AsyncIterator[Result]:
     """Counts the cores that a process may use: its affinity and its control groups. Threshold: cores_per_slot of
     thresholds.yaml, and like_most against the median host."""
-    found = await _host(hosts)
-    whole = {host: facts["cores"] for host, facts in found.items()}
-    for host, facts in found.items():
+    answers = await _host(hosts)
+    whole = {host: facts["cores"] for host, facts in answers.items()}
+    for host, facts in answers.items():
         slots = hosts.wanted.slots[host]
         level = thresholds()["cores_per_slot"].level(whole[host] / slots)
         value = f"{facts['cores']:g} for {counted(slots, 'rank')}"
@@ -60,9 +60,9 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads /proc/meminfo and the limits of the control groups, this user's and those above. Threshold: what the planner says
     that the recipe's ranks on GPUs hold (costs/host_memory.py), at least (red) and at most; else memory_per_slot of
     thresholds.yaml, or memory_per_gpu, free for each rank. And like_most against the median host."""
-    found, needs = await _host(hosts), host_memory(hosts.wanted.job)
-    whole = {host: facts["memory"]["total"] / GIB for host, facts in found.items()}
-    for host, facts in found.items():
+    answers, needs = await _host(hosts), host_memory(hosts.wanted.job)
+    whole = {host: facts["memory"]["total"] / GIB for host, facts in answers.items()}
+    for host, facts in answers.items():
         free, total, slots = (
             facts["memory"]["available"] / GIB,
             facts["memory"]["total"] / GIB,
@@ -163,15 +163,15 @@ async def core_speed(hosts: Hosts) -> AsyncIterator[Result]:
     """Times the same arithmetic on one core of each host. Threshold: core_speed of thresholds.yaml, against the median host; of
     several pieces the best counts, and a host that looks slow is asked for more of them. Hosts that are containers of one machine
     wait for one another: of them the processor's own time counts, elsewhere the clock's."""
-    found = await hosts.ask("resources.core_speed", 60, pieces=PIECES)
-    if not found:
+    answers = await hosts.ask("resources.core_speed", 60, pieces=PIECES)
+    if not answers:
         return
-    machines = Counter(_machine(hosts, host) for host in found)
+    machines = Counter(_machine(hosts, host) for host in answers)
 
     def took(host: str, facts: Facts) -> float:
         return facts["computing" if machines[_machine(hosts, host)] > 1 else "seconds"]
 
-    seconds = {host: took(host, facts) for host, facts in found.items()}
+    seconds = {host: took(host, facts) for host, facts in answers.items()}
     median, limits = statistics.median_low(seconds.values()), thresholds()["core_speed"]
     slow: dict[str, Facts] = {host: {} for host in seconds if limits.level(median / seconds[host]) != "green"}
     for host, facts in (await hosts.ask("resources.core_speed", 60, each=slow, pieces=AGAIN) if slow else {}).items():
@@ -184,7 +184,7 @@ async def core_speed(hosts: Hosts) -> AsyncIterator[Result]:
             yield sound(host, value, speed)
             continue
         problem = f"one core does {speed:.0%} of what the median host's does"
-        waits = found[host]["computing"] < 0.8 * found[host]["seconds"]
+        waits = answers[host]["computing"] < 0.8 * answers[host]["seconds"]
         cause = "it waits for something: another program, a limit, a stolen core" if waits else "it computes slowly"
         cure = f"{cause}: `ssh {host} top`, and its CPU governor (`cpupower frequency-info`)"
         yield Result(host, level, value, speed, problem, "all ranks wait for the slowest host in every step", cure)

@@ -85,13 +85,13 @@ async def system(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads kernel, glibc and processor. Threshold: the processor's kind is everywhere the same (red); another glibc, or another
     major or minor version of the kernel, is a warning: kernels that one host compiled into a shared cache do not load with an
     older glibc. Other patches of one kernel are usual, and sound."""
-    found = {
+    answers = {
         host: {"processor": facts["machine"], "kernel": _minor(facts["kernel"]), "glibc": facts["glibc"]}
         for host, facts in (await look(hosts)).items()
     }
     why = "what one host compiles, in a cache that all share, may not load on the other"
     cure = "boot the same image everywhere; or give each host its own TORCH_EXTENSIONS_DIR and TRITON_CACHE_DIR"
-    for result in alike(found, {"processor": "red"}, why, cure):
+    for result in alike(answers, {"processor": "red"}, why, cure):
         yield result
 
 
@@ -119,7 +119,7 @@ async def code(hosts: Hosts) -> AsyncIterator[Result]:
         git, names = looked[host]["git"], []
         if host in odd:
             names = differing(files[host]["files"] | own[host], files[first]["files"] | own[first])
-        result = judged(host, git, names, looked[first]["git"], first, own[host].keys())
+        result = judged_clone(host, git, names, looked[first]["git"], first, own[host].keys())
         yield replace(result, detail=tuple(git["changed"]) if git else ())
 
 
@@ -131,10 +131,12 @@ def _key(git: Facts | None) -> str:
 async def variables(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the variables of variables.yaml as the ranks will have them. Threshold: none differs from what most hosts have, each
     with the level that the table gives it; of secrets only whether they are set, and the same."""
-    found = {host: facts["variables"] for host, facts in (await look(hosts)).items()}
-    names = sorted({name for values in found.values() for name in values})
-    usual = {name: most_common({host: _hashable(values.get(name)) for host, values in found.items()}) for name in names}
-    for host, values in found.items():
+    answers = {host: facts["variables"] for host, facts in (await look(hosts)).items()}
+    names = sorted({name for values in answers.values() for name in values})
+    usual = {
+        name: most_common({host: _hashable(values.get(name)) for host, values in answers.items()}) for name in names
+    }
+    for host, values in answers.items():
         detail = tuple(f"{name}={one['is']}" if "is" in one else f"{name} is set" for name, one in values.items())
         odd = [name for name in names if _hashable(values.get(name)) != usual[name]]
         for name in odd:
@@ -177,12 +179,14 @@ def _short(text: str) -> str:
 async def paths(hosts: Hosts) -> AsyncIterator[Result]:
     """Looks for code, environment, data, model, recipe and output at the launching host's paths. Threshold: what a run
     reads is there on each host (red); where most hosts' paths lead through links to one place, another place is a warning."""
-    found = {host: facts["paths"] for host, facts in (await look(hosts)).items()}
+    places_of = {host: facts["paths"] for host, facts in (await look(hosts)).items()}
     asked = paths_of(hosts.wanted.job)
     usual = {
-        what: most_common({host: places[what]["real"] for host, places in found.items()}) for what in asked if found
+        what: most_common({host: places[what]["real"] for host, places in places_of.items()})
+        for what in asked
+        if places_of
     }
-    for host, places in found.items():
+    for host, places in places_of.items():
         detail = tuple(f"{what}: {place['real']}" for what, place in places.items())
         missing = [what for what, place in places.items() if not place["there"] and what != MADE]
         elsewhere = {w: usual[w] for w, place in places.items() if w not in missing and place["real"] != usual[w]}
@@ -253,7 +257,7 @@ def value(git: Facts | None) -> str:
     return git["commit"][:9] + (f" + {changed} changed" if changed else "")
 
 
-def judged(
+def judged_clone(
     host: str,
     git: Facts | None,
     odd: list[str],

@@ -31,12 +31,12 @@ async def clock(hosts: Hosts) -> AsyncIterator[Result]:
         return (facts[host]["time"] - (before + after) / 2, (after - before) / 2) if host in facts else None
 
     looked = await asyncio.gather(*map(look, hosts.hello))
-    found = {host: one for host, one in zip(hosts.hello, looked, strict=True) if one}
-    offsets = [offset for offset, _ in found.values()]
+    readings = {host: reading for host, reading in zip(hosts.hello, looked, strict=True) if reading}
+    offsets = [offset for offset, _ in readings.values()]
     # Of two hosts the one whose clock is nearer to ours is right.
     middle = statistics.median_low(offsets) if len(offsets) > 2 else min(offsets, key=abs, default=0.0)
-    doubt = next((doubt for offset, doubt in found.values() if offset == middle), 0.0)
-    for host, (offset, its_doubt) in found.items():
+    doubt = next((doubt for offset, doubt in readings.values() if offset == middle), 0.0)
+    for host, (offset, its_doubt) in readings.items():
         away = max(0.0, abs(offset - middle) - its_doubt - doubt)
         limit = thresholds()["clock_offset"]
         level = limit.level(away)
@@ -127,9 +127,9 @@ async def room(hosts: Hosts) -> AsyncIterator[Result]:
     that do not say their size are not judged."""
     job = hosts.wanted.job
     output = str(job.output_dir.absolute()) if job else ""
-    found = await _rooms(hosts)
+    answers = await _rooms(hosts)
     need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
-    for host, rooms in found.items():
+    for host, rooms in answers.items():
         results = [_room(host, rooms[name]["path"], f"{name}_room", rooms[name]) for name in ("tmp", "cache")]
         if output:
             results.append(_of_output(host, output, rooms[output], need, keeps))
@@ -221,14 +221,14 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     job = _job(hosts)
     directory = str(job.output_dir.absolute())
     asked = {"directory": directory, "token": secrets.token_hex(8), "duration": SECONDS, "most": MOST}
-    found = await hosts.ask("storage.rate", 40, each=await _with_missing(hosts, directory), **asked)
-    good = {host: facts for host, facts in found.items() if "error" not in facts}
+    answers = await hosts.ask("storage.rate", 40, each=await _with_missing(hosts, directory), **asked)
+    good = {host: facts for host, facts in answers.items() if "error" not in facts}
     middle = statistics.median(facts["written"] for facts in good.values()) if good else 0.0
     need = checkpoint_bytes(job)
     # Under a strategy that writes in parts all hosts write at the same time; else one host writes the whole.
     together = sum(facts["written"] for facts in good.values()) if job.strategy.writes_in_parts else middle
     seconds = need / together if need is not None and together else None
-    for host, facts in found.items():
+    for host, facts in answers.items():
         if host not in good:
             cure = f"ssh {host} and try it there: touch {directory}/x"
             yield Result(

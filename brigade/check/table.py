@@ -22,7 +22,7 @@ def columns(outcome: Outcome) -> list[list[str]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def table(outcome: Outcome) -> Any:
+def result_table(outcome: Outcome) -> Any:
     """A rich Table."""
     from rich.table import Table
     from rich.text import Text
@@ -76,7 +76,7 @@ def _cell(results: list[Result]) -> Any:
     return Text(sign if words == sign else f"{sign} {words}", STYLES[level])
 
 
-def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
+def result_lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
     """What each warning and fault is, where, why it matters and what cures it; hosts with the same one share an entry. Then, in
     one line each, what cannot be known. least: leave out what is less grave"""
     from rich.text import Text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..check import run as checks
 from ..check.checks import Wanted, refusal
-from ..check.table import lines
+from ..check.table import result_lines
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
@@ -141,7 +141,7 @@ def checking(job: Job, handed_on: dict[str, str], replaceable: bool) -> Callable
         outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
         if (error := refusal(outcome.stopping)) and not replaceable:
             raise error
-        for line in lines(outcome, least="yellow"):
+        for line in result_lines(outcome, least="yellow"):
             print(line, file=sys.stderr)
 
     return check

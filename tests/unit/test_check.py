@@ -27,14 +27,14 @@ from brigade.check.checks import (
     unknown,
 )
 from brigade.check.run import judge
-from brigade.check.table import columns, lines, table
+from brigade.check.table import columns, result_lines, result_table
 from testing.outcomes import NODES, bad, outcome
 
 
 def drawn(found):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table(found))
-    for line in lines(found):
+    console.print(result_table(found))
+    for line in result_lines(found):
         console.print(line, soft_wrap=True)
     return console.export_text()
 
@@ -172,8 +172,8 @@ def test_any_cluster_gives_a_table_that_can_be_read(count, odd):
     found = outcome({"one": list(results.values())}, dict.fromkeys(names, 8))
     groups = columns(found)
     assert sorted(host for group in groups for host in group) == sorted(names)
-    assert len(table(found).columns) <= 9
-    said = "\n".join(line.plain for line in lines(found))
+    assert len(result_table(found).columns) <= 9
+    said = "\n".join(line.plain for line in result_lines(found))
     assert said.count("FAIL") >= bool([r for r in results.values() if r.level == "red"])
 
 

@@ -9,7 +9,7 @@ import yaml
 from brigade.__main__ import main
 from brigade.check import collectives, pairs, sweep, waiting
 from brigade.check.checks import Recorded, Wanted
-from brigade.check.collectives import Sweep, floor, of_inside, of_sweep
+from brigade.check.collectives import Sweep, floor, judged_inside, judged_sweep
 from brigade.check.run import judge
 from brigade.errors import UserError
 from brigade.hosts.job import make
@@ -113,15 +113,15 @@ def of(device, seconds, ranks=16, hosts=2):
     ],
 )
 def test_gpus_on_a_fabric_are_held_against_the_floor_of_their_kind(device, seconds, level):
-    assert of_sweep("node1", of(device, seconds), met(["node1"], fabric=3200.0)).level == level
+    assert judged_sweep("node1", of(device, seconds), met(["node1"], fabric=3200.0)).level == level
 
 
 def test_nvlink_has_floors_too_and_a_host_is_held_against_the_others():
     assert floor("NVIDIA H100 PCIe", "inside") == {}
     h100 = "NVIDIA H100 80GB HBM3"
-    assert of_inside("node1", of(h100, 0.004, 8, 1), 470.0).level == "green"
-    assert of_inside("node1", of(h100, 0.006, 8, 1), 313.0).level == "yellow"
-    assert of_inside("node1", of("NVIDIA L40S", 0.1, 8, 1), 60.0).level == "red"
+    assert judged_inside("node1", of(h100, 0.004, 8, 1), 470.0).level == "green"
+    assert judged_inside("node1", of(h100, 0.006, 8, 1), 313.0).level == "yellow"
+    assert judged_inside("node1", of("NVIDIA L40S", 0.1, 8, 1), 60.0).level == "red"
 
 
 def test_a_slow_card_of_the_fabric_is_found_by_pairs_over_nccl():

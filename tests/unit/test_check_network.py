@@ -10,7 +10,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.check import sweep
-from brigade.check.pairs import Way, better, blame, judged, to_confirm
+from brigade.check.pairs import Way, better, blame, judged_pairs, to_confirm
 from brigade.check.probes import pairs as probe
 from testing.meetings import met
 
@@ -102,7 +102,7 @@ def ways_of(names, rate=lambda a, b: 1.0, **more):
 
 
 def levels(ways, names, **more):
-    return {result.host: result.level for result in judged(ways, met(names, **more))}
+    return {result.host: result.level for result in judged_pairs(ways, met(names, **more))}
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
@@ -110,14 +110,14 @@ def test_a_host_at_a_tenth_is_named_and_no_other(count):
     names = NAMES[:count]
     ways = ways_of(names, lambda a, b: 0.1 if "node2" in (a, b) else 1.0)
     assert levels(ways, names) == dict.fromkeys(names, "green") | {"node2": "red"}
-    result = next(result for result in judged(ways, met(names)) if result.host == "node2")
+    result = next(result for result in judged_pairs(ways, met(names)) if result.host == "node2")
     assert result.problem == "it sends at 0.10 Gbit/s and receives at 0.10 Gbit/s; 1.00 are usual here"
 
 
 @pytest.mark.parametrize(("end", "says"), [(0, "it sends at 0.10"), (1, "it receives at 0.10")])
 def test_a_host_that_is_slow_in_one_direction(end, says):
     ways = ways_of(NAMES, lambda *pair: 0.1 if pair[end] == "node3" else 1.0)
-    result = next(result for result in judged(ways, met(NAMES)) if result.level != "green")
+    result = next(result for result in judged_pairs(ways, met(NAMES)) if result.level != "green")
     assert result.host == "node3"
     assert result.problem.startswith(says)
     assert "and" not in result.problem.partition(";")[0]
@@ -133,7 +133,7 @@ def test_one_slow_link_is_no_slow_host():
 
 def test_two_hosts_and_a_slow_way_between_them():
     ways = {("node1", "node2"): Way(0.1), ("node2", "node1"): Way(1.0)}
-    results = judged(ways, met(NAMES[:2]))
+    results = judged_pairs(ways, met(NAMES[:2]))
     assert [result.level for result in results] == ["red", "green"]
     assert "with two hosts nobody can say which one is slow" in results[0].problem
 
@@ -142,7 +142,7 @@ def test_lost_packets_and_long_ways_are_told_with_their_figures():
     def found(**more):
         slow = {pair: Way(0.1, **more) for pair in ways_of(NAMES) if "node2" in pair}
         usual = ways_of(NAMES, lost=0.0001, round_trip=0.2)
-        return {result.host: result for result in judged(usual | slow, met(NAMES))}["node2"]
+        return {result.host: result for result in judged_pairs(usual | slow, met(NAMES))}["node2"]
 
     assert "cable" in found(round_trip=0.2).cure and found(round_trip=0.2).problem.endswith("are usual here")
     lossy = found(lost=0.031, round_trip=0.3)
@@ -154,7 +154,7 @@ def test_lost_packets_and_long_ways_are_told_with_their_figures():
         and "cable" not in far.cure
     )
     both = {("node1", "node2"): Way(0.1, lost=0.02, round_trip=40), ("node2", "node1"): Way(1.0, round_trip=40)}
-    said = {result.host: result for result in judged(both, met(NAMES[:2]))}["node1"]
+    said = {result.host: result for result in judged_pairs(both, met(NAMES[:2]))}["node1"]
     assert "a round trip takes 40.0 ms and 2.0 % of the packets are lost" in said.problem
 
 
@@ -181,7 +181,7 @@ def test_a_slow_way_is_measured_again_before_anybody_is_blamed():
 
 def test_a_host_that_takes_no_connections():
     ways = ways_of(NAMES) | {(a, "node5"): Way(error="no answer within 3 s") for a in NAMES[:4]}
-    result = next(result for result in judged(ways, met(NAMES)) if result.level != "green")
+    result = next(result for result in judged_pairs(ways, met(NAMES)) if result.level != "green")
     assert (result.host, result.level) == ("node5", "red")
     assert "takes no connections from most hosts (no answer within 3 s)" in result.problem
 

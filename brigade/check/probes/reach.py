@@ -223,7 +223,7 @@ def packets(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[s
 def _packets_to(host: str, token: str, target: dict[str, Any]) -> dict[str, Any]:
     sizes = {name["name"]: name["mtu"] for name in interfaces()}
     mine, hello = addresses(), f"{token} {host}".encode()
-    senders = {address: one for address in target["addresses"] if (one := _sender(address, target["datagrams"]))}
+    senders = {address: sender for address in target["addresses"] if (sender := _sender(address, target["datagrams"]))}
     try:
         if (address := _first_that_answers(senders, hello, token)) is None:
             return {"size": 0, "arrived": "none"}
