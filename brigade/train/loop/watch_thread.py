@@ -64,6 +64,8 @@ def _begin(run: Run) -> "Watch":
 
 
 class Watch(threading.Thread):
+    """The thread that looks whether all ranks go on, and ends a run that hangs with a verdict."""
+
     def __init__(self, run: Run) -> None:
         super().__init__(name="watch", daemon=True)
         self.watched, self.world, self.number = run, run.world, run.world.number
