@@ -53,18 +53,18 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
         return
     asked = {host: Facts() for host, count in counts.items() if count}
     answers = _with_use(hosts, await hosts.ask("gpus.look", 20, each=asked) if asked else {})
-    kinds = {host: of_gpus.kinds(facts["gpus"]) for host, facts in answers.items() if "gpus" in facts}
+    kinds = {host: _kinds(facts["gpus"]) for host, facts in answers.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
         seen, slots, said = usable_gpus(count, visible), hosts.wanted.slots[host], []
-        if wrong := of_gpus.count_wrong(host, count, seen, slots):
+        if wrong := _count_wrong(host, count, seen, slots):
             said.append(wrong)
         for name in kinds.get(host, {}):
             if name != usual[0][0]:
                 why = "all ranks wait for the slowest kind, and the smallest memory is the limit"
                 cure = f"leave {host} out, or run only on its kind"
                 said.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
-        if order := of_gpus.in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
+        if order := _in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
             said.append(order)
         facts = answers.get(host, {})
         judges = (of_gpus.lost, of_gpus.divided, of_gpus.free_memory)
@@ -80,6 +80,41 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
                 yield result
         elif host in kinds or not count:
             yield sound(host, ", ".join(f"{number} x {name}" for name, number in kinds.get(host, {}).items()) or "none")
+
+
+def _kinds(gpus: list[Facts]) -> Counter[str]:
+    """How many GPUs of each name there are, without those that are lost."""
+    return Counter(gpu.get("name", "GPU") for gpu in gpus if not gpu.get("lost"))
+
+
+def _count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
+    """A result where the number of GPUs is wrong, else None. count: None where nvidia-smi fails; seen: after
+    CUDA_VISIBLE_DEVICES"""
+    if count is None:
+        why = "no program can use the GPUs then"
+        cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
+        return Result(host, "red", "nvidia-smi fails", None, "its nvidia-smi fails or does not answer", why, cure)
+    if seen < slots:
+        problem = f"slots={slots} in the hostfile, but it has {counted(seen, 'GPU')}"
+        why = "ranks without a GPU of their own fail, or share one and run out of memory"
+        cure = f"write `{host} slots={seen}`" if seen else f"`ssh {host} nvidia-smi`; or leave {host} out"
+        return Result(host, "red", counted(seen, "GPU"), None, problem, why, cure)
+    if seen > slots:
+        problem = f"slots={slots} in the hostfile, but it has {seen} GPUs"
+        cure = f"write `{host} slots={seen}`; or set CUDA_VISIBLE_DEVICES where `launch` starts, if that is meant"
+        return Result(host, "yellow", f"{seen} GPUs", None, problem, f"{seen - slots} of its GPUs would idle", cure)
+    return None
+
+
+def _in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
+    """A warning where ranks get some of several kinds of GPUs: CUDA numbers the fastest first (CUDA programming guide,
+    CUDA_DEVICE_ORDER), NVML and nvidia-smi by bus address."""
+    if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
+    why = "ranks may get other GPUs than those that were looked at here, and than CUDA_VISIBLE_DEVICES means"
+    cure = "CUDA_DEVICE_ORDER=PCI_BUS_ID where `launch` starts; or CUDA_VISIBLE_DEVICES by UUID"
+    return Result(host, "yellow", "another order", None, problem, why, cure)
 
 
 @check("gpu memory errors", seconds=40)
@@ -109,7 +144,7 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
         yield result
     peers = {
         host: (
-            tuple(sorted(of_gpus.kinds([gpu for gpu in facts["gpus"] if gpu["used"]]).items())),
+            tuple(sorted(_kinds([gpu for gpu in facts["gpus"] if gpu["used"]]).items())),
             of_gpus.reached(facts),
         )
         for host, facts in answers.items()

@@ -1,13 +1,11 @@
 """What is wrong with one GPU, from what NVML says of it (probes/gpus.py). Everything here judges one device; devices.py asks."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors.console import counted
 from ..errors.tables import table
 from .checks import LEVELS, Facts, Level, Result, most_common, sound, thresholds
 
@@ -134,42 +132,6 @@ def _aside(finding: Finding) -> Finding:
 def which(numbers: list[int]) -> str:
     """`GPU 3` or `GPUs 3, 5`."""
     return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-# ---- a host's number of them ----------------------------------------------------------------------------------
-def kinds(found: list[Facts]) -> Counter[str]:
-    """How many GPUs of each name there are, without those that are lost."""
-    return Counter(gpu.get("name", "GPU") for gpu in found if not gpu.get("lost"))
-
-
-def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
-    """A result where the number of GPUs is wrong, else None. count: None where nvidia-smi fails; seen: after
-    CUDA_VISIBLE_DEVICES"""
-    if count is None:
-        why = "no program can use the GPUs then"
-        cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
-        return Result(host, "red", "nvidia-smi fails", None, "its nvidia-smi fails or does not answer", why, cure)
-    if seen < slots:
-        problem = f"slots={slots} in the hostfile, but it has {counted(seen, 'GPU')}"
-        why = "ranks without a GPU of their own fail, or share one and run out of memory"
-        cure = f"write `{host} slots={seen}`" if seen else f"`ssh {host} nvidia-smi`; or leave {host} out"
-        return Result(host, "red", counted(seen, "GPU"), None, problem, why, cure)
-    if seen > slots:
-        problem = f"slots={slots} in the hostfile, but it has {seen} GPUs"
-        cure = f"write `{host} slots={seen}`; or set CUDA_VISIBLE_DEVICES where `launch` starts, if that is meant"
-        return Result(host, "yellow", f"{seen} GPUs", None, problem, f"{seen - slots} of its GPUs would idle", cure)
-    return None
-
-
-def in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
-    """A warning where ranks get some of several kinds of GPUs: CUDA numbers the fastest first (CUDA programming guide,
-    CUDA_DEVICE_ORDER), NVML and nvidia-smi by bus address."""
-    if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return None
-    problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
-    why = "ranks may get other GPUs than those that were looked at here, and than CUDA_VISIBLE_DEVICES means"
-    cure = "CUDA_DEVICE_ORDER=PCI_BUS_ID where `launch` starts; or CUDA_VISIBLE_DEVICES by UUID"
-    return Result(host, "yellow", "another order", None, problem, why, cure)
 
 
 # ---- judges ------------------------------------------------------------------------------------------------------
