@@ -29,17 +29,17 @@ def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: 
     """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
     everywhere = set().union(*ranks.gather(sorted(ours)))
-    return settle(settings, config, world, everywhere, rows_in_parts=strategy.axes.sequence > 1)
+    return settle(settings, config, world, everywhere, divides_sequences=strategy.axes.sequence > 1)
 
 
 def settle(
-    settings: Settings, config: Any, world: World, closed: Collection[str] = (), rows_in_parts: bool = False
+    settings: Settings, config: Any, world: World, closed: Collection[str] = (), divides_sequences: bool = False
 ) -> Proofs:
     """Decide which attention is proven and what the keys of settings.by_proof become: the same on all ranks, and nothing where a
     host has no GPU.
 
     closed: keys that keep their defaults, because the strategy computes in another way than a proof does
-    rows_in_parts: whether the strategy divides sequences over ranks
+    divides_sequences: whether the strategy divides sequences over ranks
 
     The first rank of each host and kind of GPU looks for its proof, and makes the short one where there is none. Every rank
     has to call this. It raises nothing: a run goes on without a proof as it would have before.
@@ -59,7 +59,7 @@ def settle(
         return Proofs()
     proven = common([verdict and verdict.get(ATTENTION) for verdict in verdicts])
     named = settings.recipe.model.attn_implementation
-    how = attention.choose(settings, config, rows_in_parts, proven)[0] if named == "auto" else named
+    how = attention.choose(settings, config, divides_sequences, proven)[0] if named == "auto" else named
     sets = common([verdict.get(SET) if verdict and verdict.get("with") == how else None for verdict in verdicts])
     optimizers = common([verdict and verdict.get(OPTIMIZER) for verdict in verdicts])
     return Proofs(proven, taken(settings, closed, sets, optimizers))

@@ -104,7 +104,7 @@ def config(family, **values):
 
 def check(load, config, size=2, *argv, **sections):
     settings = load(*argv, **sections)
-    how = attention.choose(settings, config, rows_in_parts=True)
+    how = attention.choose(settings, config, divides_sequences=True)
     sequence_checks.check(settings, config, how, size, "ds.json: sequence_parallel_size")
 
 
@@ -143,7 +143,7 @@ def test_the_cure_names_a_size_that_divides_the_ranks_too(load, mistake):
         given = (
             settings,
             llama,
-            attention.choose(settings, llama, rows_in_parts=True),
+            attention.choose(settings, llama, divides_sequences=True),
             3,
             place,
             2,
@@ -169,6 +169,6 @@ def test_auto_on_a_gpu_is_one_without_masks(load, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     settings = load("--bf16")
     assert attention.choose(settings, config("llama"))[0] == "sdpa"
-    assert attention.choose(settings, config("llama"), rows_in_parts=True)[0] == "varlen"
+    assert attention.choose(settings, config("llama"), divides_sequences=True)[0] == "varlen"
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
-    assert attention.choose(settings, config("llama"), rows_in_parts=True)[0] == "flash_attention_2"
+    assert attention.choose(settings, config("llama"), divides_sequences=True)[0] == "flash_attention_2"

@@ -2,7 +2,7 @@
 
 A switch of phase is a few stores into a page of shared memory, about a microsecond and no system call
 (`python -m benchmarks.watching`). Who watches: under `launch` the rank's watching process, which shares the page by fork; a
-thread of the rank (training/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
+thread of the rank (loop/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
 looks: one that was suspended itself has not seen the time go by.
 
 The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), the least seconds of silence within a
@@ -23,7 +23,7 @@ BEATS, PHASE, STEP, TIMEOUT, LEAST, BYTES, LONGEST = range(7)
 OF_A_STEP = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
-FOLDER = "heartbeats"  # in the output directory: a file of each rank (training/watch_thread.py)
+FOLDER = "heartbeats"  # in the output directory: a file of each rank (loop/watch_thread.py)
 FADES = 0.95  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
 SECONDS, SECONDS_WAITING = 60.0, 300.0  # of LEAST; where any step may compile again, or wait for a tracker's server
 

@@ -1,5 +1,5 @@
 """Ctrl-C, SIGTERM, SIGUSR1 and a file `stop` in the output directory stop a training run: while it trains, all ranks finish the
-step and save a checkpoint (training/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
+step and save a checkpoint (loop/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
 """
 
 import atexit

@@ -29,7 +29,7 @@ class PipelineTrainer(Trainer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.waiting: list[dict[str, Any]] = []
-        self.zero1: Any = None  # engines/pipeline_zero1.py, where optimizer states are divided
+        self.zero1: Any = None  # parallel/pipeline_zero1.py, where optimizer states are divided
         super().__init__(*args, **options)
 
     def _wrap_model(self, model: Any, *_: Any, **__: Any) -> Any:

@@ -26,11 +26,11 @@ BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk",
 
 
 def choose(
-    settings: Settings, config: Any, rows_in_parts: bool = False, proven: Collection[str] = ()
+    settings: Settings, config: Any, divides_sequences: bool = False, proven: Collection[str] = ()
 ) -> tuple[str, str]:
     """Return the implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
-    rows_in_parts: whether the strategy divides sequences over ranks; proven: implementations that agree with eager on every
+    divides_sequences: whether the strategy divides sequences over ranks; proven: implementations that agree with eager on every
     device of this run, the fastest first (none: nothing is known, or there is no GPU)
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
@@ -54,14 +54,14 @@ def choose(
     if wanted != "auto":
         return wanted, ""
     for name in proven:
-        if not (beyond and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not rows_in_parts):
+        if not (beyond and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not divides_sequences):
             return name, "the fastest that is proven here"
     if no_sdpa:
         return "eager", "the model has no SDPA"
     if not torch.cuda.is_available():
         return ("sdpa", f"the model has {beyond}") if beyond else (VARLEN, "the fastest proven on a CPU")
     half = training.bf16 or training.fp16
-    if rows_in_parts and not beyond and not (half and is_flash_attn_2_available()):
+    if divides_sequences and not beyond and not (half and is_flash_attn_2_available()):
         return VARLEN, "it needs no mask of a whole sequence"
     if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"

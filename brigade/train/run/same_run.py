@@ -36,7 +36,7 @@ def another_run(
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
-    length is the same run: training/lengthening.py says whether it can be lengthened.
+    length is the same run: loop/lengthening.py says whether it can be lengthened.
     """
     try:
         recipe = recorded(old)

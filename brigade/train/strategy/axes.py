@@ -36,7 +36,7 @@ class Axes:
     tensor: ranks that each layer's matrices are divided over; sequence: ranks that the tokens of a sequence are divided over
     stages: of the pipeline
     experts: neighbouring ranks of a stage that the experts of a layer are divided over; all else is divided over them as without
-    schedule: of the pipeline (engines/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its ranks
+    schedule: of the pipeline (parallel/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its ranks
     """
 
     tensor: int = 1

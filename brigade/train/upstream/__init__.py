@@ -2,8 +2,8 @@
 and its line. Who raises one of their versions looks here first.
 
 Lines are those of the versions in constraints.txt. Files of their own are fsdp2.py, locks.py (torch) and nvme_resume.py
-(DeepSpeed). Private methods of Transformers' Trainer that ours overrides are in training/trainer.py and
-training/evaluation.py; tests/unit/test_upstream.py says when one of them is gone.
+(DeepSpeed). Private methods of Transformers' Trainer that ours overrides are in loop/trainer.py and
+loop/evaluation.py; tests/unit/test_upstream.py says when one of them is gone.
 Nothing of theirs is imported before it is asked for.
 """
 

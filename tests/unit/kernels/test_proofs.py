@@ -64,11 +64,11 @@ def test_auto_takes_the_fastest_of_this_devices_proof(load, on, made, device, mi
     assert not calls
 
 
-def test_rows_in_parts_want_one_without_a_mask(load):
+def test_divides_sequences_want_one_without_a_mask(load):
     settings = load("--bf16")
-    for rows_in_parts, expected in ((False, "sdpa"), (True, "varlen")):
+    for divides_sequences, expected in ((False, "sdpa"), (True, "varlen")):
         proven = {"sdpa": 1.0, "varlen": 2.0}
-        assert attention.choose(settings, transformers.LlamaConfig(), rows_in_parts, proven)[0] == expected
+        assert attention.choose(settings, transformers.LlamaConfig(), divides_sequences, proven)[0] == expected
     proven = {"varlen": 1.0, "eager": 2.0}  # nor what the model's own attention goes beyond
     assert attention.choose(settings, transformers.Gemma2Config(), proven=proven)[0] == "eager"
 
