@@ -70,7 +70,7 @@ def test_what_all_hosts_meet_is_no_host_s(found, expected):
 
 def test_a_rank_tells_launch_whose_its_error_is(monkeypatch, capfd):
     here, there = os.pipe()
-    monkeypatch.setattr(supervised, "notes", there)
+    monkeypatch.setattr(supervised, "_notes", there)
     tell.tell(UserError("out", "none there", "mount it", "host", ("node2",)), World(1, 0, 2, 1, "node1", "torchrun"))
     told = json.loads(os.read(here, 4096))
     assert (told["code"], told["whose"], told["hosts"]) == (2, "host", ["node2"]) and "none there" in told["told"]
