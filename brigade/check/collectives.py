@@ -115,21 +115,23 @@ async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> lis
     """Results that say whose fault it is that collectives did not end: a host whose process does not answer; one that pairs
     find; one that the others' errors name."""
     why = "the run would hang in its first collective"
-    said = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
+    errors = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in meeting.address if host not in facts}
     ways = {} if at_fault else await measure(hosts, meeting, FEW)
     broken = [result for result in judged_pairs(ways, meeting) if result.level == "red"] if ways else []
     if broken:
         at_fault = {result.host: result.problem for result in broken}
     elif not at_fault:
-        named = {host: sum(_names(error, meeting.address[host]) for error in said.values()) for host in meeting.address}
+        named = {
+            host: sum(_names(error, meeting.address[host]) for error in errors.values()) for host in meeting.address
+        }
         host = max(named, key=lambda host: named[host])
-        if 2 * named[host] > len(said):
-            at_fault = {host: next(error for error in said.values() if _names(error, meeting.address[host]))}
+        if 2 * named[host] > len(errors):
+            at_fault = {host: next(error for error in errors.values() if _names(error, meeting.address[host]))}
     if not at_fault:
         cure = "ports that gloo and NCCL choose, and the interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
         return [
-            Result(host, "red", "failed", None, said.get(host) or next(iter(said.values())), why, cure)
+            Result(host, "red", "failed", None, errors.get(host) or next(iter(errors.values())), why, cure)
             for host in meeting.address
         ]
     cure = "open all ports between the hosts, and look at this host's interface and its limits"

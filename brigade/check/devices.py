@@ -56,27 +56,27 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
     kinds = {host: _kinds(facts["gpus"]) for host, facts in answers.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
-        seen, slots, said = usable_gpus(count, visible), hosts.wanted.slots[host], []
+        seen, slots, results = usable_gpus(count, visible), hosts.wanted.slots[host], []
         if wrong := _count_wrong(host, count, seen, slots):
-            said.append(wrong)
+            results.append(wrong)
         for name in kinds.get(host, {}):
             if name != usual[0][0]:
                 why = "all ranks wait for the slowest kind, and the smallest memory is the limit"
                 cure = f"leave {host} out, or run only on its kind"
-                said.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
+                results.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
         if order := _in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
-            said.append(order)
+            results.append(order)
         facts = answers.get(host, {})
         judges = (of_gpus.lost, of_gpus.divided, of_gpus.free_memory)
-        said += [r for r in of_gpus.judged(host, facts.get("gpus", []), {}, judges, "") if r.level != "green"]
+        results += [r for r in of_gpus.judged(host, facts.get("gpus", []), {}, judges, "") if r.level != "green"]
         if "problem" in facts:
             why = "no program can use the GPUs then"
             cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
-            said.append(Result(host, "red", "NVML fails", None, f"NVML: {facts['problem']}", why, cure))
-        if "absent" in facts and not said:
-            said.append(unknown(host, f"{counted(count or 0, 'GPU')}, and nothing more: {facts['absent']}"))
-        if said:
-            for result in said:
+            results.append(Result(host, "red", "NVML fails", None, f"NVML: {facts['problem']}", why, cure))
+        if "absent" in facts and not results:
+            results.append(unknown(host, f"{counted(count or 0, 'GPU')}, and nothing more: {facts['absent']}"))
+        if results:
+            for result in results:
                 yield result
         elif host in kinds or not count:
             yield sound(host, ", ".join(f"{number} x {name}" for name, number in kinds.get(host, {}).items()) or "none")

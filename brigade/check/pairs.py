@@ -190,12 +190,12 @@ def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: floa
     worst = min(links, key=lambda pair: ways[pair].gbit)
     way, back = ways[worst], ways.get((worst[1], worst[0]))
     to = worst[1]
-    what = f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s"
+    does = f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s"
     more = f", and to {len(links) - 1} more so" if len(links) > 1 else ""
     other = f"; {to} sends back at {figure(back.gbit, 2)}" if back and not back.error else ""
-    problem = f"it {what}{more}{other}; {figure(usual, 2)} are usual here, and both have it with others"
+    problem = f"it {does}{more}{other}; {figure(usual, 2)} are usual here, and both have it with others"
     if len(ways) == 2:
-        problem = f"it {what}{other}; with two hosts nobody can say which one is slow"
+        problem = f"it {does}{other}; with two hosts nobody can say which one is slow"
     why = "a ring of ranks that takes this link runs at its speed"
     cure = f"look at the way between the two: `tracepath {to}` on {host}, limits per address (`tc filter`, firewalls), switches"
     told, instead = seen([way], [ways[pair] for pair in ways if not {*pair} >= {host, to} and not ways[pair].error])
