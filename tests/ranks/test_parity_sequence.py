@@ -47,7 +47,7 @@ def references(tmp_path_factory, asked_for):
         matrix=[case["name"] for case in (*EVERY[2], *EVERY[4])],
     ),
 )
-def test_divides_sequences_equal_one_process(name, references, results):
+def test_divided_sequences_equal_one_process(name, references, results):
     world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)
     reference = references[cases.reference_of(case)]
     moved = 0.985 if "lora" in case["variant"] else 0.9  # adapters on random weights learn little

@@ -89,7 +89,7 @@ def test_without_an_axis_every_node_sends_the_same(engine, stage, kind, gloo):
     assert per_node(of, gloo=gloo) == [traffic(kind, of.shape.parameters, 2, 8, 8, whole=whole, gloo=gloo)] * 2
 
 
-def test_divides_sequences_change_nothing_between_nodes():
+def test_divided_sequences_change_nothing_between_nodes():
     assert per_node(job(Axes(sequence=8), stage=3)) == per_node(job(Axes(), stage=3))
 
 

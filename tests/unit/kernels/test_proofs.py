@@ -64,7 +64,7 @@ def test_auto_takes_the_fastest_of_this_devices_proof(load, on, made, device, mi
     assert not calls
 
 
-def test_divides_sequences_want_one_without_a_mask(load):
+def test_divided_sequences_want_one_without_a_mask(load):
     settings = load("--bf16")
     for divides_sequences, expected in ((False, "sdpa"), (True, "varlen")):
         proven = {"sdpa": 1.0, "varlen": 2.0}
