@@ -281,7 +281,7 @@ class ClusterSection(Section):
     gpu: str | None = None
     """The GPU's usual name (`H100 80GB`), by which the planner counts memory and speed."""
     network: str | None = None
-    """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not the usual with that GPU."""
+    """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not what is usual with that GPU."""
     ds_config: str | Table | None = None
     """A DeepSpeed configuration: a file, or the keys themselves; `none` for DDP."""
     accelerate_config: str | Table | None = None
