@@ -24,7 +24,7 @@ from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
 from benchmarks.states import MODEL
-from brigade.plan.costs.job import Job, of_axes
+from brigade.plan.costs.job import Job, axis_fields
 from brigade.plan.shape.find import named_shape
 from brigade.plan.shape.model_shape import ModelShape
 from brigade.train.strategy.axes import Axes
@@ -56,7 +56,7 @@ class Strategy:
         return GLOBAL_BATCH // MICRO_BATCH // self.axes.data(HOSTS * self.per_host)
 
     def job(self, shape: ModelShape) -> Job:
-        spread: dict[str, Any] = {"engine": self.engine, "stage": self.stage} | of_axes(
+        spread: dict[str, Any] = {"engine": self.engine, "stage": self.stage} | axis_fields(
             self.axes, HOSTS * self.per_host
         )
         return Job(

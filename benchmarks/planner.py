@@ -18,7 +18,7 @@ from pathlib import Path
 
 from brigade.errors.tables import table
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import of_memory, of_time
+from brigade.plan.costs.estimate import memory_key, time_key
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, REPOSITORY, filled, markdown
@@ -58,16 +58,16 @@ def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
 
 @cache
 def residuals() -> dict[str, list[tuple[Run, float]]]:
-    """Predicted over measured, by of_memory() and of_time(); speed's from left-out sources."""
+    """Predicted over measured, by memory_key() and time_key(); speed's from left-out sources."""
     found: dict[str, list[tuple[Run, float]]] = {name: [] for name in (*MEMORY, *TIMES)}
     for run in runs():
         if run.memory:
-            found[of_memory(run.job)].append((run, memory_error(run)))
+            found[memory_key(run.job)].append((run, memory_error(run)))
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
             # FP8 and DeepSpeed of 2021 are no train.py's
             if run.healthy and not run.job.fp8 and run.job.engine != "zero-2021" and hardware.gpu(run.job.gpu).seen:
-                found[of_time(run.job)].append((run, 1 / error))
+                found[time_key(run.job)].append((run, 1 / error))
     return found | {
         "time_unseen": [
             (run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip and not run.job.fp8
@@ -198,7 +198,7 @@ def tables() -> dict[str, str]:
         "memory": memory_left_out(within(MEMORY)),
         "first-choices": first_choices(),
         "engines": by_engine(within(TIMES), within(MEMORY)),
-        "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
+        "chips": by_chip(lambda run: by_what()[time_key(run.job, hardware.gpu(run.job.gpu).seen)][0]),
         "simumax": beside_simumax(),
         "playbook": markdown(["the whole table", "rows", "error"], whole),
         "host-memory": memory_table(),

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import yaml
 
@@ -21,14 +21,13 @@ from .choice.strategies import named
 from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
 from .hardware import calibration
 from .hardware.network import hold_name
-from .output import write
+from .output import show, write
 from .output.as_json import answer_json
+from .output.show_recipe import show_recipe
 from .output.write import refresh
 from .runs.calibrate import calibrate
+from .shape.find import described, named_config, positions_of, stretches
 from .shape.lora import ENDS, trained_parameters
-
-if TYPE_CHECKING:
-    from .choice.workload import Cluster, Workload
 
 FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 TYPES = {"path": Path, "int": int, "float": float}
@@ -92,7 +91,6 @@ def _headers(check: bool) -> int:
 
 def _recipe(options: argparse.Namespace) -> int:
     """Print the estimate of a recipe, on its own cluster or that of --hostfile and --gpu."""
-    from .output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
         if getattr(options, flag) not in (takes.get("default"), False):
@@ -106,7 +104,6 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """Print the strategies side by side, and the one to take."""
-    from .output import show
 
     if options.sync_every:
         _refuse(
@@ -154,13 +151,13 @@ def _choose(options: argparse.Namespace) -> int:
     return 1 if late else 0
 
 
-def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
+def asked(options: argparse.Namespace) -> tuple[Workload, Cluster]:
     """Return what to train and where, as the flags say. Raises UserError."""
     cluster = _cluster(options)
     return _workload(options, cluster), cluster
 
 
-def _cluster(options: argparse.Namespace) -> "Cluster":
+def _cluster(options: argparse.Namespace) -> Cluster:
     hold_name(options.network, "flag --network")
     if not options.gpu:
         _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
@@ -181,11 +178,8 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     return Cluster(*described, all=every if len(sizes) > 1 else 0)
 
 
-def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
+def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     """Return what the flags ask for. Raises UserError where they contradict each other, the model or train.py."""
-    from typing import get_args
-
-    from .shape.find import described, named_config, positions_of, stretches
 
     config, place, name = named_config(options.model)
     shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys

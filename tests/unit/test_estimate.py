@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brigade.errors import UserError
 from brigade.plan.costs.conventions import LOGIT_BYTES
-from brigade.plan.costs.estimate import FRAGMENTATION, SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
+from brigade.plan.costs.estimate import FRAGMENTATION, SHORT, SHORT_IN_STEP, estimate, memory_key, time_key
 from brigade.plan.costs.host_memory import PROCESS, host
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
@@ -201,9 +201,9 @@ def test_activations_need_more_room_than_states():
 
 def test_deepspeed_has_intervals_of_its_own():
     zero, fsdp2 = job(engine="zero"), job(engine="fsdp2")
-    assert (of_memory(zero), of_time(zero)) == ("memory_zero", "time_zero")
-    assert (of_memory(fsdp2), of_time(fsdp2)) == ("memory", "time_inside")
-    assert (of_memory(replace(zero, engine="fsdp2", data=16)), of_time(replace(fsdp2, data=16))) == (
+    assert (memory_key(zero), time_key(zero)) == ("memory_zero", "time_zero")
+    assert (memory_key(fsdp2), time_key(fsdp2)) == ("memory", "time_inside")
+    assert (memory_key(replace(zero, engine="fsdp2", data=16)), time_key(replace(fsdp2, data=16))) == (
         "memory",
         "time_across",
     )

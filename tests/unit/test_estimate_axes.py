@@ -16,7 +16,7 @@ from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit, 
 from brigade.plan.costs.conventions import SCHEDULES
 from brigade.plan.costs.division import division
 from brigade.plan.costs.host_memory import host
-from brigade.plan.costs.job import Job, of_axes
+from brigade.plan.costs.job import Job, axis_fields
 from brigade.plan.costs.memory import micro_batches_in_flight, moments
 from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import stage_states
@@ -39,7 +39,7 @@ LLAMA, LLAMA_70B, TIED, MOE = (
 
 def job(shape=LLAMA, axes=None, ranks=16, **options) -> Job:
     usual = {"sequence": 4096, "engine": "zero", "stage": 1, "accumulation": 16}
-    return Job(shape, **(usual | options | of_axes(axes or Axes(), ranks)))
+    return Job(shape, **(usual | options | axis_fields(axes or Axes(), ranks)))
 
 
 # ---- states ------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_an_exchange_between_nodes_goes_through_their_cards():
 
 def test_long_rows_are_divided_and_their_logits_never_whole():
     whole = job(stage=3, ranks=8, sequence=131_072)
-    divided = replace(whole, **of_axes(Axes(sequence=8), 8), loss="tiled")
+    divided = replace(whole, **axis_fields(Axes(sequence=8), 8), loss="tiled")
     kept, more = moments(whole)[0], moments(divided)[0]
     assert 7 * more.activations < kept.activations and 20 * more.logits < kept.logits
     assert divided.tokens == 131_072 // 8 and divided.shard_ranks == whole.shard_ranks == 8

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import pages, states, states_axes
 from benchmarks.parity_cases import NAMES, sizes_of
-from brigade.plan.costs.job import Job, of_axes
+from brigade.plan.costs.job import Job, axis_fields
 from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import stage_states
 from brigade.plan.shape.from_config import shape_of
@@ -29,13 +29,13 @@ def planned(row):
     spread = {"engine": "zero", "stage": int(kind[-1])} if kind.startswith("zero") else {"engine": kind, "stage": 0}
     if kind in ("fsdp2", "hsdp"):
         spread = {"engine": "fsdp2", "stage": 3, "shard": data // 2 * over.sequence if kind == "hsdp" else 0}
-    if kind == "ddp" and over.experts > 1:  # FSDP2 with shards of one rank; in a pipeline of_axes says what runs
+    if kind == "ddp" and over.experts > 1:  # FSDP2 with shards of one rank; in a pipeline axis_fields says what runs
         spread = {"engine": "fsdp2", "stage": 3, "shard": 1} if over.stages == 1 else spread
     base, _, adapters = row["model"].partition("+")
     shape = shape_of(CONFIG | states_axes.MODELS[base], "config.json")
     if adapters:
         spread |= {"method": "lora", "trained": trained_parameters(shape, states_axes.LORA["lora_r"], [], ALL, False)}
-    job = Job(shape, 64, optimizer="adamw_torch", **spread | of_axes(over, int(row["ranks"])))
+    job = Job(shape, 64, optimizer="adamw_torch", **spread | axis_fields(over, int(row["ranks"])))
     return job, stage_states(job, stages(job)[int(row["stage"])])[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.communication import STRATEGIES
 from benchmarks.published.traffic import per_node, traffic, unreleased
-from brigade.plan.costs.job import Job, of_axes
+from brigade.plan.costs.job import Job, axis_fields
 from brigade.plan.shape.find import named_shape
 from brigade.train.strategy.axes import Axes
 
@@ -76,7 +76,7 @@ def test_what_was_counted_on_network_cards():
 # ---- axes besides data parallelism --------------------------------------------------------------------------------
 def job(axes, nodes=2, model="llama-3.1-8b", **options):
     given = {"engine": "zero", "stage": 1, "micro_batch": 1, "accumulation": 8} | options
-    return Job(named_shape(f"recipes/{model}"), 4096, **(given | of_axes(axes, 8 * nodes)))
+    return Job(named_shape(f"recipes/{model}"), 4096, **(given | axis_fields(axes, 8 * nodes)))
 
 
 @pytest.mark.parametrize("engine, stage, kind, gloo", [

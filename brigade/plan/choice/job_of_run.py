@@ -11,7 +11,7 @@ from ...train.recipe.schema import Recipe, TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
-from ..costs.job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
+from ..costs.job import EAGER, FUSED, Attention, Job, Replicas, axis_fields, method_fields
 from ..hardware import Gpu
 from ..shape.find import described
 from ..shape.from_code import MeasuredShape
@@ -91,8 +91,8 @@ def job_of_run(
         optimizer=training.optim,
         link=recipe.cluster.network or "",
         replicas=_replicas(training, strategy.replicas),
-        **of_method(method_of(model)),
-        **spread | of_axes(strategy.axes, ranks),
+        **method_fields(method_of(model)),
+        **spread | axis_fields(strategy.axes, ranks),
     )
 
 

@@ -13,7 +13,7 @@ from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
 from ..costs.estimate import estimate
 from ..costs.host_memory import host
-from ..costs.job import Job, of_axes, of_method
+from ..costs.job import Job, axis_fields, method_fields
 from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
@@ -124,7 +124,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
             spread["shard"] = node // axes.tensor
         if choice.engine == "ddp" and axes.experts > 1 and axes.stages == 1:
             spread = EXPERTS_UNDER_DDP
-        spread = spread | of_axes(axes, cluster.gpus)
+        spread = spread | axis_fields(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
@@ -140,7 +140,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 loss=loss,
                 trained=workload.trained,
                 **spread,
-                **of_method(workload.method),
+                **method_fields(workload.method),
                 optimizer=workload.optimizer or Job.optimizer,
                 gpu=cluster.gpu,
                 node_size=node,

@@ -114,12 +114,12 @@ class Estimate:
 
     def memory_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the GiB allocated."""
-        low, high = intervals()[of_memory(self.job)]
+        low, high = intervals()[memory_key(self.job)]
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the seconds of a step."""
-        low, high = intervals()[of_time(self.job, self.gpu.seen)]
+        low, high = intervals()[time_key(self.job, self.gpu.seen)]
         return max(self.time.total * low, self.least_seconds), self.time.total * high
 
 
@@ -129,12 +129,12 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
-def of_memory(job: Job) -> str:
+def memory_key(job: Job) -> str:
     """Return the key of intervals() for a job's memory. Of experts on several ranks one may get more tokens than its share."""
     return "memory_experts" if job.expert > 1 else "memory_zero" if job.deepspeed else "memory"
 
 
-def of_time(job: Job, seen: bool = True) -> str:
+def time_key(job: Job, seen: bool = True) -> str:
     """Return the key of intervals() for a step's time.
 
     DeepSpeed and mixtures of experts vary more than the network explains, and a kind of GPU that no run was fitted to varies more

@@ -17,13 +17,13 @@ Checkpointing = Literal["none", "attention", "half", "full"]
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
-def of_method(name: str) -> dict[str, Any]:
+def method_fields(name: str) -> dict[str, Any]:
     """Return the fields of a Job for a method. name: a key of METHODS"""
     keys = METHODS[name].keys
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
-def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
+def axis_fields(axes: Axes, ranks: int) -> dict[str, Any]:
     """Return the fields of a Job that train.py divides along these axes over so many ranks."""
     if not axes:
         return {"data": ranks}

@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -25,9 +24,7 @@ from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
 from ..shape.trace import trace
-
-if TYPE_CHECKING:
-    from ..shape.trace_settings import Trace, TraceSettings
+from ..shape.trace_settings import Trace, TraceSettings
 
 ROWS = 10  # of the table
 
@@ -76,7 +73,7 @@ def tracer(model: str) -> search.Traces:
     config = named_config(model)[0]
 
     @functools.cache
-    def one_row(question: "TraceSettings") -> "Trace | None":
+    def one_row(question: TraceSettings) -> Trace | None:
         try:
             return trace(config, question)
         except UserError:
@@ -84,7 +81,7 @@ def tracer(model: str) -> search.Traces:
                 return None
             raise
 
-    def traces(job: Job) -> "Trace | None":
+    def traces(job: Job) -> Trace | None:
         question = settings_of(job)
         row = one_row(question) if question else None
         return row and row.times(job.micro_batch)
@@ -92,7 +89,7 @@ def tracer(model: str) -> search.Traces:
     return traces
 
 
-def formula_and_trace(job: Job, found: "Trace | None") -> None:
+def formula_and_trace(job: Job, found: Trace | None) -> None:
     """Print formula and trace of a micro-batch side by side."""
     if found is None:
         print("trace    this configuration cannot be traced: its activations and logits are by formula")
