@@ -38,7 +38,7 @@ from .planner_tables import (
 from .published.table import counts_allocated
 
 PAGE = EVIDENCE / "planner-accuracy.md"
-INTERVALS = REPOSITORY / "brigade" / "plan" / "choice" / "intervals.yaml"
+INTERVALS = REPOSITORY / "brigade" / "plan" / "costs" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 # Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
 LEFT_OUT = {"time_unseen": "chip", "memory_experts": "place"}
