@@ -98,7 +98,7 @@ def damaged(rows: list[Row]) -> str:
 
 
 def refused() -> str:
-    """What strategy/refused.yaml says of axes: the combination, and train.py's words."""
+    """What train/strategy/refused.yaml says of axes: the combination, and train.py's words."""
     lines = []
     for row in table_of(REPOSITORY / "brigade/train/strategy/refused.yaml"):
         axes = [AXIS_NAMES[axis] for axis, values in row["when"].items() if axis in AXIS_NAMES and True in values]

@@ -19,7 +19,7 @@ NAMES = {
     "offloaded": "ZeRO-3, offloaded",
 }  # fmt: skip
 # Of each axis: how ranks are divided, strategies, what is compared. `plain` and `lora` have every accumulation, all else has 2.
-# What an axis does not run with is in strategy/refused.yaml. Beside experts, all ranks have data of their own.
+# What an axis does not run with is in train/strategy/refused.yaml. Beside experts, all ranks have data of their own.
 Plan = dict[str, list[tuple[str, str, str]]]
 PLAN: Plan = {
     "tensor": [

@@ -24,7 +24,7 @@ def for_recipe(plan: RecipePlan) -> list[str]:
         recipe = plan.settings.recipe.model_copy(update={"training": changed})
         try:
             return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link))
-        except UserError:  # it does not go with this recipe (strategy/replicas.py)
+        except UserError:  # it does not go with this recipe (train/strategy/replicas.py)
             return None
 
     return _advice(plan.estimate, plan.strategy_name, with_replicas, longest)

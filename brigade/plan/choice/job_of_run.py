@@ -205,7 +205,7 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     """Return the fields of a Job that say how states are sharded, and what is sent."""
     if strategy.is_fsdp:
-        # The parts of a row are shards' ranks too (loop/choose_engine.py).
+        # The parts of a sequence are shards' ranks too (train/loop/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
         return {"engine": "fsdp2", "stage": 3, "shard": shard}
     if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:

@@ -100,7 +100,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         copies = cluster.nodes if choice.group else 1
         if choice.engine == "fsdp2" and uneven_parts(columns, axes.tensor, gpus // copies // axes.tensor):
             continue
-        # Ranks with the same experts shard their matrices' rows (model/experts.py: check).
+        # Ranks with the same experts shard their matrices' rows (train/model/experts.py: check).
         same = shards(axes.experts, cluster.node_size if choice.group else gpus) if choice.stage == 3 else 1
         if axes.experts > 1 and (shape.hidden % same or shape.expert_ffn % same):
             continue
