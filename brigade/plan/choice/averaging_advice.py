@@ -38,7 +38,7 @@ def for_model(found: Answer) -> list[str]:
         batch, rest = divmod(workload.batch, cluster.nodes)
         if rest or cluster.all:
             return None
-        choices = tuple(one for one in workload.choices if not one.axes and one.offload != "nvme")
+        choices = tuple(choice for choice in workload.choices if not choice.axes and choice.offload != "nvme")
         one_host = replace(workload, batch=batch, choices=choices)
         try:
             inside = answer(one_host, replace(cluster, nodes=1)).winner

@@ -125,16 +125,16 @@ def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None 
         f"sequences of {length:,} tokens instead of {workload.length:,}": {"length": length} for length in lengths
     }
     trained = workload.trained or workload.shape.parameters // 200
-    lighter = {what: {"method": name, "trained": trained} for name, what in LIGHTER.get(workload.method, {}).items()}
+    lighter = {way: {"method": name, "trained": trained} for name, way in LIGHTER.get(workload.method, {}).items()}
 
     def fits(cluster: Cluster, **changes: Any) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         return chosen(candidates(replace(workload, batch=batch, **changes), cluster, traces)) is not None
 
     ways = [
-        next((what for what, larger in clusters.items() if fits(larger)), ""),
-        next((what for what, change in shorter.items() if fits(cluster, **change)), ""),
+        next((way for way, larger in clusters.items() if fits(larger)), ""),
+        next((way for way, change in shorter.items() if fits(cluster, **change)), ""),
         LIGER if workload.kernels != ("Liger",) and fits(cluster, kernels=("Liger",)) else "",
-        next((what for what, change in lighter.items() if fits(cluster, **change)), ""),
+        next((way for way, change in lighter.items() if fits(cluster, **change)), ""),
     ]
     return " or ".join(filter(None, ways))

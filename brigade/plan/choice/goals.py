@@ -54,30 +54,30 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
         smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
     for fewer in smaller:
         try:
-            found = answer(workload, fewer)
+            smaller_answer = answer(workload, fewer)
         except UserError:  # the batch does not divide
             continue
-        if found.winner:
-            yield found
+        if smaller_answer.winner:
+            yield smaller_answer
 
 
 def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLION) -> tuple[Answer, list[str]]:
     """Return (the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none."""
     if not goal and not deadline:
         return whole, better(whole)
-    able = [one for one in [whole, *sizes(whole.workload, whole.cluster, True)] if one.winner]
+    able = [size for size in [whole, *sizes(whole.workload, whole.cluster, True)] if size.winner]
     if not able:
         return whole, []
-    fastest = max(able, key=lambda one: one.speed)
-    in_time = [one for one in able if not deadline or one.hours(tokens) <= deadline]
+    fastest = max(able, key=lambda size: size.speed)
+    in_time = [size for size in able if not deadline or size.hours(tokens) <= deadline]
     if not in_time:
         took = f"{tokens / BILLION:g} billion tokens take {figure(fastest.hours(tokens), 1)} hours on {fastest.size}"
         return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} h: at best {took}."]
-    least = min(one.gpu_hours() for one in in_time)  # of two as cheap, the smaller
+    least = min(size.gpu_hours() for size in in_time)  # of two as cheap, the smaller
     best = {
-        "fastest": max(in_time, key=lambda one: one.speed),
-        "fewest-gpus": min(in_time, key=lambda one: (one.cluster.gpus, one.hours())),
-    }.get(goal) or min(in_time, key=lambda one: (round(one.gpu_hours() / least, 2), one.cluster.gpus))
+        "fastest": max(in_time, key=lambda size: size.speed),
+        "fewest-gpus": min(in_time, key=lambda size: (size.cluster.gpus, size.hours())),
+    }.get(goal) or min(in_time, key=lambda size: (round(size.gpu_hours() / least, 2), size.cluster.gpus))
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
     kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
     return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}."]
@@ -87,26 +87,28 @@ def better(whole: Answer) -> list[str]:
     """Return a sentence for each way that trains the same tokens sooner or much cheaper: fewer hosts, a larger batch, LoRA."""
     if not whole.winner:
         return []
-    said = []
+    sentences = []
     fewer = list(sizes(whole.workload, whole.cluster, False))
     if fewer and (best := max(fewer, key=lambda one: one.speed)).speed > SOONER * whole.speed:
-        said.append(f"More is not faster: on {best.size} the same tokens train sooner, {_against(best, whole)}.")
+        sentences.append(f"More is not faster: on {best.size} the same tokens train sooner, {_against(best, whole)}.")
     elif fewer and (best := min(fewer, key=Answer.gpu_hours)).gpu_hours() < CHEAPER * whole.gpu_hours():
         took = f"{figure(best.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
-        said.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
+        sentences.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
     waits = whole.winner.estimate.time
     if (waits.across + waits.inside + waits.bubble + waits.offload + waits.optimizer) > 0.15 * waits.total:
         for times in (4, 2):
             larger = answer(replace(whole.workload, batch=times * whole.workload.batch), whole.cluster)
             if larger.speed > LARGER * whole.speed:
                 batch = f"--global_batch_size {larger.workload.batch}"
-                said.append(f"{batch} trains the same tokens sooner, {_against(larger, whole)}; its steps are fewer.")
+                sentences.append(
+                    f"{batch} trains the same tokens sooner, {_against(larger, whole)}; its steps are fewer."
+                )
                 break
     if whole.workload.method == "full" and (trained := trained_parameters(whole.workload.shape, 16, ())):
         lora = answer(replace(whole.workload, method="lora", trained=trained), whole.cluster)
         if lora.speed > (SOONER if whole.winner.choice.offload else LIGHTER) * whole.speed:
-            said.append(f"--method lora trains the same tokens sooner, {_against(lora, whole)}.")
-    return said
+            sentences.append(f"--method lora trains the same tokens sooner, {_against(lora, whole)}.")
+    return sentences
 
 
 def _against(one: Answer, other: Answer) -> str:

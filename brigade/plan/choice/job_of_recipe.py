@@ -124,12 +124,12 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
         return None
     device = gpu(settings.recipe.cluster.gpu)
     try:
-        found = estimate(job_of(settings, strategy=strategy, slots=hosts))
+        result = estimate(job_of(settings, strategy=strategy, slots=hosts))
     except UserError:
         return None
-    if found.fits:
+    if result.fits:
         return None
-    return f"the planner counts {found.device_gib:.0f} GiB on each {device.kind}, which has {device.memory_gib:.0f}"
+    return f"the planner counts {result.device_gib:.0f} GiB on each {device.kind}, which has {device.memory_gib:.0f}"
 
 
 @dataclass(frozen=True)

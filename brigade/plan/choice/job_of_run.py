@@ -133,9 +133,9 @@ def largest_fit(
     ):
         tried = replace(batch, micro=micro, accumulation=share // micro)
         job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place)
-        found = estimate(job, device)
-        filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
-        if found.safe:
+        result = estimate(job, device)
+        filled = f"{result.device_gib:.0f} of {device.memory_gib:.0f} GiB"
+        if result.safe:
             return micro, f"the planner's: {filled}"
     return 1, f"the least; the planner counts {filled}, which may not fit"
 
@@ -183,8 +183,8 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[s
         and (shape.family.fused_qkv or shape.family.fused_gate),
         "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    if what := next((what for what, holds in lacking.items() if holds), None):
-        raise NotCovered(f"the formulas do not know {what} under {axes} parallelism")
+    if lacks := next((lacks for lacks, holds in lacking.items() if holds), None):
+        raise NotCovered(f"the formulas do not know {lacks} under {axes} parallelism")
     for axis, size in axes.used.items():
         if odd := [number for number in divisible(shape, axis) if number % size]:
             raise NotCovered(
@@ -229,7 +229,7 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
 
 def record(job: Job) -> dict[str, Any]:
     """Return a Job as plain values, for YAML: those that differ from the defaults."""
-    values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
+    values = {field.name: value for field in fields(Job) if (value := getattr(job, field.name)) != field.default}
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
     values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
@@ -241,7 +241,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     try:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))
-        measured = not shape.keys() <= {one.name for one in fields(ModelShape)}  # counted in the model's code
+        measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
         known = {key: value for key, value in values.items() if key not in OLDER}
         known |= {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
         known["replicas"] = Replicas(**known.get("replicas", {}))

@@ -43,8 +43,8 @@ def _experts(job: Job, net: Links, again: bool) -> float:
     of a tensor group sends its part of their tokens, which they then gather.
     """
     tokens, share = 2 * job.shape.hidden * job.tokens, job.shape.moe_layers / job.shape.layers
-    one = 2 * net.exchange(tokens * job.shape.top_k / job.tensor, job.expert) + net.half(tokens, job.tensor)
-    return (2 + again) * one * share
+    once = 2 * net.exchange(tokens * job.shape.top_k / job.tensor, job.expert) + net.half(tokens, job.tensor)
+    return (2 + again) * once * share
 
 
 @functools.singledispatch
@@ -65,8 +65,8 @@ def ulysses_seconds(job: Job, net: Links, again: bool) -> float:
     Queries, keys and values are exchanged before attention and its output after it, the same backward, and once more where that
     is computed again.
     """
-    one = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
-    return (2 + again) * (one + CALL_LATENCY)  # two calls each way
+    once = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
+    return (2 + again) * (once + CALL_LATENCY)  # two calls each way
 
 
 class Shared(NamedTuple):
@@ -87,12 +87,12 @@ def shared_parts(job: Job, stage: Stage) -> list[Shared]:
     """Return what the ranks of a stage share: ranks with the same experts have groups of their own."""
     ranks, full = job.data * job.context, job.method == "full"
     dense = stage.parameters - stage.experts
-    found = [Shared(dense, stage.trained - stage.experts * full, job.shard_ranks, ranks, job.tensor)]
+    parts_of_stage = [Shared(dense, stage.trained - stage.experts * full, job.shard_ranks, ranks, job.tensor)]
     if stage.experts:
         parts = division(job)
         stride = job.expert * parts.expert_stride
-        found.append(Shared(stage.experts, stage.experts * full, *parts.same_experts, stride))
-    return found
+        parts_of_stage.append(Shared(stage.experts, stage.experts * full, *parts.same_experts, stride))
+    return parts_of_stage
 
 
 @functools.singledispatch
@@ -139,10 +139,10 @@ def sharding_seconds(job: Job, net: Links, stage: Stage) -> tuple[float, float, 
     for psi, trained, sharing, holding, stride in shared_parts(job, stage):
         weights, reduced = gathered * psi / layers, engine.reduced / (4 if job.quantised else 1)
         calls = layers * engine.collectives
-        one = calls * net.half(weights / engine.collectives / (2 if job.quantised else 1), sharing, stride)
+        once = calls * net.half(weights / engine.collectives / (2 if job.quantised else 1), sharing, stride)
         if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-            one = (one + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
-        gather += one
+            once = (once + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
+        gather += once
         if engine.collectives > 1:  # a bucket of hidden^2 elements each: with adapters far fewer
             calls = min(calls, max(1.0, trained / job.shape.hidden**2))
         scatter += calls * net.half(reduced * trained / calls, sharing, stride)

@@ -41,8 +41,8 @@ class Estimate:
     @functools.cached_property
     def time(self) -> StepTime:
         """The time of a step by formula, but no faster than the best published run on such a chip."""
-        found = step_time(self.job, self.gpu)
-        return replace(found, compute=found.compute + max(0.0, self.least_seconds - found.total))
+        by_formula = step_time(self.job, self.gpu)
+        return replace(by_formula, compute=by_formula.compute + max(0.0, self.least_seconds - by_formula.total))
 
     @functools.cached_property
     def least_seconds(self) -> float:

@@ -37,7 +37,7 @@ class Stage:
 def stages(job: Job) -> list[Stage]:
     """What each stage of the pipeline computes and holds; one stage where there is no pipeline."""
     s, t, parts = job.shape, job.tensor, division(job)
-    found = []
+    of_job = []
     whole = parts.whole_norms
 
     def divided(parameters: float, undivided: float) -> float:
@@ -59,8 +59,8 @@ def stages(job: Job) -> list[Stage]:
         spread = experts if job.expert > 1 else 0.0
         ends_whole = embedding * (parts.embedding == 1) + head * (parts.head == 1) + last * s.final_norm
         undivided = layers * whole_per_layer + ends_whole * whole
-        found.append(Stage(place, last, layers, psi, trained, spread, embedding, head, undivided))
-    return found
+        of_job.append(Stage(place, last, layers, psi, trained, spread, embedding, head, undivided))
+    return of_job
 
 
 def gathered_bytes(job: Job, psi: float) -> float:

@@ -28,15 +28,15 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
     """Return the answer for a model on a cluster: every strategy, the place of the chosen one or null, and the advice."""
     plans = [
         {
-            "strategy": one.name,
-            "reason": reason(one, answer.winner),
-            "fits": one.fits,
-            "safe": one.safe,
-            "kernels": one.kernels,
+            "strategy": candidate.name,
+            "reason": reason(candidate, answer.winner),
+            "fits": candidate.fits,
+            "safe": candidate.safe,
+            "kernels": candidate.kernels,
         }
-        | _numbers(one.estimate, given)
-        | dict.fromkeys(() if one.fits else OF_RUNS)
-        for one in answer.ranked
+        | _numbers(candidate.estimate, given)
+        | dict.fromkeys(() if candidate.fits else OF_RUNS)
+        for candidate in answer.ranked
     ]
     place = answer.ranked.index(answer.winner) if answer.winner else None
     return _whole(plans, place, list(advice))

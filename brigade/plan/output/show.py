@@ -255,10 +255,10 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
 def axes_line(result: Estimate) -> str:
     """Return `pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
     job, bubble = result.job, result.time.bubble / result.time.total
-    said = f"{job.axes} x data {job.data}"
+    line = f"{job.axes} x data {job.data}"
     if job.pipeline == 1:
-        return said
-    return f"{said}; {', '.join(map(str, division(job).layers))} layers in its stages, which idle for {bubble:.0%} of a step"
+        return line
+    return f"{line}; {', '.join(map(str, division(job).layers))} layers in its stages, which idle for {bubble:.0%} of a step"
 
 
 def checkpoint(size: float) -> str:

@@ -59,15 +59,15 @@ def show_recipe(
     refused = refusal(job, usual, result.gpu)
     tight = refusal(job, usual, result.gpu, at_most=True)
     if refused:
-        found = f"it does not fit: {refused}"
+        verdict = f"it does not fit: {refused}"
     elif spare < 0:
-        found = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
+        verdict = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
     else:
-        found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+        verdict = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
     good = spare >= 0 and not refused
     advice = averaging_advice.for_recipe(plan)
     if as_json:
-        print(recipe_json(result, plan.strategy_name, found, good, tight, advice, price))
+        print(recipe_json(result, plan.strategy_name, verdict, good, tight, advice, price))
         return 0 if good else 1
     print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
@@ -87,7 +87,7 @@ def show_recipe(
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     if tight and not refused:
         say("", tight)
-    say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
+    say("verdict", f"{verdict}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
     return 0 if good else 1
 
 

@@ -87,13 +87,13 @@ def ours(folder: Path) -> bool:
 def as_document(candidate: Candidate) -> dict[str, Any]:
     """Return a candidate's strategy as an accelerate config inside a recipe; under DeepSpeed it names a ds_config of ours."""
     file = candidate.choice.file
-    said: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    document: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if file.endswith(".json"):
-        said = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
+        document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
     elif file:
-        said = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+        document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
     mesh = _mesh(candidate)
-    return said | ({"parallelism_config": mesh} if mesh else {})
+    return document | ({"parallelism_config": mesh} if mesh else {})
 
 
 def _mesh(candidate: Candidate) -> dict[str, Any]:

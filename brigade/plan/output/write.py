@@ -183,8 +183,8 @@ def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
     recipes: default: those in the folders of models.yaml, for users have their own recipes beside them
     """
     ours = (path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name in published_models())
-    found = [load_plan(path) for path in (ours if recipes is None else recipes)]
-    kept = [plan for plan in found if plan.settings.recipe.cluster.gpu]
+    plans = [load_plan(path) for path in (ours if recipes is None else recipes)]
+    kept = [plan for plan in plans if plan.settings.recipe.cluster.gpu]
     return sorted(kept, key=lambda plan: (plan.estimate.job.shape.parameters, plan.estimate.job.gpus, plan.path))
 
 

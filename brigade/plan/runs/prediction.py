@@ -78,20 +78,20 @@ def _outside(predicted: Prediction, measured: Measured) -> str:
     memory, seconds = measured.allocated_gib, measured.step_time
     least, most = predicted.allocated_between
     fast, slow = predicted.step_time_between
-    said = []
+    findings = []
     if memory is not None and memory > most:
-        said.append("it needs more memory than estimated, so plans for runs like it are too tight")
+        findings.append("it needs more memory than estimated, so plans for runs like it are too tight")
     elif memory is not None and memory < least:
-        said.append("it needs less memory than estimated, so a larger micro-batch may fit")
+        findings.append("it needs less memory than estimated, so a larger micro-batch may fit")
     if seconds > slow and measured.data_time > WAITING * seconds:
         share = measured.data_time / seconds
-        said.append(f"it waits for data during {share:.0%} of a step (more dataloader_num_workers help)")
+        findings.append(f"it waits for data during {share:.0%} of a step (more dataloader_num_workers help)")
     elif not fast <= seconds <= slow:
-        said.append(
+        findings.append(
             f"it is {'slower' if seconds > slow else 'faster'} than estimated; if this cluster is always so, `python -m brigade "
             "plan --calibrate` with this run's directory teaches it to the planner"
         )
-    text = ", and ".join(said)
+    text = ", and ".join(findings)
     return text[:1].upper() + text[1:] + "." if text else ""
 
 
@@ -104,11 +104,11 @@ def entry(
     predicted: Prediction | None, measured: Measured, device: hardware.Gpu | None, reason: str = ""
 ) -> dict[str, Any]:
     """Return prediction and measurement for run.yaml, without the job."""
-    found = {"measured": _short(asdict(measured))}
+    record = {"measured": _short(asdict(measured))}
     if predicted is None or device is None:
-        return {"none": reason} | found
+        return {"none": reason} | record
     factors = {"efficiency": device.efficiency, "network": device.network}
-    return {"gpu": device.kind, "predicted": _short(asdict(predicted)) | factors} | found
+    return {"gpu": device.kind, "predicted": _short(asdict(predicted)) | factors} | record
 
 
 def _short(values: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _short(values: dict[str, Any]) -> dict[str, Any]:
 
     def short(value: Any) -> Any:
         if isinstance(value, tuple):
-            return [short(one) for one in value]
+            return [short(item) for item in value]
         if isinstance(value, dict):
             return _short(value)
         return float(f"{value:.5g}") if isinstance(value, float) else value

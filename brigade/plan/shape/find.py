@@ -22,8 +22,8 @@ def known_config(name: str) -> Path | None:
     def plain(text: str) -> str:
         return "".join(filter(str.isalnum, text.lower()))
 
-    found = (path for path in sorted(RECIPES.glob("*/config.json")) if plain(path.parent.name) == plain(name))
-    return next(found, None)
+    paths = (path for path in sorted(RECIPES.glob("*/config.json")) if plain(path.parent.name) == plain(name))
+    return next(paths, None)
 
 
 def config_of(name: str) -> Path:

@@ -49,8 +49,10 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
 
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
-    found = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
-    return MeasuredShape(**found | {"family": Family(**found["family"]), "name": name or found["name"]})
+    description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
+    return MeasuredShape(
+        **description | {"family": Family(**description["family"]), "name": name or description["name"]}
+    )
 
 
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:

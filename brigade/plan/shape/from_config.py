@@ -106,8 +106,8 @@ def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") ->
     window, types = whole_number(text, "sliding_window", place), text.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
-            said = f"has {len(types)} entries" if isinstance(types, list) else f"is {shown(types)}, not a list"
-            raise UserError(f"{place}: layer_types", f"it {said}, and the model {layers} layers", PUBLISHED)
+            what_it_is = f"has {len(types)} entries" if isinstance(types, list) else f"is {shown(types)}, not a list"
+            raise UserError(f"{place}: layer_types", f"it {what_it_is}, and the model {layers} layers", PUBLISHED)
         return window, sum(kind == "sliding_attention" for kind in types)
     pattern = whole_number(text, "sliding_window_pattern", place, 6 if text.get("model_type") == "gemma3_text" else 1)
     return window, layers if pattern == 1 else layers - layers // pattern

@@ -24,8 +24,8 @@ def targets_of(modules: str | Collection[str]) -> str:
     rest = named - mlp
     if not rest <= NAMES.keys():
         return ""
-    found = set("".join(NAMES[name] for name in rest)) | ({"m"} if mlp else set())
-    return "".join(one for one in ALL if one in found)
+    letters = set("".join(NAMES[name] for name in rest)) | ({"m"} if mlp else set())
+    return "".join(letter for letter in ALL if letter in letters)
 
 
 def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
@@ -34,7 +34,7 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
     if family.fused_qkv and set(targets) & set("qkv"):
         yield "stream", h, q + kv
     elif not family.fused_qkv:
-        yield from (("stream", h, {"q": q}.get(one, kv // 2)) for one in targets if one in "qkv")
+        yield from (("stream", h, {"q": q}.get(target, kv // 2)) for target in targets if target in "qkv")
     if "o" in targets:
         yield "attention", q, h
     if "m" in targets and (width := shape.shared_ffn if moe else shape.ffn):

@@ -47,10 +47,10 @@ def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> 
         except UserError as error:  # remembered as well
             return {"refused": [error.place, error.problem, error.cure]}
 
-    found = remembered(config, asdict(settings) | {"kernels": sorted(settings.kernels)}, measure)
-    if "refused" in found:
-        raise UserError(*found["refused"])
-    return Trace(**found | {"layers": tuple(found["layers"])}).times(rows)
+    values = remembered(config, asdict(settings) | {"kernels": sorted(settings.kernels)}, measure)
+    if "refused" in values:
+        raise UserError(*values["refused"])
+    return Trace(**values | {"layers": tuple(values["layers"])}).times(rows)
 
 
 def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> Any:

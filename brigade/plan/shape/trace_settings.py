@@ -41,5 +41,5 @@ class Trace:
 
     def times(self, rows: int) -> "Trace":
         """Return the bytes of a micro-batch of so many sequences."""
-        each = tuple(one * rows for one in self.layers)
+        each = tuple(of_layer * rows for of_layer in self.layers)
         return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
