@@ -3,51 +3,32 @@
 The poisoned sample is one line of the data. Whoever computes on it gets NaN, once in each epoch.
 """
 
-import contextlib
-import hashlib
-import io
 import json
 import math
-import os
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import TrainerCallback
 
 import train
 from brigade.errors import UserError
 from brigade.train.distributed import ranks
 from brigade.train.loop import bad_steps
-from brigade.train.loop.pipeline_trainer import PipelineTrainer
-from brigade.train.loop.trainer import Trainer
-from brigade.train.model.tiny import shrink
 from testing import marks, parity, runs
-from testing.ranks import run_ranks
+from testing.nonfinite import (
+    BATCH,
+    MICRO,
+    MIXTURE,
+    ORDER,
+    POISONED,
+    STEP,
+    STEPS,
+    STRATEGIES,
+    inputs,
+    poison,
+    poisoned_steps,
+    run_group,
+)
 
-STEPS, STEP, BATCH, MICRO = 8, 4, 16, 4
-SEED, SAMPLES = 42, 67
-ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
-POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
-MIXTURE = "mixture"
-STRATEGIES = parity.STRATEGIES | {
-    "ddp+lora": [*parity.DDP, "--use_peft", "true"],
-    "zero3+lora": [*parity.STRATEGIES["zero3"], "--use_peft", "true"],
-    "fsdp2+lora": [*parity.STRATEGIES["fsdp2"], "--use_peft", "true"],
-    "ddp+bf16": [*parity.DDP, "--bf16"],
-    "zero1+bf16": [*parity.STRATEGIES["zero1"], "--bf16"],
-    "zero3+bf16": [*parity.STRATEGIES["zero3"], "--bf16"],
-    "fsdp2+bf16": [*parity.STRATEGIES["fsdp2"], "--bf16"],
-    "ddp+power_sgd": [*parity.DDP, "--ddp_comm_hook", "power_sgd"],
-    "pipeline": ["--ds_config", "ds_configs/zero1_pp2.json"],
-    "ddp+sgd": [*parity.DDP, "--optim", "sgd"],
-    # Experts over both ranks: tokens of one rank's NaN lie on the other rank, too. The model lies in inputs()'s folder.
-    "fsdp2+experts": ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", "--model_name_or_path", MIXTURE],
-    "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
-    "single": [],
-}
 SKIPPED = [
     f"{name} skip loss" for name in sorted(STRATEGIES, key=lambda name: name not in ("ddp", "zero2", "zero3", "fsdp2"))
 ]
@@ -58,145 +39,6 @@ SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2", "p
 
 
 SPIKE = {"spike": ("--loss_spike", "3")}
-
-
-class Watch(TrainerCallback):
-    """A digest of this rank's weights and optimizer states after each step, from 0, and the learning rates."""
-
-    def __init__(self):
-        self.held, self.rates = [], []
-
-    def look(self, model, optimizer):
-        digest = hashlib.sha256()
-        for tensor in states(model, optimizer):
-            tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            digest.update(tensor.detach().cpu().clone().reshape(-1).view(torch.uint8).numpy().tobytes())
-        self.held.append(digest.hexdigest())
-
-    def on_step_begin(self, args, state, control, model=None, optimizer=None, **_):
-        if not self.held:
-            self.look(model, optimizer)
-
-    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
-        self.look(model, optimizer)
-        self.rates += lr_scheduler.get_last_lr()[:1]
-
-
-def states(model, optimizer):
-    yield from (getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters())
-    while not isinstance(optimizer, torch.optim.Optimizer):  # accelerate's and DeepSpeed's stand before it
-        for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-            yield from getattr(optimizer, name, [])
-        optimizer = optimizer.optimizer
-    for state in optimizer.state.values():
-        yield from (torch.as_tensor(value) for value in state.values() if value is not None)
-
-
-class Litter(TrainerCallback):
-    """NaN after each step in what ZeRO-3 appends to the last rank's parts: memory that nobody wrote may hold it."""
-
-    def on_step_end(self, args, state, control, model=None, **_):
-        littered = 0
-        for parameter in model.parameters():
-            part = parameter.ds_tensor
-            own = min(max(parameter.ds_numel - int(os.environ["RANK"]) * part.numel(), 0), part.numel())
-            part.data[own:] = math.nan
-            littered += part.numel() - own
-        assert sum(ranks.gather(littered)), "these shapes have no padding"
-
-
-class Drop(TrainerCallback):
-    """The reference: the optimizer has no gradients in these steps, and nothing is NaN."""
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        if state.global_step + 1 in poisoned_steps():
-            model.zero_grad()
-
-
-def poisoned_steps(steps=STEPS):
-    """From 1: in which steps the poisoned sample is."""
-    each = -(-SAMPLES // BATCH)
-    place = [np.random.default_rng((SEED, epoch)).permutation(SAMPLES).tolist().index(POISONED) for epoch in range(3)]
-    return [epoch * each + at // BATCH + 1 for epoch, at in enumerate(place) if epoch * each + at // BATCH < steps]
-
-
-def poison(kind):
-    """Trainer.compute_loss where the poisoned sample's loss is NaN, or its `gradient` alone, or the loss is a `spike`."""
-    sound = Trainer.compute_loss
-
-    def compute_loss(self, model, inputs, *args, **options):
-        loss = sound(self, model, inputs, *args, **options)
-        if (
-            kind in ("nothing", "padding")
-            or not model.training
-            or not holds(inputs["input_ids"], self.train_dataset[POISONED])
-        ):
-            return loss
-        if kind == "gradient":
-            loss.register_hook(lambda gradient: gradient * math.nan)
-            return loss
-        return loss * (50 if kind == "spike" else math.nan)
-
-    def compute_part(self, part, inputs, *rest):
-        output = sound_part(self, part, inputs, *rest)
-        if not part.last or not self.model.training or not holds(inputs["input_ids"], self.train_dataset[POISONED]):
-            return output
-        if kind == "gradient":
-            output.register_hook(lambda gradient: gradient * math.nan)
-        return output * {"loss": math.nan, "spike": 50}.get(kind, 1)
-
-    sound_part = PipelineTrainer.compute_part
-    Trainer.compute_loss, PipelineTrainer.compute_part = compute_loss, compute_part
-
-    def sober():
-        Trainer.compute_loss, PipelineTrainer.compute_part = sound, sound_part
-
-    return sober
-
-
-def holds(ids, sample):
-    wanted = torch.from_numpy(sample["input_ids"])
-    return ids.numel() >= len(wanted) and (ids.flatten().unfold(0, len(wanted), 1) == wanted).all(1).any()
-
-
-def work(folder):
-    bad_steps.FEWEST = 3
-    rank = int(os.environ["RANK"])
-    for name, case in json.loads((folder / "cases.json").read_text()).items():
-        watch, said, output = Watch(), io.StringIO(), folder / "outputs" / name
-        callbacks = (watch, Drop()) if case["poison"] == "nothing" else (watch,)
-        if case["poison"] == "padding":
-            callbacks += (Litter(),)
-        sober = poison(case["poison"])
-        with contextlib.redirect_stdout(said):
-            trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=callbacks)
-        sober()
-        held = ranks.gather(watch.held)
-        if rank == 0:
-            log = [entry for entry in trainer.state.log_history if "loss" in entry]
-            found = {"loss": {entry["step"]: entry["loss"] for entry in log}, "held": held, "rates": watch.rates}
-            (folder / f"{name}.json").write_text(json.dumps(found | {"said": said.getvalue()}))
-        runs.forget(trainer)
-        del trainer
-
-
-def inputs(folder):
-    """The flags that all cases share."""
-    config = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
-    (folder / MIXTURE).mkdir()
-    (folder / MIXTURE / "config.json").write_text(json.dumps(shrink(config)))
-    return [
-        *runs.write_inputs(folder),
-        *f"--optim adamw_torch_fused --learning_rate 3e-3 --max_steps {STEPS} --eval_steps null".split(),
-        *f"--lr_scheduler_type linear --global_batch_size {BATCH} --max_grad_norm 1".split(),
-        *f"--per_device_train_batch_size {MICRO} --save_steps 2 --save_total_limit 9".split(),
-    ]
-
-
-def run_group(folder, cases, size):
-    (folder / "cases.json").write_text(json.dumps(cases))
-    done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=size, timeout=900)
-    assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +216,3 @@ def test_without_a_checkpoint_there_is_nothing_to_go_back_to(run, tmp_path):
         run("loss", "--nonfinite", "rollback", "--save_steps", "null")
     assert run("spike", "--loss_spike", "3", "--save_steps", "null").state.global_step == STEPS
     assert actions(tmp_path) == ["stop", "none", "none"][: 1 + len(poisoned_steps())]
-
-
-if __name__ == "__main__":
-    ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))
