@@ -115,13 +115,13 @@ def train_and_save(
                 steps.print_summary(run, trainer, data, checkpoint)
             data.chat_format.record(tokenizer, trainer.model.generation_config)  # what is saved says how it was trained
 
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train_from(checkpoint)
             if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest
                 data.close()
                 trainer.stopping.leave(trainer.state)
                 return trainer
             held_out_loss = trainer.final_evaluation()
-            trainer.save_model()
+            trainer.save_whole_model()
             trainer.save_state()
             data.close()
             ranks.barrier()

@@ -80,7 +80,7 @@ def main(jobs: Path) -> None:
         lines = Lines(job["seconds"])
         with contextlib.redirect_stdout(io.StringIO()), lines.watching():
             trainer = train.main(job["flags"], callbacks=(lines,))
-        counts = [layers(stage) for stage in trainer.pipeline.stages]
+        counts = [layers(stage) for stage in trainer.engine.pipeline.stages]
         found = {"layers": sum(counts), "steps": lines.steps}
         Path(job["folder"], f"{job['name']}.{rank}.json").write_text(json.dumps(found))
         forget(trainer)

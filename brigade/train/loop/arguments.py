@@ -44,13 +44,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
             NEVER * (training.eval_steps or 1) if training.save_steps == "auto" else training.save_steps
         )
     if training.eval_steps:
-        # The metric is enough to keep the best checkpoint from rotation.
-        options |= {
-            "eval_strategy": "steps",
-            "eval_steps": training.eval_steps,
-            "metric_for_best_model": "eval_loss",
-            "load_best_model_at_end": training.load_best_model_at_end,
-        }
+        options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps}  # checkpoints.py keeps the best one
     arguments = TrainingArguments(
         output_dir=str(run.directory),
         per_device_train_batch_size=batch.micro,

@@ -11,7 +11,7 @@ FILE names the samples of each such step: of the micro-batches whose loss is not
 import math
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -24,8 +24,11 @@ from ..distributed import heartbeat, ranks
 from ..model.finite import first_not_finite
 from ..run import directory as runs
 from ..run import events
-from ..upstream import rollback
+from ..upstream import checkpoint_files
 from . import resharding
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 FILE = "bad_steps.jsonl"
 WINDOW, FEWEST = 64, 16  # steps whose median loss a spike is compared with; no fewer
@@ -34,10 +37,10 @@ NAMED = 12  # samples in a message; FILE has all
 MicroBatch = dict[str, Any]
 
 
-def not_finite(trainer: Any, guard: Any, norm: Any) -> Any:
-    """Of a step whose gradients' norm is not finite. A collective. Returns the norm where this is fp16's loss scaling, which
-    leaves such steps out by itself: there only a loss is a fault, for it is not scaled. Else as _treat."""
-    micro_batches = _gathered(trainer, guard)
+def judge_not_finite(trainer: "Trainer", norm: Any) -> Any:
+    """Treat a step whose gradients' norm is not finite, as _treat does. Under fp16 return the norm where each loss is finite: its
+    loss scaling leaves such steps out by itself. A collective."""
+    micro_batches = _gathered(trainer)
     bad = [each for each in micro_batches if not math.isfinite(each["loss"])]
     if trainer.args.fp16 and not bad:
         return norm
@@ -46,39 +49,41 @@ def not_finite(trainer: Any, guard: Any, norm: Any) -> Any:
         where = "micro-batch {micro_batch} of rank {rank} on {host}".format(**bad[0])
         what = f"the loss is {bad[0]['loss']} in {where}" + (f" and in {len(bad) - 1} more" if len(bad) > 1 else "")
     policy = trainer.run.settings.recipe.training.nonfinite
-    return _treat(trainer, guard, "nonfinite", what, bad or micro_batches, policy)
+    return _treat(trainer, "nonfinite", what, bad or micro_batches, policy)
 
 
-def spike(trainer: Any, guard: Any, norm: Any) -> Any:
-    """Of a step whose numbers are finite: the norm, or None where its loss is a spike and the run went back. A collective."""
-    micro_batches = _gathered(trainer, guard)
+def judge_spike(trainer: "Trainer", norm: Any) -> Any:
+    """Return the norm of a step whose numbers are finite, or None where its loss is a spike and the run went back.
+
+    A collective.
+    """
+    micro_batches, counts = _gathered(trainer), trainer.nonfinite.counts
     loss = sum(each["loss"] for each in micro_batches)
-    usual = statistics.median(guard.recent) if len(guard.recent) >= FEWEST else math.inf
-    if loss > trainer.run.settings.recipe.training.loss_spike * usual:
-        what = f"the loss is {loss:.4f}, and {usual:.4f} is the median of the {len(guard.recent)} steps before"
-        return _treat(trainer, guard, "loss_spike", what, micro_batches, "rollback", norm)
-    guard.recent = [*guard.recent, loss][-WINDOW:]
+    usual = statistics.median(counts.recent) if len(counts.recent) >= FEWEST else math.inf
+    if loss > (trainer.run.settings.recipe.training.loss_spike or math.inf) * usual:
+        what = f"the loss is {loss:.4f}, and {usual:.4f} is the median of the {len(counts.recent)} steps before"
+        return _treat(trainer, "loss_spike", what, micro_batches, "rollback", norm)
+    counts.recent = [*counts.recent, loss][-WINDOW:]
     return norm
 
 
-def check_weights(trainer: Any, guard: Any) -> None:
-    """Before a checkpoint is written: a trained weight that is not finite would show in the loss one step later. A collective.
+def check_weights(trainer: "Trainer") -> None:
+    """Look for a trained weight that is not finite, before a checkpoint is written: it would show in the loss one step later.
 
-    Under rollback the run goes back, else this raises UserError on all ranks, where any of them holds such a weight.
+    A collective. Where any rank holds such a weight, the run goes back under rollback; otherwise all ranks raise UserError.
     """
-    found = next((name for name in ranks.gather(first_not_finite(trainer.model)) if name), None)
-    if found:
-        step, what = trainer.state.global_step, f"the weight {found} is not finite"
+    name = next((name for name in ranks.gather(first_not_finite(trainer.model)) if name), None)
+    if name:
+        step, what = trainer.state.global_step, f"the weight {name} is not finite"
         if trainer.run.settings.recipe.training.nonfinite != "rollback":
             raise error(what, trainer, step)
-        _treat(trainer, guard, "nonfinite", what, [], "rollback", after=True)
+        _treat(trainer, "nonfinite", what, [], "rollback", after=True)
 
 
-def error(what: str, trainer: Any, step: int, samples: str = "", cure: str = "") -> UserError:
-    """What ends the run at a step."""
+def error(what: str, trainer: "Trainer", step: int, samples: str = "", cure: str = "") -> UserError:
+    """Return what ends the run at a step."""
     run = trainer.run
-    if trainer.saving:
-        trainer.saving.let_finish()  # the newest one may be on its way
+    trainer.checkpoints.let_finish()  # the newest one may be on its way
     kept = runs.whole_checkpoints(run.directory)
     newest = f"{kept[max(kept)]} is from before" if kept else "there is no checkpoint from before"
     precision = ", bf16 instead of fp16" if run.settings.recipe.training.fp16 else ""
@@ -93,8 +98,7 @@ def error(what: str, trainer: Any, step: int, samples: str = "", cure: str = "")
 
 # ---- leaving a step out ----------------------------------------------------------------------------------------------
 def _treat(
-    trainer: Any,
-    guard: Any,
+    trainer: "Trainer",
     kind: str,
     what: str,
     micro_batches: list[MicroBatch],
@@ -108,13 +112,14 @@ def _treat(
     Returns None, or the norm of a step that is kept. Raises UserError on all ranks where the run stops.
     """
     training, step = trainer.run.settings.recipe.training, trainer.state.global_step + (not after)
-    guard.in_a_row = guard.in_a_row + 1 if step == guard.last + 1 else 0
-    guard.last = step
-    back_to = _checkpoint(trainer, guard.in_a_row) if policy == "rollback" else None
+    counts = trainer.nonfinite.counts
+    counts.in_a_row = counts.in_a_row + 1 if step == counts.last + 1 else 0
+    counts.last = step
+    back_to = _checkpoint(trainer, counts.in_a_row) if policy == "rollback" else None
     action, cure = policy, ""
-    if policy != "stop" and guard.left_out >= training.nonfinite_limit:
+    if policy != "stop" and counts.left_out >= training.nonfinite_limit:
         action = "stop"
-        cure = f"look at {FILE}: as many steps were left out as nonfinite_limit allows ({guard.left_out})"
+        cure = f"look at {FILE}: as many steps were left out as nonfinite_limit allows ({counts.left_out})"
     elif policy == "rollback" and back_to is None:
         action = "stop" if norm is None else "none"
         cure = "there is no checkpoint to go back to: set save_steps lower, or nonfinite: skip"
@@ -130,53 +135,54 @@ def _treat(
     if action == "none":
         _say(trainer, f"step {step}: {what}. {cure[0].upper()}{cure[1:]}.")
         return norm
-    guard.left_out += 1
+    counts.left_out += 1
     if not after:
         trainer.engine.drop_step(trainer)
-        upstream.forget_step(trainer, guard.logged_before)
+        upstream.forget_step(trainer, trainer.nonfinite.logged_before)
     done = "it is left out"
     if back_to:
         with trainer.meter.pause():
             _go_back(trainer, back_to)
         done = f"back to the weights of {back_to.name}, without the data of steps {runs.step_of(back_to) + 1} to {step}"
-    _say(trainer, f"step {step}: {what}: {done} ({guard.left_out} of at most {training.nonfinite_limit}); {samples}")
+    _say(trainer, f"step {step}: {what}: {done} ({counts.left_out} of at most {training.nonfinite_limit}); {samples}")
     return None
 
 
-def _say(trainer: Any, line: str) -> None:
+def _say(trainer: "Trainer", line: str) -> None:
     if trainer.world.rank == 0:
         tqdm.write(line)
 
 
-def _checkpoint(trainer: Any, older: int) -> Path | None:
-    """The newest whole checkpoint by rank 0's word; after several such steps in a row an older one, as far as there are."""
-    if trainer.saving:
-        with heartbeat.within(heartbeat.CHECKPOINT):
-            trainer.saving.wait()  # the newest one may be on its way
+def _checkpoint(trainer: "Trainer", older: int) -> Path | None:
+    """The newest whole checkpoint as rank 0 sees it; after several such steps in a row an older one, if there is one."""
+    trainer.checkpoints.wait()  # the newest one may be on its way
     whole = [folder for folder in runs.checkpoints(trainer.run.directory) if flaw(folder) is None]
     name = ranks.gather(whole[min(older, len(whole) - 1)].name if whole else None)[0]
     return trainer.run.directory / name if name else None
 
 
-def _go_back(trainer: Any, checkpoint: Path) -> None:
-    """Weights and optimizer states of a checkpoint; the learning rate stays the one of this step."""
+def _go_back(trainer: "Trainer", checkpoint: Path) -> None:
+    """Load weights and optimizer states of a checkpoint; the learning rate stays that of this step."""
     schedule = trainer.lr_scheduler.state_dict()
     with heartbeat.within(heartbeat.LOADING):
-        if trainer.is_resharded(str(checkpoint)):  # other ranks wrote it, before this run went on
+        if trainer.loads_by_itself(checkpoint):
+            checkpoint_files.load_states(trainer, checkpoint)
+            trainer.engine.load_states(trainer, checkpoint)
+        else:  # other ranks wrote it, before this run went on
             resharding.reshard(trainer, checkpoint)
-        else:
-            rollback.load_states(trainer, str(checkpoint))
         trainer.lr_scheduler.load_state_dict(schedule)
         upstream.take_rates_of(trainer.lr_scheduler)
         ranks.barrier()  # whoever removes old checkpoints waits until all have read this one
 
 
 # ---- whose fault it was ----------------------------------------------------------------------------------------------
-def _gathered(trainer: Any, guard: Any) -> list[MicroBatch]:
-    """Rank, host, number from 1, and part of the step's loss of each micro-batch of this step, on every rank; of ranks that
-    compute with the same tokens the first one."""
+def _gathered(trainer: "Trainer") -> list[MicroBatch]:
+    """Rank, host, number from 1, and part of the step's loss of each micro-batch of this step. A collective.
+
+    Of ranks that compute with the same tokens only the first is in it.
+    """
     size, world = trainer.engine.averaged_over, trainer.world
-    held = ranks.gather((world.host, [float(loss) / size for loss in guard.micro_losses]))
+    held = ranks.gather((world.host, [float(loss) / size for loss in trainer.nonfinite.micro_losses]))
     return [
         {"rank": rank, "host": host, "micro_batch": number, "loss": loss}
         for rank, (host, losses) in enumerate(held)
@@ -186,9 +192,15 @@ def _gathered(trainer: Any, guard: Any) -> list[MicroBatch]:
 
 
 def _record(
-    trainer: Any, step: int, kind: str, what: str, action: str, back_to: Path | None, micro_batches: list[MicroBatch]
+    trainer: "Trainer",
+    step: int,
+    kind: str,
+    what: str,
+    action: str,
+    back_to: Path | None,
+    micro_batches: list[MicroBatch],
 ) -> str:
-    """Write the step into FILE, with the samples of these micro-batches, and add an event. Returns who they are, in words."""
+    """Write the step into FILE, with the samples of these micro-batches, and add an event. Return the samples' names in words."""
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
     place, size = trainer.run.strategy.axes.place, trainer.world.size
     first = trainer.data_rank - trainer.place.data  # of this replica
@@ -205,8 +217,8 @@ def _record(
     samples = [place for each in written for place in each["samples"]]
     fields = {"step": step, "kind": kind, "what": what, "action": action, "back_to": back_to and str(back_to)}
     events.append(trainer.run.directory / FILE, **fields, micro_batches=written)
-    first = {key: micro_batches[0][key] for key in ("rank", "host")} if micro_batches else {}
-    events.add(trainer.run.directory, "fault", **fields, **first, samples=samples[:NAMED], all_samples=FILE)
+    whose = {key: micro_batches[0][key] for key in ("rank", "host")} if micro_batches else {}
+    events.add(trainer.run.directory, "fault", **fields, **whose, samples=samples[:NAMED], all_samples=FILE)
     return f"{_named(samples)}{FILE} names all samples" if samples else ""
 
 

@@ -4,7 +4,7 @@ A hook works where DDP reduces, that is in the last micro-batch of a step: what 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from ...errors import UserError
 from ..cluster import World
 from ..upstream import unpickling
 from .engine import Engine
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 # PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of n x m as n x r and r x m, and adds what that left out
 # to the next step's gradient (error feedback). torch's documentation calls r = 1 to 4 typical, and advises plain
@@ -34,13 +37,13 @@ class DDP(Engine):
             "ddp_find_unused_parameters": self.training.ddp_comm_hook == "power_sgd",
         }
 
-    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+    def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         if self.training.ddp_comm_hook != "none":
             self.power_sgd = register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
             if self.power_sgd and checkpoint:
-                restore(self.power_sgd, Path(checkpoint), self.run.world)
+                restore(self.power_sgd, checkpoint, self.run.world)
 
-    def drop_step(self, trainer: Any) -> None:
+    def drop_step(self, trainer: "Trainer") -> None:
         super().drop_step(trainer)
         if self.power_sgd:
             forget(self.power_sgd)
@@ -102,7 +105,7 @@ def save(state: PowerSGDState, folder: Path, world: World) -> None:
 
 def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     """Read what save() wrote. With another world size each rank takes the mean of all errors: what counts is their mean
-    over ranks, and that stays. A checkpoint of one process alone has none: it sent nothing.
+    over ranks, and that stays. A checkpoint of one process has none: it sent nothing.
 
     Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments.py): without
     it, DDP orders them anew after a process's first backward pass.

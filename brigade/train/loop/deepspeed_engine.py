@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,8 +11,11 @@ from ..model.sizes import half_or_full, largest_parameter
 from ..parallel import tensor_plan, tensor_trial
 from ..run.directory import Run, add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
-from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling
+from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling, zero_optimizer
 from .engine import Engine
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 
 class DeepSpeed(Engine):
@@ -37,19 +40,23 @@ class DeepSpeed(Engine):
         filled = fill(config, world.local_size, nvme, self.training.optim, shard)
         return super().arguments() | {"deepspeed": filled}
 
-    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+    def attach(self, trainer: "Trainer") -> None:
+        super().attach(trainer)
+        zero_optimizer.name_first_rate(trainer.args.learning_rate)
+
+    def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         add_to_record(self.run, "ds_config", trainer.deepspeed.config)
 
-    def drop_step(self, trainer: Any) -> None:
+    def drop_step(self, trainer: "Trainer") -> None:
         # It has dropped the step by itself, inside of backward(). The schedule would wait for it, as for an overflow in fp16.
         trainer.deepspeed.optimizer.overflow = self.training.fp16
 
-    def load_states(self, trainer: Any, checkpoint: str) -> None:
+    def load_states(self, trainer: "Trainer", checkpoint: Path) -> None:
         if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):
-            nvme_resume.restore(trainer.deepspeed, checkpoint)
+            nvme_resume.restore(trainer.deepspeed, str(checkpoint))
         cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
 
-    def gathers_weights(self, trainer: Any) -> bool:
+    def gathers_weights(self, trainer: "Trainer") -> bool:
         zero3 = trainer.deepspeed.zero_optimization_partition_weights()
         adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
         return adapters or not zero3 or trainer.deepspeed.zero_gather_16bit_weights_on_model_save()
@@ -92,18 +99,18 @@ class TensorDeepSpeed(DeepSpeed):
         autotp.look_into_adapters()
         return model
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
         plan = tensor_plan.plan_of(trainer.model, tensor_trial.summed_of(self.run.settings))
         autotp.gather_buffers()
         autotp.split_inputs()
         autotp.sum_gradients(trainer.model, {name for name, style in plan.items() if style == tensor_plan.NORMS})
 
-    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
         state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
         for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
             state.pop(second_name, None)
         return state
 
-    def answering(self, trainer: Any) -> AbstractContextManager[None]:
+    def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:
         return autotp.whole_logits(trainer.model)

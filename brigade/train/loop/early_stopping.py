@@ -38,5 +38,5 @@ class EarlyStopping(TrainerCallback, ExportableState):
         control.should_training_stop = control.should_training_stop or self.without >= self.patience
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"args": {"patience": self.patience}, "attributes": {"best": self.best, "without": self.without}}

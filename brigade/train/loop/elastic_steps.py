@@ -7,9 +7,10 @@ trained on at the end, in further steps; the learning rate goes by the samples t
 
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -21,16 +22,24 @@ from ..distributed import heartbeat, ranks
 from ..run import events
 from . import hand_over
 from .local_steps import LocalSteps
+from .replica import Replica
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 from .outer import Outer
 
 
-def local_steps(trainer: Any) -> LocalSteps:
-    """Those of this trainer's replica."""
+def replica_of(trainer: "Trainer") -> Replica:
+    """Return the replica that this trainer trains: the only one, one of several that end together, or one that comes and goes."""
+    if trainer.run.strategy.replicas == 1:
+        return Replica(trainer)
     return ElasticSteps(trainer) if trainer.world.replicas > 1 else LocalSteps(trainer)
 
 
 class ElasticSteps(LocalSteps):
-    def __init__(self, trainer: Any) -> None:
+    """A replica that may join the others, and leave them."""
+
+    def __init__(self, trainer: "Trainer") -> None:
         super().__init__(trainer)
         self.joined_at = -1  # step
         self.there: list[int] = []  # at the last synchronisation
@@ -42,31 +51,31 @@ class ElasticSteps(LocalSteps):
     def speaks(self) -> bool:
         return self.peers.speaks
 
-    def batches(self) -> Any:
+    def batches(self) -> Callable[..., MovingBatches]:
         return partial(MovingBatches, step=lambda: self.trainer.state.global_step, shares=self.shares)
 
-    def epochs(self, asked: int, *rest: Any) -> tuple[Any, ...]:
-        """Any number: missed shares are trained on after the last."""
+    def epochs(self, asked: int) -> int:
+        """Return more than are asked for: missed shares are trained on after the last."""
         self.epochs_asked = asked
-        return sys.maxsize, *rest
+        return sys.maxsize
 
     @property
     def samples(self) -> int:
         return round((self.trainer.state.global_step - self.shares.behind) * self.trainer.run.batch.global_size)
 
-    def place(self) -> dict[str, Any]:
-        return super().place() | {"shares": self.shares.state()}
+    def place_in_run(self) -> dict[str, Any]:
+        return super().place_in_run() | {"shares": self.shares.state()}
 
     @property
     def missed(self) -> int:
-        """Samples so far."""
+        """Samples that were missed so far."""
         return self._samples(self.shares.missed)
 
     def _samples(self, shares: int) -> int:
         return shares * self.trainer.run.batch.global_size // self.shares.replicas
 
     # ---- joining ---------------------------------------------------------------------------------------------------
-    def begin(self, checkpoint: str | None) -> None:
+    def begin(self, checkpoint: Path | None) -> None:
         """Wait until the others take this replica in: at the start of the run all at once, later at the beginning of a round."""
         state = self.trainer.state
         self.outer = Outer(self.trainer)
@@ -74,8 +83,8 @@ class ElasticSteps(LocalSteps):
         schedule = self.trainer.lr_scheduler
         schedule.lr_lambdas = [partial(self._rate, curve) for curve in schedule.lr_lambdas]
         if checkpoint:
-            self.outer.load(Path(checkpoint), with_local=False)
-            self._take_shares(manifest.recorded(Path(checkpoint)).get("shares"))
+            self.outer.load(checkpoint, with_local=False)
+            self._take_shares(manifest.recorded(checkpoint).get("shares"))
         sums = [float(last.double().sum()) for last in self.outer.last]
         with heartbeat.within(heartbeat.SYNCHRONISING):
             came = self.peers.join({"step": state.global_step, "sums": sums})
@@ -97,11 +106,11 @@ class ElasticSteps(LocalSteps):
         self.joined_at, self.there = state.global_step, list(self.peers.members)
 
     def _rate(self, curve: Any, step: int) -> float:
-        """A schedule's value at a step: it goes by what has been trained on."""
+        """Return a schedule's value at a step: it goes by what has been trained on."""
         return curve(step - self.shares.behind)
 
     def _take_shares(self, saved: dict[str, Any] | None) -> None:
-        """Of a checkpoint, whose run may have had other replicas: their shares are none of these."""
+        """Take the shares of a checkpoint, unless its run had another number of replicas: their shares are none of these."""
         step = self.trainer.state.global_step
         if saved and saved["replicas"] == self.shares.replicas:
             self.shares.load(saved)
@@ -126,7 +135,7 @@ class ElasticSteps(LocalSteps):
             self.shares.load(counts["shares"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """At the beginning of a round let in who waits."""
+        """Let in who waits, at the beginning of a round."""
         if state.global_step % self.every or state.global_step == self.joined_at:
             return
         with heartbeat.within(heartbeat.SYNCHRONISING):
@@ -159,7 +168,7 @@ class ElasticSteps(LocalSteps):
         state.epoch = self.samples / max(1, len(self.trainer.train_dataset))
 
     def _is_for_all(self, by: str, number: int, said: list[Any]) -> bool:
-        """A launch that ends what is left of its replica sends SIGTERM to that alone. A user asks all, or by Ctrl-C or
+        """A launch that ends what is left of its replica sends SIGTERM only to that. A user asks all, or by Ctrl-C or
         the file `stop`."""
         asked = sum(1 for _, each, *_ in said if each)
         return not by or number in (0, signal.SIGINT) or 2 * asked > len(said)

@@ -7,23 +7,27 @@ brigade/train/upstream/, with its line there.
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import upstream
+from ..checkpoint import saved_weights
 from ..data.collate import Collate
 from ..model import load
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
 from ..run.directory import Run
-from ..upstream import unpickling
+from ..upstream import checkpoint_files, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
 from .norms import clip_
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 
 class Engine:
-    """No engine; also what is common to all of them."""
+    """What is common to all engines; by itself the engine of one process."""
 
     clips_by_itself = False
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
@@ -31,7 +35,7 @@ class Engine:
     def __init__(self, run: Run) -> None:
         unpickling.data_only()
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
-        # A loss is multiplied by it: gradients are means over so many ranks. A replica has a part of the step's tokens alone, and
+        # A loss is multiplied by it: gradients are means over so many ranks. A replica has only a part of the step's tokens, and
         # the mean over replicas is the whole step's.
         self.averaged_over = run.world.size * run.strategy.replicas
 
@@ -42,20 +46,20 @@ class Engine:
         return half_or_full(self.run.settings) if self.run.settings.recipe.model.use_peft else torch.float32
 
     def load_model(self, weights: str) -> Any:
-        """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
+        """Return the model from the directory `weights`, before any adapter. Call it once TrainingArguments exist."""
         model = load.load_model(self.run.settings, weights, self.load_dtype(), self.run.kernels.attention)
         if self.training.tiled_loss or self.training.tiled_mlp:
             tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
-        """load_model's, for a recipe that trains adapters. weights: where they came from"""
+        """Return load_model()'s model with adapters. weights: where its own came from"""
         from ..model import adapters
 
         return adapters.wrap(model, self.run.settings, weights)
 
     def arguments(self) -> dict[str, Any]:
-        """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
+        """Return options of TrainingArguments. Once these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
         if not self.training.activation_checkpointing:
             return {}
         # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
@@ -65,7 +69,7 @@ class Engine:
         upstream.take_one_device(arguments)
 
     # ---- the Trainer and its model ---------------------------------------------------------------------------------
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         """Once the Trainer exists, before it wraps its model."""
         if self.training.fp16 and self.cpu:
             scale_losses_on_cpus(trainer.accelerator)
@@ -73,64 +77,82 @@ class Engine:
             upstream.save_on_the_first_rank_alone(trainer.model)
 
     def collate(self, *how: Any) -> Collate:
-        """What makes micro-batches of rows; its arguments are Collate's."""
+        """Return what makes micro-batches of samples. how: Collate's arguments"""
         return Collate(*how)
 
-    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
-        """Once the model is wrapped, before the first of so many steps."""
+    def prepare_optimizer(self, trainer: "Trainer") -> None:
+        """Once the optimizer is wrapped, before it gets a checkpoint's states."""
+
+    def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
+        """Once the model has its weights, before the first of so many steps."""
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
-        """Of the whole model, whatever part of it this rank has."""
+        """Count the parameters of the whole model, whatever part of it this rank has."""
         return parameter_count(model, trained)
 
-    def whole_model(self, trainer: Any) -> Any:
-        """One with all names of the model's parameters, in its order; it may be on the meta device."""
+    def whole_model(self, trainer: "Trainer") -> Any:
+        """Return a model with all names of the model's parameters, in its order; it may be on the meta device."""
         return trainer.model
 
     def summary(self) -> dict[str, str]:
-        """Further lines of the run's summary."""
+        """Return further lines of the run's summary."""
         return {}
 
     # ---- a step ----------------------------------------------------------------------------------------------------
-    def before_micro_step(self, trainer: Any, model: Any) -> None:
+    def before_micro_step(self, trainer: "Trainer", model: Any) -> None:
         """Before each forward and backward pass."""
 
-    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
-        """The gradients' norm before clipping; on the device, for only logging waits for it."""
+    def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
+        """Clip gradients, and return their norm before; it stays on the device, for only logging waits for it."""
         trainer.accelerator.unscale_gradients()
         return clip_(model.parameters(), max_norm)
 
-    def drop_step(self, trainer: Any) -> None:
-        """Before the optimizer's step: without gradients it has nothing to do, and changes no state."""
+    def drop_step(self, trainer: "Trainer") -> None:
+        """Leave the optimizer's step out: without gradients it has nothing to do, and changes no state."""
         trainer.model.zero_grad(set_to_none=True)
 
     # ---- an evaluation ---------------------------------------------------------------------------------------------
-    def answering(self, trainer: Any) -> AbstractContextManager[None]:
+    def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:
         """While the model generates answers."""
         return nullcontext()
 
     # ---- a checkpoint ----------------------------------------------------------------------------------------------
+    def save_weights(self, trainer: "Trainer", folder: Path) -> None:
+        """Write a checkpoint's weights, in parts or whole."""
+        checkpoint_files.save_weights(trainer, folder)
+        if trainer.args.should_save and (folder / saved_weights.ADAPTER).exists():
+            # PEFT saves adapters, and nothing of where an answer ends.
+            trainer.model.generation_config.save_pretrained(str(folder))
+
+    def save_optimizer(self, trainer: "Trainer", folder: Path) -> None:
+        """Write the optimizer's states and the schedule."""
+        checkpoint_files.save_optimizer(trainer, folder)
+
     def save_states(self, folder: Path) -> None:
-        """What belongs to a checkpoint besides what the Trainer writes there."""
+        """Write what belongs to a checkpoint besides what Transformers writes there."""
 
-    def load_states(self, trainer: Any, checkpoint: str) -> None:
-        """What the Trainer leaves out when it loads optimizer states."""
+    def load_states(self, trainer: "Trainer", checkpoint: Path) -> None:
+        """Load what Transformers leaves out when it loads optimizer states."""
 
-    def shares(self, trainer: Any) -> Any:
-        """resharding.Share of each tensor that the optimizer steps in a parameter's place, or None where it steps parameters."""
+    def shares(self, trainer: "Trainer") -> Any:
+        """Return a resharding.Share of each tensor that the optimizer steps in a parameter's place, or None."""
         return None
 
-    def reading(self, source: Any, trainer: Any) -> Any:
-        """A checkpoint's states, read by these shares' own numbers."""
+    def reading(self, source: Any, trainer: "Trainer") -> Any:
+        """Return a checkpoint's states, read by these shares' own numbers."""
         return source
 
-    def spread_weights(self, trainer: Any) -> None:
-        """Once the weights in these shares have been set."""
+    def spread_weights(self, trainer: "Trainer") -> None:
+        """Let the model compute with these shares, once their weights have been set."""
 
-    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor] | None:
-        """The state dict to save, or None where the Trainer gathers it by itself."""
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
+        """Return the state dict to save, or None where Transformers gathers it."""
         return None
 
-    def gathers_weights(self, trainer: Any) -> bool:
-        """Whether a model that the Trainer saves has its weights in Hugging Face format."""
+    def model_to_save(self, trainer: "Trainer") -> Any:
+        """Return the model that can write whole_state() in Hugging Face format."""
+        return trainer.model
+
+    def gathers_weights(self, trainer: "Trainer") -> bool:
+        """Whether the saved model has its weights in Hugging Face format."""
         return True

@@ -1,18 +1,18 @@
-"""Evaluation while training: held-out loss and perplexity per source, answers to held-out questions, the best checkpoint."""
+"""Evaluation while training: held-out loss and perplexity per source, and answers to held-out questions."""
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import transformers
 
+from ..data.sampling import Loader
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import Run
-from ..strategy.axes import Place
+from ..upstream.trainer import HookedTrainer
 from . import sample_answers
 from .engine import Engine
 from .throughput import Meter
@@ -20,31 +20,35 @@ from .throughput import Meter
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
 
 
-class EvaluatingTrainer(transformers.Trainer):
-    """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples."""
+class EvaluatingTrainer(HookedTrainer):
+    """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples.
+
+    looks_as: at held-out samples: which rank of how many
+    """
 
     run: Run
-    place: Place
-    data_rank: int
-    local_steps: Any
     engine: Engine
     meter: Meter
     looks_as: tuple[int, int]
     control: Any
 
+    @abstractmethod
+    def eval_loader(self, samples: Any) -> Loader:
+        """Return the loader of a source's held-out samples."""
+
+    @abstractmethod
+    def at_rest(self) -> AbstractContextManager[Any]:
+        """While the model is looked at."""
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Measure, log and, but for the untrained model, answer questions; returns what was logged. A collective."""
-        with heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.averaged_model():
+        """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
+        with heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.at_rest():
             metrics = self.held_out()
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             if self.state.global_step and self.run.settings.recipe.training.eval_answers:
                 sample_answers.ask(self)
         return metrics
-
-    def averaged_model(self) -> AbstractContextManager[None]:
-        """While the model is looked at: it has the weights that the replicas have averaged."""
-        return self.local_steps.averaged() if self.local_steps else nullcontext()
 
     def held_out(self) -> dict[str, float]:
         """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
@@ -61,8 +65,8 @@ class EvaluatingTrainer(transformers.Trainer):
         model.eval()
         with torch.no_grad():
             for (loss_sum, tokens), samples in zip(sums, self.eval_dataset.values(), strict=True):
-                for inputs in self.get_eval_dataloader(samples):
-                    inputs = self._prepare_inputs(inputs)
+                for inputs in self.eval_loader(samples):
+                    inputs = self.to_device(inputs)
                     tokens += (inputs["labels"] != IGNORED).sum()
                     with self.compute_loss_context_manager():
                         loss_sum += self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: a sum, not a mean
@@ -84,8 +88,8 @@ class EvaluatingTrainer(transformers.Trainer):
             raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
         return model
 
-    def answers(self, questions: Any) -> list[list[int]]:
-        """In token ids. A collective."""
+    def answers(self, questions: list[sample_answers.Question]) -> list[list[int]]:
+        """Return the model's answers in token ids. A collective."""
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
         # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
         with self.accelerator.autocast(), self.engine.answering(self):
@@ -97,30 +101,9 @@ class EvaluatingTrainer(transformers.Trainer):
                 self.args.device,
             )
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Of the evaluations, only those whose model is about to be saved can belong to the best checkpoint.
-
-        Which one it is all ranks decide by the loss; Transformers looks for a directory, which other hosts may not see.
-        """
-        best = bool(self.control.should_save and super()._determine_best_metric(metrics, trial))
-        if best:
-            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
-        return best
-
-    def _load_best_model(self) -> None:
-        with heartbeat.within(heartbeat.LOADING):
-            super()._load_best_model()
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # A run that ended with its last checkpoint, and died before its model was saved, has no step left to train.
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
-
     def final_evaluation(self) -> float:
-        """Held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+        """Return the held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
+        if self.run.settings.recipe.training.load_best_model_at_end and self.state.best_model_checkpoint:
             loss, then = self.held_out()["eval_loss"], self.state.best_metric
             if not math.isclose(loss, then, rel_tol=CLOSE):  # Transformers only warns when it finds no file to load
                 raise RuntimeError(
@@ -128,7 +111,7 @@ class EvaluatingTrainer(transformers.Trainer):
                     f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?"
                 )
             return loss
-        found = [entry for entry in self.state.log_history if "eval_loss" in entry]
-        if not found or found[-1]["step"] != self.state.global_step:
+        evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if not evaluations or evaluations[-1]["step"] != self.state.global_step:
             return self.evaluate()["eval_loss"]
-        return found[-1]["eval_loss"]
+        return evaluations[-1]["eval_loss"]

@@ -1,10 +1,11 @@
 """How evenly a mixture of experts uses its experts: counted where routers hand tokens on, under every strategy.
 
-Counts stay on the device, and ranks add them up at a log line alone. Padding does not count. Recomputed layers count twice
+Counts stay on the device, and ranks add them up only at a log line. Padding does not count. Recomputed layers count twice
 (activation checkpointing), which changes no share.
 """
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,13 @@ from .. import files
 from ..distributed import ranks
 from ..run.directory import Run
 from ..upstream import are_experts
+from .hooks import Feature
 
 FILE = "expert_load.json"
 
 
-class ExpertBalance:
-    """Counts tokens of each expert between two calls of `report`, in training alone. A collective.
+class ExpertBalance(Feature):
+    """Counts tokens of each expert between two calls of `report`, only in training. Making one is a collective.
 
     device: where collectives take tensors from; counts: False on ranks that compute with another rank's tokens
     """
@@ -35,6 +37,12 @@ class ExpertBalance:
         self.mask: Any = None  # of this micro-batch: (rows, tokens), 0 for padding; None where there is none
         for name, module in found.items():
             module.register_forward_pre_hook(partial(self._count, name, module.num_experts))
+
+    def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
+        self.mask = inputs.get("attention_mask")
+
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        logs |= self.report(step)
 
     def _count(self, name: str, experts: int, module: Any, args: tuple[Any, ...]) -> None:
         if not module.training or len(args) < 2:

@@ -1,7 +1,7 @@
-"""FSDP2 and HSDP; and the same where tensor groups divide layers, as DTensors, or groups of ranks divide each layer's experts."""
+"""FSDP2 and HSDP, and both where tensor groups divide layers, as DTensors, or groups of ranks divide each layer's experts."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import ParallelismConfig
@@ -13,8 +13,13 @@ from ..upstream import fsdp2
 from ..upstream.mesh import WithoutShards
 from .engine import Engine
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 
 class FSDP2(Engine):
+    """Parameters, gradients and optimizer states are sharded over all ranks, layer by layer."""
+
     def arguments(self) -> dict[str, Any]:
         # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank's weights are sent
         # to the others (model/load.py: load_base): eight copies of an 8B model in fp32 would take 260 GB of host memory.
@@ -40,7 +45,7 @@ class FSDP2(Engine):
         if self.cpu:
             fsdp2.shard_on_cpus()
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
         fsdp2.send_buffers_with_weights()
         if self.training.bf16 or self.training.fp16:
@@ -51,18 +56,18 @@ class FSDP2(Engine):
                 output_dtype=torch.float32,
             )
 
-    def shares(self, trainer: Any) -> Any:
+    def shares(self, trainer: "Trainer") -> Any:
         for module in trainer.model.modules():
             if isinstance(module, torch.distributed.fsdp.FSDPModule):
                 module.reshard()  # an evaluation leaves some parameters whole
         return super().shares(trainer)
 
-    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
         if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them
             from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-            alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-            return get_model_state_dict(trainer.model, options=alone)
+            only_adapters = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+            return get_model_state_dict(trainer.model, options=only_adapters)
         state = trainer.accelerator.get_state_dict(trainer.model)
         for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
             state.pop(second_name, None)
@@ -77,8 +82,8 @@ class HSDP(FSDP2):
         mesh = ParallelismConfig(dp_replicate_size=replicate, dp_shard_size=self.run.world.size // replicate)
         return super().arguments() | {"parallelism_config": mesh}
 
-    def before_micro_step(self, trainer: Any, model: Any) -> None:
-        # Gradients are reduced inside the group in each micro-step, across groups in the last alone.
+    def before_micro_step(self, trainer: "Trainer", model: Any) -> None:
+        # Gradients are reduced inside the group in each micro-step, across groups only in the last.
         model.set_requires_all_reduce(trainer.accelerator.sync_gradients)
 
 
@@ -100,9 +105,9 @@ class TensorFSDP2(FSDP2):
         )
         return super().arguments() | {"parallelism_config": mesh}
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
-        if self.run.strategy.axes.tensor == 1:  # experts alone are divided
+        if self.run.strategy.axes.tensor == 1:  # only experts are divided
             return
         summed = tensor_trial.summed_of(self.run.settings)
 
@@ -127,7 +132,7 @@ class TensorDDP(TensorHSDP):
 class DividedExperts(TensorFSDP2):
     """The same engine for all but the experts, whose tokens travel. Its batches and means stay what they are."""
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         axes, plan = self.run.strategy.axes, of_config.plan(trainer.model.config)
         device, world_size = trainer.args.device.type, self.run.world.size
         ranks = experts.groups(device, world_size, axes.experts, self.averaged_over, self.copies, axes.tensor)
@@ -136,12 +141,12 @@ class DividedExperts(TensorFSDP2):
 
 
 class ExpertFSDP2(DividedExperts):
-    """What is no expert is sharded over all ranks."""
+    """Experts are divided, and all else is sharded over all ranks."""
 
 
 class ExpertHSDP(DividedExperts, TensorHSDP):
-    """Or within groups of them."""
+    """Experts are divided, and all else is sharded within groups of ranks."""
 
 
 class ExpertDDP(DividedExperts, TensorDDP):
-    """Or not at all."""
+    """Experts are divided, and all else is whole on each rank."""

@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch import Tensor
 from ..distributed import exchange
 from ..recipe.schema import OWN_OPTIMIZERS
 from . import resharding
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 # Of a TrainerState, what the run has reached.
 REACHED = (
@@ -23,9 +26,9 @@ REACHED = (
 )
 
 
-def pack(trainer: Any, outer: Any, counts: dict[str, Any]) -> bytes:
-    """Of this rank, for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule, loss scale
-    and place in the run. counts: of the whole run so far"""
+def pack(trainer: "Trainer", outer: Any, counts: dict[str, Any]) -> bytes:
+    """Pack what this rank keeps for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule,
+    loss scale and place in the run. counts: of the whole run so far"""
     data = io.BytesIO()
     scaler = trainer.accelerator.scaler
     kept = {
@@ -43,8 +46,11 @@ def pack(trainer: Any, outer: Any, counts: dict[str, Any]) -> bytes:
 
 
 @torch.no_grad()
-def unpack(trainer: Any, outer: Any, data: bytes, sender: str) -> dict[str, Any]:
-    """Take it over; returns the counts. A collective of the replica. Raises UserError, at `sender`, for what is none."""
+def unpack(trainer: "Trainer", outer: Any, data: bytes, sender: str) -> dict[str, Any]:
+    """Take over what pack() made, and return its counts. A collective of the replica.
+
+    Raises UserError, at `sender`, for other data.
+    """
     try:
         kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
@@ -67,17 +73,17 @@ def unpack(trainer: Any, outer: Any, data: bytes, sender: str) -> dict[str, Any]
     return kept["counts"]
 
 
-def _is_fp16_by_deepspeed(trainer: Any) -> bool:
+def _is_fp16_by_deepspeed(trainer: "Trainer") -> bool:
     return trainer.is_deepspeed_enabled and trainer.args.fp16
 
 
-def _owners(trainer: Any) -> list[Tensor]:
+def _owners(trainer: "Trainer") -> list[Tensor]:
     """The tensors that this rank's optimizer steps, each once, in an order that is the same in all replicas."""
     return list({id(owner): owner for _, _, _, owner, _, _ in resharding.shares(trainer)}.values())
 
 
-def _moments(trainer: Any) -> list[dict[str, Any]]:
-    """Of each owner what the optimizer keeps of it, flat, and its step: as resharding.load_moments takes it."""
+def _moments(trainer: "Trainer") -> list[dict[str, Any]]:
+    """Return, of each owner, its moments, flat, and its step: as resharding.load_moments takes them."""
     optimizer = trainer.deepspeed.optimizer.optimizer if trainer.is_deepspeed_enabled else trainer.optimizer
     steps = {}  # of optimizers that count in their groups
     if trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS:

@@ -14,70 +14,63 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from tqdm import tqdm
-from transformers import TrainerCallback
 
 from ...errors.console import counted
 from ..checkpoint import manifest
-from ..data.sampling import GlobalBatches
 from ..distributed import heartbeat, ranks
 from .outer import Outer
+from .replica import Replica
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 OVERLAP = 5  # steps at most (arXiv 2501.18512, section 3.2: tau)
 OWN_SHARE = 0.5  # alpha, there
 WAITS = ("should_evaluate", "should_save", "should_training_stop")
 
 
-class LocalSteps(TrainerCallback):
-    """Of one run, on each rank. own: whether the checkpoint that it continues from is this replica's"""
+class LocalSteps(Replica):
+    """One of several replicas, on each of its ranks.
 
-    def __init__(self, trainer: Any) -> None:
+    local: its own weights, while the model has the synchronised ones instead
+    """
+
+    def __init__(self, trainer: "Trainer") -> None:
+        super().__init__(trainer)
         training = trainer.run.settings.recipe.training
-        self.trainer, self.peers, self.every = trainer, trainer.run.peers, training.sync_every
+        self.peers, self.every = trainer.run.peers, training.sync_every or 1
         self.precision, self.fragments = training.sync_precision, training.sync_fragments
+        self.loads_best = training.load_best_model_at_end
         self.overlap = min(OVERLAP, self.every // self.fragments)
         self.outer: Outer = None  # type: ignore[assignment]  # from begin() on
         self.waiting: set[str] = set()
         self.sent: _Sent | None = None
-        self.met_at, self.own = 0, True
+        self.met_at = 0
+        self.local: list[Tensor] | None = None
         self.rounds = Rounds(self.every)
-        self.of_others = self.told = 0  # tokens of this rank's peers, and of its own, up to the last synchronisation
+        self.told = 0  # tokens of this rank that its peers know of: up to the last synchronisation
 
     @property
     def speaks(self) -> bool:
-        """Whether this replica saves and tells what all have in common."""
         return self.trainer.world.replica == 0
 
-    def batches(self) -> Any:
-        """The class of its batches."""
-        return GlobalBatches
-
-    def epochs(self, asked: int, *rest: Any) -> tuple[Any, ...]:
-        """Transformers' initial values, of which the first are the epochs that it begins."""
-        return asked, *rest
-
-    @property
-    def samples(self) -> int:
-        """That all replicas together have trained on."""
-        return self.trainer.state.global_step * self.trainer.run.batch.global_size
-
-    def place(self) -> dict[str, Any]:
-        """What the manifest of a checkpoint says of it."""
+    def place_in_run(self) -> dict[str, Any]:
         return {"replica": self.trainer.world.replica}
 
-    def begin(self, checkpoint: str | None) -> None:
-        """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""
+    def begin(self, checkpoint: Path | None) -> None:
+        """Compare the replicas' weights, and take what a checkpoint has. A collective. Raises RuntimeError where they differ."""
         self.outer = Outer(self.trainer)
         sums = self.peers.gather([float(last.double().sum()) for last in self.outer.last])
         if any(each != sums[0] for each in sums):
             raise RuntimeError("the replicas do not begin with the same weights")
         if checkpoint:
-            wrote = manifest.recorded(Path(checkpoint)).get("replica", 0)
+            wrote = manifest.recorded(checkpoint).get("replica", 0)
             self.own = wrote == self.peers.replica
-            if local := self.outer.load(Path(checkpoint), self.own):
+            if local := self.outer.load(checkpoint, self.own):
                 self._set(local)
             self._say_who_takes_another(wrote)
 
@@ -93,7 +86,7 @@ class LocalSteps(TrainerCallback):
     def summary(self) -> dict[str, str]:
         """{"replicas": "2 of 1 rank, synchronised every 50 steps (nesterov, rate 0.7, momentum 0.9) in fp32"}"""
         training, run = self.trainer.run.settings.recipe.training, self.trainer.run
-        how = training.outer_optim
+        how: str = training.outer_optim
         if how == "nesterov":
             how += f", rate {training.outer_learning_rate:g}, momentum {training.outer_momentum:g}"
         parts = f", in {self.fragments} fragments" if self.fragments > 1 else ""
@@ -128,7 +121,7 @@ class LocalSteps(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         whole = self.fragments == 1 or state.global_step >= state.max_steps
-        if not (whole or self.trainer.stopping.by or args.load_best_model_at_end):  # it was stopped early
+        if not (whole or self.trainer.stopping.by or self.loads_best):  # it was stopped early
             self._set(self.outer.last)  # what was evaluated, and is in the checkpoint
 
     def _synchronise(self) -> None:
@@ -151,7 +144,7 @@ class LocalSteps(TrainerCallback):
         self.outer.spread()
 
     def _agree(self, control: Any) -> None:
-        """What any replica wishes all of them do now."""
+        """Let all replicas do now what any of them wishes."""
         stopping, self.met_at = self.trainer.stopping, self.trainer.state.global_step
         wishes = self.waiting | {wish for wish in WAITS if getattr(control, wish)}
         self.waiting = set()
@@ -169,11 +162,11 @@ class LocalSteps(TrainerCallback):
         """Whether what a replica wishes is the others' to do as well. by, number: of the stop that it was asked for, if any"""
         return True
 
-    def complete(self, logs: dict[str, float]) -> None:
-        """Of a step in which the replicas have met, the log has the mean loss over all of them, and their speed together; of the
-        steps between, the first replica's own. The others' tokens are counted up to the last synchronisation. A collective."""
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        """Log the mean loss of all replicas and their speed together, in a step in which they met; between, the log keeps this
+        one's. The others' tokens are counted up to the last synchronisation. A collective."""
         logs["tokens"] += sum(ranks.gather(self.of_others))
-        if self.met_at == self.trainer.state.global_step:
+        if self.met_at == step:
             with heartbeat.within(heartbeat.SYNCHRONISING):
                 rows = self.peers.gather({key: logs[key] for key in ("loss", "tokens_per_second") if key in logs})
             logs["loss"] = sum(row["loss"] for row in rows) / len(rows)
@@ -181,29 +174,26 @@ class LocalSteps(TrainerCallback):
 
     # ---- evaluations and checkpoints ---------------------------------------------------------------------------------
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model has its synchronised weights meanwhile. Without fragments it has them whenever it is looked at."""
+    def at_rest(self) -> Iterator[None]:
+        """Give the model its synchronised weights meanwhile. Without fragments it has them whenever it is at rest."""
         if self.fragments == 1 or self.outer is None:
             yield
             return
-        local = [self.outer.read(number) for number in range(self.fragments)]
+        self.local = local = [self.outer.read(number) for number in range(self.fragments)]
         self._set(self.outer.last)
         try:
             yield
         finally:
             self._set(local)
+            self.local = None
 
     def _set(self, weights: list[Tensor]) -> None:
         for number, values in enumerate(weights):
             self.outer.write(number, values)
         self.outer.spread()
 
-    def save(self, folder: Path, local: list[Tensor] | None) -> None:
-        self.outer.save(folder, local)
-
-    def local_weights(self) -> list[Tensor] | None:
-        """This replica's own, where a checkpoint's weights are not."""
-        return None if self.fragments == 1 else [self.outer.read(number) for number in range(self.fragments)]
+    def write(self, folder: Path) -> None:
+        self.outer.save(folder, self.local)
 
 
 class Rounds:

@@ -50,7 +50,7 @@ class StateBytes(TrainerCallback):
     """`states` holds the figures of the newest optimizer step.
 
     Gradients come and go: counted is the most that their tensors hold at one moment, of the ends of all micro-batches
-    and the steps of the optimizer (ZeRO-3 steps once per sub-group). What lives within a backward pass alone is not a
+    and the steps of the optimizer (ZeRO-3 steps once per sub-group). What lives only within a backward pass is not a
     model state here: buckets on their way through the network, gathered layers, one gradient on its way into a bucket.
     """
 
@@ -143,7 +143,7 @@ class OneStep(StateBytes):
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:
-    """Of the whole parameter, or of the part that a tensor group gives to each of its ranks."""
+    """Return the shape of the whole parameter, or of the part that a tensor group gives to each of its ranks."""
     shape = list(getattr(parameter, "ds_shape", parameter.shape))
     names = (isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names) or ()
     if "tp" in names:

@@ -12,7 +12,7 @@ equal part. So a replica sends the model once, whatever number of ranks it has. 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,20 @@ from torch import Tensor
 from ..upstream import unpickling
 from . import resharding
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 Range = tuple[str, int, int]  # a parameter's name, and elements start..stop of it, flattened
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 class Outer:
-    """Of this rank. By fragment: last, the synchronised weights; momentum; ranges, whose values follow each other in these."""
+    """The outer optimizer of this rank.
 
-    def __init__(self, trainer: Any) -> None:
+    By fragment: last, the synchronised weights; momentum; ranges, whose values follow each other in these.
+    """
+
+    def __init__(self, trainer: "Trainer") -> None:
         self.trainer, self.training = trainer, trainer.run.settings.recipe.training
         self.count = self.training.sync_fragments
         # Under DDP each rank of a replica has everything, and speaks for an equal part of it.
@@ -44,8 +50,10 @@ class Outer:
 
     # ---- weights -------------------------------------------------------------------------------------------------
     def _kept(self, number: int) -> Iterator[tuple[Range, Tensor]]:
-        """Of a fragment, what this rank's engine keeps: each range, and the memory in which it lies. Asked anew each time, for an
-        engine may have loaded a checkpoint since."""
+        """Yield what this rank's engine keeps of a fragment: each range, and the memory in which it lies.
+
+        Asked anew each time, for an engine may have loaded a checkpoint since.
+        """
         shares = [*resharding.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
         names = {id(parameter): resharding.name_of(name) for name, parameter in self.trainer.model.named_parameters()}
         for parameter, start, stop, owner, offset, _ in shares:
@@ -54,7 +62,7 @@ class Outer:
                 yield (name, start, stop), resharding.flat(owner)[offset : offset + stop - start]
 
     def _owned(self, number: int) -> list[tuple[Range, Tensor]]:
-        """What of it this rank speaks for: all, and under DDP its part."""
+        """Return what this rank speaks for of a fragment: all that it keeps, and under DDP its part."""
         kept = list(self._kept(number))
         size = -(-sum(flat.numel() for _, flat in kept) // self.parts)
         return cut(kept, self.part * size, (self.part + 1) * size)
@@ -64,7 +72,7 @@ class Outer:
         return torch.cat([flat.float().cpu() for _, flat in self._owned(number)] or [torch.zeros(0)])
 
     def write(self, number: int, values: Tensor) -> None:
-        """Set them. spread() has to follow. A collective of the replica."""
+        """Set this rank's weights of a fragment. spread() has to follow. A collective of the replica."""
         at = 0
         for _, flat in self._owned(number):
             flat.copy_(values[at : at + flat.numel()])
@@ -89,11 +97,11 @@ class Outer:
 
     # ---- the outer step ------------------------------------------------------------------------------------------
     def change(self, number: int) -> Tensor:
-        """What the inner steps have changed since the last synchronisation, as a gradient has it."""
+        """Return what the inner steps have changed since the last synchronisation, with a gradient's sign."""
         return self.last[number] - self.read(number)
 
     def step(self, number: int, mean_change: Tensor) -> Tensor:
-        """The weights that are the same everywhere from here on."""
+        """Make an outer step, and return the weights that are the same everywhere from here on."""
         update, momentum = mean_change, self.momentum[number]
         if momentum is not None:
             momentum.mul_(self.training.outer_momentum).add_(mean_change)
@@ -153,11 +161,11 @@ def fragment_of(name: str, fragments: int) -> int:
 
 
 def cut(kept: list[tuple[Range, Tensor]], first: int, end: int) -> list[tuple[Range, Tensor]]:
-    """Of ranges that follow each other, and the memory of each, those of the values first..end. Copies nothing."""
-    found, at = [], 0
+    """Return the values first..end of ranges that follow each other, with the memory of each. Copies nothing."""
+    ranges, at = [], 0
     for (name, start, stop), flat in kept:
         low, high = max(first - at, 0), min(end - at, stop - start)
         if low < high:
-            found.append(((name, start + low, start + high), flat[low:high]))
+            ranges.append(((name, start + low, start + high), flat[low:high]))
         at += stop - start
-    return found
+    return ranges

@@ -1,6 +1,6 @@
 """Greedy answers of a model whose layers lie on several ranks: each token is a pass through all stages, without a cache."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,14 +11,17 @@ from ..parallel.pipeline_split import Part
 from . import sample_answers
 from .sample_answers import Question, stops
 
+if TYPE_CHECKING:
+    from .pipeline_trainer import PipelineTrainer
+
 
 @torch.no_grad()
-def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
-    """As sample_answers.generate; each pipeline answers its share of the questions. A collective.
+def generate(trainer: "PipelineTrainer", questions: list[Question]) -> list[list[int]]:
+    """Answer questions as sample_answers.generate does; each pipeline has its share of them. A collective.
 
     Pipelines that divide experts answer all of them together: who has no token has experts that others' tokens visit.
     """
-    pipeline, place, size = trainer.pipeline, trainer.place, trainer.run.batch.data_parallel_size
+    pipeline, place, size = trainer.engine.pipeline, trainer.place, trainer.run.batch.data_parallel_size
     together = pipeline.axes.experts > 1
     ends = stops(trainer.model, trainer.processing_class, questions)
     positions = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None) or 2**31

@@ -1,7 +1,7 @@
 """The engine of a pipeline: each rank loads its own stages, and what is summed over them."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,10 +16,14 @@ from ..parallel import pipeline_schedule as schedules
 from ..parallel import pipeline_split as splitting
 from ..parallel.pipeline import Groups, Pipeline, local
 from ..parallel.pipeline_state import OwnPart, gathered, save_model, save_optimizer
+from ..parallel.pipeline_zero1 import Zero1
 from ..run.directory import Run
 from .engine import Engine
 from .norms import global_norm, scale_
 from .resharding import saved_names
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 MUCH = 0.3  # a bubble that is worth a word
 
@@ -27,8 +31,11 @@ MUCH = 0.3  # a bubble that is worth a word
 class PipelineEngine(Engine):
     """Stages over ranks, and DDP between the ranks that have the same ones.
 
-    layers: of each stage
+    layers: of each stage; groups, pipeline, zero1: from attach() and prepare_optimizer() on
     """
+
+    groups: Groups
+    pipeline: Pipeline
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -40,6 +47,7 @@ class PipelineEngine(Engine):
         self.adapted = run.settings.recipe.model.use_peft
         self.layers: list[range] = []
         self.counts = {False: 0, True: 0}
+        self.zero1: Zero1 | None = None  # where optimizer states are divided
 
     def load_model(self, weights: str) -> Any:
         settings, config = self.run.settings, load_config(self.run.settings)
@@ -55,18 +63,19 @@ class PipelineEngine(Engine):
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"ddp_backend": "gloo" if self.cpu else None}
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
-        trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
-        trainer.pipeline = Pipeline(
-            trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
+        self.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
+        self.pipeline = Pipeline(
+            trainer.model, self.axes, self.layers, self.groups, trainer.args.device, trainer.compute_part
         )
-        counted = torch.nn.ParameterList(trainer.pipeline.counted())
+        trainer.model_wrapped = self.pipeline  # Accelerate would take the ranks for copies of one model
+        counted = torch.nn.ParameterList(self.pipeline.counted())
         first = self.first and not self.place.tensor  # so far its group has the same
         own = [parameter_count(counted, trained) if first else 0 for trained in (False, True)]
         self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
         if self.axes.divides_layers:
-            self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
+            self._divide_layers(trainer.model, self.groups, trainer.args.device)
 
     def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
         axes, size = self.axes, self.run.world.size
@@ -74,19 +83,27 @@ class PipelineEngine(Engine):
             ranks = experts.groups(device.type, size, axes.experts, self.averaged_over, axes.stages, axes.tensor)
             groups.experts, groups.same = ranks, ranks.ranks[experts.DATA].get_group()
             list(experts.divide(model, of_config.plan(model.config), ranks))
-        # Beside experts, too, where the group is of one rank: an optimizer steps DTensors alone, or none.
+        # Beside experts, too, where the group is of one rank: an optimizer steps only DTensors, or none.
         plan, away = {}, splitting.away(model)
         if axes.tensor > 1:
             plan = tensor_plan.plan_of(model, tensor_trial.summed_of(self.run.settings))
         here = {name: style for name, style in plan.items() if name not in away}
         tensor.divide(model, here, groups.mesh(device))
 
+    def prepare_optimizer(self, trainer: "Trainer") -> None:
+        if self.run.strategy.kind == "zero1" and self.averaged_over > 1:
+            trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+            of_experts = [parameter for parameter in trained if self.groups.is_expert(parameter)]
+            others = [parameter for parameter in trained if not self.groups.is_expert(parameter)]
+            groups = [(others, self.groups.data), (of_experts, self.groups.same)]
+            self.zero1 = Zero1(trainer.optimizer.optimizer, groups)
+
     def parameter_count(self, model: Any, trained: bool = False) -> int:
         return self.counts[trained]
 
-    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
-        own = [parameter.grad for parameter in trainer.pipeline.counted() if parameter.grad is not None]
-        squares = trainer.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
+    def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
+        own = [parameter.grad for parameter in self.pipeline.counted() if parameter.grad is not None]
+        squares = self.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
         norm = squares.sqrt()
         if max_norm > 0:
             scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)
@@ -101,7 +118,7 @@ class PipelineEngine(Engine):
         return {"pipeline": f"{said}: a rank idles {share:.0%} of a step (bubble){few}"}
 
     # ---- a checkpoint ------------------------------------------------------------------------------------------------
-    def whole_model(self, trainer: Any) -> Any:
+    def whole_model(self, trainer: "Trainer") -> Any:
         model = empty_model(self.run.settings, trainer.model.config)
         for part in untaught(model).values():
             part.requires_grad_(False)
@@ -111,44 +128,49 @@ class PipelineEngine(Engine):
             model.peft_config = trainer.model.peft_config
         return model
 
-    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
         whole = self.whole_model(trainer)
         if self.adapted:  # the base is where it was
             names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
         else:
             names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
-        return gathered(trainer.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
+        return gathered(self.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
 
-    def save_weights(self, trainer: Any, folder: Path) -> None:
-        """Each stage its own, under the names of the whole model."""
+    def model_to_save(self, trainer: "Trainer") -> Any:
+        return self.whole_model(trainer) if self.adapted else trainer.model  # PEFT looks for the adapters' modules
+
+    def save_weights(self, trainer: "Trainer", folder: Path) -> None:
+        """Write this rank's stages, under the names of the whole model."""
         state = trainer.model.state_dict()
         if self.adapted:
             trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
             state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
-        save_model(folder, {name: each for name, each in state.items() if self.first or trainer.groups.is_expert(each)})
+        save_model(folder, {name: each for name, each in state.items() if self.first or self.groups.is_expert(each)})
 
-    def save_optimizer(self, trainer: Any, folder: Path) -> None:
+    def save_optimizer(self, trainer: "Trainer", folder: Path) -> None:
         trained = {each: name for name, each in trainer.model.named_parameters() if each.requires_grad}
         optimizer = trainer.optimizer.optimizer
-        if trainer.zero1:
-            states = trainer.zero1.states(trained)
+        if self.zero1:
+            states = self.zero1.states(trained)
         else:
-            kept = (each for each in optimizer.state if self.first or trainer.groups.is_expert(each))
+            kept = (each for each in optimizer.state if self.first or self.groups.is_expert(each))
             states = {trained[parameter]: optimizer.state[parameter] for parameter in kept}
         save_optimizer(folder, states, optimizer.param_groups)
+        if trainer.args.should_save:
+            torch.save(trainer.lr_scheduler.state_dict(), folder / "scheduler.pt")
 
-    def shares(self, trainer: Any) -> Any:
-        if trainer.zero1:
+    def shares(self, trainer: "Trainer") -> Any:
+        if self.zero1:
             return (
-                (each.parameter, each.start, each.stop, piece, 0, None) for each, piece in trainer.zero1.pieces.items()
+                (each.parameter, each.start, each.stop, piece, 0, None) for each, piece in self.zero1.pieces.items()
             )
         trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
         return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
 
-    def reading(self, source: Any, trainer: Any) -> Any:
+    def reading(self, source: Any, trainer: "Trainer") -> Any:
         divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}
         return OwnPart(source, divided) if divided else source
 
-    def spread_weights(self, trainer: Any) -> None:
-        if trainer.zero1:
-            trainer.zero1.hand_out()
+    def spread_weights(self, trainer: "Trainer") -> None:
+        if self.zero1:
+            self.zero1.hand_out()

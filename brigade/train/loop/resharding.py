@@ -9,10 +9,11 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -20,6 +21,10 @@ from ...errors import UserError
 from ..checkpoint import compatibility, states
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..upstream import unpickling
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 # Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -28,10 +33,10 @@ Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
 
 
 @torch.no_grad()
-def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
+def reshard(trainer: "Trainer", checkpoint: Path, moments: bool = True) -> None:
     """Set all that training keeps from `checkpoint` into the engine that runs. A collective.
 
-    moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants a model alone.
+    moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants only a model.
     Raises UserError where the checkpoint lacks a parameter of the model.
     """
     names = {
@@ -42,14 +47,14 @@ def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     if missing := [name for name in names.values() if name not in source.sizes]:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
-    found: dict[int, dict[str, Any]] = {}
+    moments_of: dict[int, dict[str, Any]] = {}
     for parameter, start, stop, owner, offset, columns in shares(trainer):
         name, values = names[parameter], flat(owner)
         with states.telling(checkpoint):
             _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
         if not moments:
             continue
-        kept = found.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
+        kept = moments_of.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
         with states.telling(checkpoint):
             for key in source.moments:
                 _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
@@ -59,7 +64,7 @@ def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         if (saved := source.buffer(name_of(name))) is not None:
             buffer.copy_(saved)
     if moments:
-        load_moments(trainer, found)
+        load_moments(trainer, moments_of)
         own, schedule = trainer.lr_scheduler.state_dict(), unpickling.load(checkpoint / "scheduler.pt")
         # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
@@ -68,8 +73,8 @@ def reshard(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     spread_weights(trainer)
 
 
-def spread_weights(trainer: Any) -> None:
-    """Once shares() have been set: let the model compute with them. A collective."""
+def spread_weights(trainer: "Trainer") -> None:
+    """Let the model compute with shares() that have been set. A collective."""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
@@ -86,17 +91,29 @@ def _copy(source: states.States, name: str, key: str, part: Any, into: Tensor, p
     into[: values.numel()].copy_(values)
 
 
-def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
-    """Random numbers where another number of ranks goes on: each rank gets its own, from the run's seed and the step alone.
-    What they decide (LoRA's dropout) cannot be what the other number of ranks would have had."""
-    from transformers import set_seed
+class OtherRanks(Feature):
+    """Gives each rank random numbers of its own where another number of ranks goes on, from the run's seed and the step only.
 
-    run, step = trainer.run, trainer.state.global_step
-    others = trainer.local_steps is not None and not trainer.local_steps.own
-    if others or compatibility.is_divided_otherwise(checkpoint, run):
-        # The ranks of a tensor group must drop the same.
-        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.data_rank))
-        set_seed(int(numbers.generate_state(1)[0]))
+    What they decide (LoRA's dropout) cannot be what the other number of ranks would have had.
+    """
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self.trainer = trainer
+        self.checkpoint: Path | None = None
+
+    def begin(self, checkpoint: Path | None) -> None:
+        self.checkpoint = checkpoint
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Before the first step that a run trains: by then Transformers has loaded what this rank's number had."""
+        checkpoint, self.checkpoint = self.checkpoint, None
+        run = self.trainer.run
+        if checkpoint and (not self.trainer.replica.own or compatibility.is_divided_otherwise(checkpoint, run)):
+            # The ranks of a tensor group must drop the same.
+            numbers = np.random.SeedSequence(
+                (run.settings.recipe.training.seed, state.global_step, self.trainer.data_rank)
+            )
+            transformers.set_seed(int(numbers.generate_state(1)[0]))
 
 
 def name_of(name: str) -> str:
@@ -105,7 +122,7 @@ def name_of(name: str) -> str:
     return name
 
 
-def _order(model: Any, trainer: Any) -> list[str]:
+def _order(model: Any, trainer: "Trainer") -> list[str]:
     """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
     decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
     names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -124,8 +141,8 @@ def saved_names(model: Any, names: Any) -> dict[str, str]:
     return {name: of_number[int(number)] for name, number in numbers.items()}
 
 
-def shares(trainer: Any) -> Iterator[Share]:
-    """Of each trained parameter what this rank steps, and where that lies in memory."""
+def shares(trainer: "Trainer") -> Iterator[Share]:
+    """Yield what this rank steps of each trained parameter, and where that lies in memory."""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
@@ -166,7 +183,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def flat(owner: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in one dimension and in the same memory."""
+    """Return what this rank holds of a tensor, in one dimension and in the same memory."""
     return _local(owner.detach()).view(-1)
 
 
@@ -177,19 +194,19 @@ def _like(owner: Tensor, flat: Tensor) -> Tensor:
     return DTensor.from_local(local, owner.device_mesh, owner.placements, run_check=False, shape=shape, stride=stride)
 
 
-def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
-    """found: by id of the tensor that the optimizer steps, its moments and step."""
+def load_moments(trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -> None:
+    """Give the optimizer moments. moments_of: id of the tensor that it steps -> that one's moments and step"""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
-        zero_shares.load_moments(trainer.deepspeed.optimizer, found)
+        zero_shares.load_moments(trainer.deepspeed.optimizer, moments_of)
         return
     optimizer = trainer.optimizer
     loaded: dict[int, dict[str, Any]] = {}
     by_group = trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS  # these count in their groups
     owners = [owner for group in optimizer.param_groups for owner in group["params"]]
     for number, owner in enumerate(owners):
-        kept = dict(found[id(owner)])
+        kept = dict(moments_of[id(owner)])
         step = kept.pop("step", None)
         # In the order in which torch's optimizers make them; of each its own step: an optimizer adds to it in place.
         counted = {} if step is None or by_group else {"step": torch.tensor(step)}
@@ -200,7 +217,7 @@ def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     optimizer.load_state_dict({"state": {n: state for n, state in loaded.items() if state}, "param_groups": groups})
 
 
-def _load_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
+def _load_loss_scale(trainer: "Trainer", checkpoint: Path, source: states.States) -> None:
     """fp16's. Only the scale: engines count differently for how long it has held."""
     kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
     scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()

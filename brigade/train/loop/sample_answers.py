@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from .. import files
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import ANSWERS
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 LONGEST = 64  # new tokens
 
@@ -29,7 +32,7 @@ class Question:
     reference: list[int]
 
 
-def ask(trainer: Any) -> None:
+def ask(trainer: "Trainer") -> None:
     """Let the model answer, and show and keep what it said. A collective."""
     questions = choose(trainer.eval_dataset, trainer.run.settings.recipe.training.eval_answers)
     trainer.model_wrapped.eval()
@@ -97,7 +100,7 @@ def generate(
 
 
 class _Beat:
-    """As a streamer of Transformers: each token is a sign of life."""
+    """A streamer of Transformers: each token is a sign of life."""
 
     def put(self, _: Any) -> None:
         heartbeat.enter(heartbeat.EVALUATION)
@@ -138,7 +141,7 @@ def store(found: list[dict[str, Any]], directory: Path) -> None:
 
 
 def _earlier(path: Path) -> list[str]:
-    """The lines that are there. Those of another user who began the run, for his eyes alone, stay in a file beside it."""
+    """The lines that are there. Those of another user who began the run, only for their own eyes, stay in a file beside it."""
     try:
         return [line for line in files.read_text(path).split("\n") if line]
     except FileNotFoundError:

@@ -1,16 +1,50 @@
-"""A saved model is compared with the model before the run counts as a success: engines gather it by code of their own."""
+"""The model that a run leaves: written in Hugging Face format, and compared with the model in memory before the run counts as a
+success, for engines gather it by code of their own."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from .. import upstream
+from .. import files, upstream
 from ..checkpoint import saved_weights
+from ..distributed import heartbeat
 from ..model import base_weights
+from ..upstream import checkpoint_files, file_modes
+from .resharding import saved_names
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 
-def check(trainer: Any, folder: Path) -> None:
-    """Raises UserError where the files in `folder` lack a weight or a buffer of the model, or of its adapters. Tied weights are
+def save(trainer: "Trainer") -> None:
+    """Write the whole model into the run's directory. A collective. Checkpoints stay as their engine shards them.
+
+    Raises UserError where files lack a part of it.
+    """
+    heartbeat.enter(heartbeat.CHECKPOINT)
+    if not trainer.replica.speaks:
+        return  # another replica saves it
+    folder = Path(trainer.args.output_dir)
+    trainer.run.check_directory()
+    if trainer.args.should_save:
+        files.remove_links(folder)
+    state = trainer.engine.whole_state(trainer)
+    if state is None:
+        trainer.engine.save_weights(trainer, folder)
+    else:
+        model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
+        checkpoint_files.save_model(trainer, model, folder, state)
+        if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft:
+            model.generation_config.save_pretrained(
+                str(folder)
+            )  # PEFT saves adapters, and nothing of where an answer ends
+    if trainer.args.should_save:
+        file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
+        _check(trainer, folder)
+
+
+def _check(trainer: "Trainer", folder: Path) -> None:
+    """Raise UserError where the files in `folder` lack a weight or a buffer of the model, or of its adapters. Tied weights are
     there once, and buffers that a model makes anew are in no file: Transformers knows both."""
     section = trainer.run.settings.recipe.model
     if not trainer.engine.gathers_weights(trainer):
@@ -29,10 +63,8 @@ def check(trainer: Any, folder: Path) -> None:
         raise UserError(str(folder), problem, cure) from None
 
 
-def _compare_adapters(trainer: Any, folder: Path) -> None:
+def _compare_adapters(trainer: "Trainer", folder: Path) -> None:
     from safetensors import safe_open
-
-    from .resharding import saved_names
 
     whole = trainer.engine.whole_model(trainer)
     names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]

@@ -4,8 +4,8 @@ Two things are compared with the other ranks' (their median), over WINDOW steps:
 - the time that a rank takes before it meets the others: for data, and on a CPU for the forward pass where the strategy exchanges
   nothing in it (but DDP buffers, at its beginning). Score: the share of the step that does not pass waiting for this rank;
 - the speed of its device: a fixed product of two matrices, at most once a minute. Score: the median's seconds / its own.
-Under ZeRO-3, FSDP2 and HSDP each layer waits for all ranks, and on a GPU the host runs ahead: there a slow device shows in the
-second alone. 0 to 1 with a threshold of 0.7 as in NVIDIA's resiliency extension (nvidia-resiliency-ext, straggler detection).
+Under ZeRO-3, FSDP2 and HSDP each layer waits for all ranks, and on a GPU the host runs ahead: there a slow device shows only in
+the second. 0 to 1 with a threshold of 0.7 as in NVIDIA's resiliency extension (nvidia-resiliency-ext, straggler detection).
 """
 
 import time
@@ -44,7 +44,7 @@ class SlowRanks:
         self.lowest: dict[str, float] = {}
 
     def sample(self) -> dict[str, Any]:
-        """What this rank says since the last time, for the exchange between all."""
+        """Return what this rank measured since the last time, for the exchange between all."""
         now = list(heartbeat.seconds)
         own = [sum(now[phase] - self.before[phase] for phase in phases) for phases in self.parts.values()]
         self.before = now
@@ -54,7 +54,7 @@ class SlowRanks:
         return {"own": own, "device": device, "host": self.host}
 
     def take(self, rows: list[dict[str, Any]], seconds: float, steps: int) -> dict[str, float]:
-        """What is logged. rows: sample() of each rank; seconds, steps: since the last time, pauses aside"""
+        """Return what is logged. rows: sample() of each rank; seconds, steps: since the last time, pauses aside"""
         if not self.began:  # its steps compiled, and filled caches
             self.began = True
             return self.lowest

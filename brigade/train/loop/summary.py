@@ -38,7 +38,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.label} (from {strategy.source})",
         **trainer.engine.summary(),
-        **(trainer.local_steps.summary() if trainer.local_steps else {}),
+        **trainer.replica.summary(),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run.kernels),
@@ -50,7 +50,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     if checkpoint:
         others = other_versions(checkpoint)
         before = (
-            f", which {compatibility.written_by(checkpoint)} wrote" if trainer.is_resharded(str(checkpoint)) else ""
+            f", which {compatibility.written_by(checkpoint)} wrote" if not trainer.loads_by_itself(checkpoint) else ""
         )
         lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
     if run.lengthened:

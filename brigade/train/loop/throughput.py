@@ -10,6 +10,7 @@ import torch
 from ..data.collate import About
 from ..distributed import heartbeat, ranks
 from ..model.flops import flops_per_token, utilisation
+from .slow_ranks import SlowRanks
 
 STEPS = 10  # after which a run is compared with the planner's estimate
 WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
@@ -49,7 +50,7 @@ class Meter:
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self.resumed: float | None = time.monotonic()  # when the last pause ended; None in a pause
-        self.slow: Any = None  # slow_ranks.SlowRanks, of several ranks alone
+        self.slow: SlowRanks | None = None  # only of several ranks
         self._reset()
 
     def _reset(self) -> None:
@@ -101,7 +102,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
 
     def training_peak_gib(self) -> float:
-        """GiB: peak_memory_gib() of training steps alone."""
+        """Return peak_memory_gib() of training steps only, in GiB."""
         self._see_memory(training=True)
         return self._training_peak
 
@@ -114,9 +115,9 @@ class Meter:
         seconds_data, ..._forward, ..._backward, ..._optimizer: of an optimizer step, mean of all ranks, what a rank waits for the
         others included; on a GPU of the host, which runs ahead of it
         token_spread: (most - fewest) / mean tokens of a rank, in percent; tokens_per_second_least, ..._most: of any rank; of
-        several ranks alone
+        only of several ranks
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
-        reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
+        reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; only on GPUs
         attended_length: mean over tokens of their sample's length
         slowest_rank_score: of several ranks, over the last steps (slow_ranks.py)
         mfu: percent (model/flops.py states the convention); only where the GPU is known
@@ -124,7 +125,7 @@ class Meter:
         now = time.perf_counter()
         seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
         self._see_memory(training=True)
-        own = {"slow": self.slow.sample()} if self.slow else {}
+        own: dict[str, Any] = {"slow": self.slow.sample()} if self.slow else {}
         own |= {"counts": self.counts, "waited": self.waited, "peak": self._peak, "reserved": self._reserved}
         spent = [after - before for before, after in zip(self.phases, heartbeat.seconds, strict=True)]
         own["parts"] = [sum(spent[phase] for phase in phases) for phases in PARTS.values()]
@@ -162,7 +163,7 @@ class Meter:
 
 
 def device_name() -> str:
-    """As its driver calls the GPU, or `cpu`."""
+    """Return the GPU's name as its driver has it, or `cpu`."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 

@@ -1,16 +1,21 @@
-"""Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
+"""Brigade's Trainer: Transformers' loop over our own batches, our evaluation and our checkpoints.
 
-import os
+It adapts: engines (engine.py) know what DDP, DeepSpeed, FSDP2 and pipelines need, and features (hooks.py) attach to it what not
+every run has. What it replaces of Transformers' private methods stands in upstream/trainer.py.
+"""
+
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from ...errors import UserError
-from .. import files, upstream
+from .. import upstream
 from ..checkpoint import compatibility, manifest
 from ..data.collate import ABOUT, WithFiller
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
@@ -19,24 +24,24 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
-from ..upstream import file_modes
-from . import nonfinite, resharding, saved_model, write_checkpoint
+from . import nonfinite, resharding, saved_model
+from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
-from .elastic_steps import local_steps
+from .elastic_steps import replica_of
 from .engine import Engine
 from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
+from .hooks import Feature
 from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .report_events import ReportEvents
 from .save_interval import SaveInterval
-from .show_windows import ShowWindows
 from .slow_ranks import SlowRanks
 from .stopping import Stopping
+from .streaming import Streaming
 from .throughput import Meter, device_name, model_shape
 
 if TYPE_CHECKING:
-    from ..checkpoint.saving import Saving
     from ..data.prepare import Prepared
 
 
@@ -46,6 +51,9 @@ class Trainer(EvaluatingTrainer):
     Accelerate never sees the data loaders: it would shard them once more and repeat samples at an epoch's end.
     Losses are sums over supervised tokens divided by their number over the global batch (Transformers does that when
     the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them.
+
+    place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
+    tokens_before: of this run, when the checkpoint that it continues from was written
     """
 
     def __init__(
@@ -56,10 +64,10 @@ class Trainer(EvaluatingTrainer):
         args: Any,
         data: "Prepared",
         tokenizer: Any,
-        callbacks: tuple[Any, ...] = (),
+        callbacks: tuple[TrainerCallback, ...] = (),
     ) -> None:
         training = run.settings.recipe.training
-        optimizer = None  # Trainer builds it by itself
+        optimizer = None  # Transformers builds it
         if training.optim in OWN_OPTIMIZERS:
             optimizer = whole_parameter_optimizer(training.optim, args, training.optim_args)
         super().__init__(
@@ -77,113 +85,168 @@ class Trainer(EvaluatingTrainer):
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
         self.run, self.world, self.engine, self.data = run, run.world, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
-        # Of all that see different rows, over all replicas.
         self.data_rank = run.world.replica * run.strategy.axes.data(run.world.size) + self.place.data
-        self.looks_as = self.data_rank, run.batch.data_parallel_size  # at held-out rows: which rank of how many
+        self.looks_as = self.data_rank, run.batch.data_parallel_size
         if run.world.replicas > 1:  # whoever of the others is there
             self.looks_as = self.place.data, run.strategy.axes.data(run.world.size)
-        self.local_steps: Any = None  # LocalSteps, of several replicas alone
-        self.saving: Saving | None = None  # from the first checkpoint on
-        self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
-        self.expert_balance: Any = None
-        own = any(map(upstream.are_experts, model.modules()))
-        has_experts = any(ranks.gather(own)) if run.strategy.axes.stages > 1 else own
-        if has_experts and not training.torch_compile:  # no hooks in a compiled program
-            self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
+        self.tokens_before = 0
+        own_experts = any(map(upstream.are_experts, model.modules()))
+        has_experts = any(ranks.gather(own_experts)) if run.strategy.axes.stages > 1 else own_experts
+        # No hooks in a compiled program.
+        counts_experts = has_experts and not training.torch_compile
+        experts = [ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)] if counts_experts else []
         engine.attach(self)
-        self.pad_token_id = tokenizer.pad_token_id
-        how, trusted = run.kernels.attention, run.settings.recipe.model.trust_remote_code
-        self.sample_boundaries, _ = packed_samples.method_of(model.config, how, trusted)
-        padding_free, squares, _ = packed_samples.layout(run.settings, model.config, how)
-        cumulative = upstream.attention_of(model.config) in NEEDS_CUMULATIVE_LENGTHS
-        multiple = 64 if training.torch_compile else 1  # few shapes to compile for
-        packing = run.settings.recipe.data.packing
-        self.collate = engine.collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
-        self.remove_callback(PrinterCallback)
-        if run.world.is_main_rank:
-            self.add_callback(Progress())
-            self.add_callback(ReportEvents(run))
-            if data.train.streamed:
-                self.add_callback(ShowWindows(run, data.train, self.collate))
-        self.add_callback(nonfinite.StepGuard())
-        if training.early_stopping_patience:
-            self.add_callback(EarlyStopping(training.early_stopping_patience))
-        if training.save_steps == "auto":
-            self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
+        self._set_up_batches()
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
-        # A host writes the whole model alone, or its part of all states: weights, a copy and two moments, at most in fp32.
+        # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32.
         states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
         heartbeat.page[heartbeat.BYTES] = max(4 * total, states)
         self.meter = Meter(
             total, *model_shape(model.config), run.offers.peak_tflops(device_name()), self.place.speaks_for_its_data
         )
-        self.stopping = Stopping(run, self.meter)
-        self.add_callback(self.stopping)
-        if run.strategy.replicas > 1:
-            self.local_steps = local_steps(self)
-            self.add_callback(self.local_steps)  # after all that may wish for something
         if run.world.size > 1:
             self.meter.slow = SlowRanks(run)
-        for callback in run.offers.callbacks(run, self.meter, model.config, trained):
-            self.add_callback(callback)
+        self.nonfinite, self.checkpoints = nonfinite.NonFinite(self), Checkpoints(self)
+        self.stopping, self.replica = Stopping(run, self.meter), replica_of(self)
+        self._attach(experts, run.offers.callbacks(run, self.meter, model.config, trained))
 
-    # ---- batches -------------------------------------------------------------------------------------------------
+    def _set_up_batches(self) -> None:
+        """Settle how samples become micro-batches: collate, and how attention keeps the samples of a sequence apart."""
+        settings, config = self.run.settings, self.model.config
+        self.pad_token_id = self.processing_class.pad_token_id
+        how = self.run.kernels.attention
+        self.sample_boundaries, _ = packed_samples.method_of(config, how, settings.recipe.model.trust_remote_code)
+        padding_free, squares, _ = packed_samples.layout(settings, config, how)
+        cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
+        multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
+        packing = settings.recipe.data.packing
+        self.collate = self.engine.collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
+
+    def _attach(self, experts: list[ExpertBalance], offered: list[TrainerCallback]) -> None:
+        """Attach features and further callbacks. Each event reaches them in this order."""
+        training, callbacks = self.run.settings.recipe.training, list[TrainerCallback]()
+        self.remove_callback(PrinterCallback)
+        if self.pop_callback(TensorBoardCallback):
+            callbacks.append(_TensorBoard())
+        if self.world.is_main_rank:
+            callbacks += [Progress(), ReportEvents(self.run)]
+        if self.train_dataset.streamed:
+            callbacks.append(Streaming(self))
+        callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
+        if training.early_stopping_patience:
+            callbacks.append(EarlyStopping(training.early_stopping_patience))
+        callbacks.append(self.checkpoints)
+        if training.save_steps == "auto":
+            callbacks.append(SaveInterval(self.run, lambda: self.checkpoints.blocked))
+        # The replica comes after all that may wish for something.
+        callbacks += [resharding.OtherRanks(self), self.stopping, self.replica, *offered]
+        for callback in callbacks:
+            self.add_callback(callback)
+        self.features = [callback for callback in callbacks if isinstance(callback, Feature)]
+
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train from a checkpoint, or from the beginning. A checkpoint that is on its way is finished whatever happens."""
+        try:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except BaseException:
+            self.checkpoints.let_finish()
+            raise
+
+    # ---- before the first step ---------------------------------------------------------------------------------------
+    def before_wrapping(self, checkpoint: Path | None) -> None:
+        for feature in self.features:
+            feature.before_wrapping(checkpoint)
+        if checkpoint:
+            self.tokens_before = manifest.recorded(checkpoint).get("tokens", 0)
+
+    def after_wrapping(self, checkpoint: Path | None, steps: int) -> None:
+        self.engine.prepare_optimizer(self)
+        if checkpoint and self.loads_by_itself(checkpoint):
+            self.engine.load_states(self, checkpoint)
+        elif checkpoint:
+            resharding.reshard(self, checkpoint)
+        if checkpoint:
+            upstream.take_rates_of(self.lr_scheduler)
+        self.engine.begin(self, checkpoint, steps)
+        for feature in self.features:
+            feature.begin(checkpoint)
+
+    def loads_by_itself(self, checkpoint: Path) -> bool:
+        """Whether the engine reads it; if not, another engine or another number of ranks wrote it, and it is resharded."""
+        return compatibility.is_native(checkpoint, self.run)
+
+    # ---- batches -----------------------------------------------------------------------------------------------------
     def _loader(
         self, rows: Any, micro: int, accumulation: int, of: tuple[int, int], seed: int | None, size: int | None = None
     ) -> Loader:
         shape = (len(rows), micro, accumulation, *of, seed)
-        supervised = None if rows.streamed else rows.supervised()
-        kind = GlobalBatches
+        kind: Callable[..., GlobalBatches] = GlobalBatches
         if rows.streamed:
             kind = StreamBatches
-        elif self.local_steps and seed is not None:
-            kind = self.local_steps.batches()
-        batches = kind(*shape, supervised, size)
+        elif seed is not None:
+            kind = self.replica.batches()
+        batches = kind(*shape, None if rows.streamed else rows.supervised(), size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
-        args = self.args
+        args, of = self.args, (self.data_rank, self.run.batch.data_parallel_size)
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        of = self.data_rank, self.run.batch.data_parallel_size
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
-    def set_initial_training_values(self, *about: Any) -> Any:
-        values = super().set_initial_training_values(*about)
-        return self.local_steps.epochs(*values) if self.local_steps else values
+    def eval_loader(self, samples: Any) -> Loader:
+        return self._loader(samples, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
-        return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
+    def set_initial_training_values(self, *about: Any) -> tuple[Any, ...]:
+        epochs, *others = super().set_initial_training_values(*about)
+        return self.replica.epochs(epochs), *others
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Any]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Return the micro-batches of one step, and the supervised tokens of the step over all ranks.
+
+        No micro-batch where the run is over: it ended with its last checkpoint, and died before its model was saved.
+        """
+        if self.control.should_training_stop:
+            return [], None
+        streamed, step = self.train_dataset.streamed, self.state.global_step + 1
         self.meter.start()
-        if self.saving:
-            self.saving.check()
-        nonfinite.guard_of(self).begin(self)
-        heartbeat.enter(heartbeat.WINDOW if self.train_dataset.streamed else heartbeat.DATA, self.state.global_step + 1)
-        if self.train_dataset.streamed:
-            self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
+        heartbeat.enter(heartbeat.WINDOW if streamed else heartbeat.DATA, step)
+        for feature in self.features:
+            feature.before_step()
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
 
+    # ---- a step ------------------------------------------------------------------------------------------------------
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        heartbeat.enter(heartbeat.FORWARD)
+        self.engine.before_micro_step(self, model)
+        for feature in self.features:
+            feature.before_micro_batch(inputs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        for feature in self.features:
+            feature.after_micro_batch(loss)
+        heartbeat.enter(heartbeat.OPTIMIZER)  # under DeepSpeed it was a part of the backward pass
+        return loss
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
+        """Return the sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
 
-        In training times the ranks over which the engine averages gradients. Without a cache: with one, the
-        second sample of a row would see the first.
+        In training, times the ranks over which the engine averages gradients. Without a cache: with one, the second
+        sample of a sequence would see the first.
         """
         outputs = self.outputs(model, inputs, num_items_in_batch)
         heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
         loss = nonfinite.spread(outputs.loss, self.engine.averaged_over) if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
-    def outputs(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-        """A forward pass over a micro-batch, of the model or of a part of it."""
+    def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
+        """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
         about = inputs.get(ABOUT)
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
         known = END_TO_END.set(about and about.end_to_end)
@@ -194,164 +257,65 @@ class Trainer(EvaluatingTrainer):
                 )
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
-            END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
+            END_TO_END.reset(known)  # it speaks of this pass only: another model's would be told wrong
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        heartbeat.enter(heartbeat.FORWARD)
-        self.engine.before_micro_step(self, model)
-        if self.expert_balance:
-            self.expert_balance.mask = inputs.get("attention_mask")
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        nonfinite.guard_of(self).micro_losses.append(loss)
-        heartbeat.enter(heartbeat.OPTIMIZER)  # under DeepSpeed it was a part of the backward pass
-        return loss
-
-    def _init_training_state(self, max_steps: int, *rest: Any) -> Any:
-        trained = super()._init_training_state(max_steps, *rest)
-        self.state.compute_steps(self.args, max_steps)  # the checkpoint brought the intervals of who wrote it
-        return trained
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        upstream.name_first_rate(self.optimizer, self.args.learning_rate)
-        return super().create_scheduler(num_training_steps, optimizer)
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        if self.train_dataset.streamed:
-            checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
-            self.train_dataset.open(self.world, checkpoint, self.run.directory, ranks.gather(os.getpid())[0])
-            ranks.barrier()  # the others look for windows where the host's first rank makes them
-        self._purge_tensorboard()
-        if resume_from_checkpoint:
-            self.tokens_before = manifest.recorded(Path(resume_from_checkpoint)).get("tokens", 0)
-        resharded = self.is_resharded(resume_from_checkpoint)
-        prepared = super()._prepare_for_training(
-            max_steps, train_dataloader, None if resharded else resume_from_checkpoint
-        )
-        if resharded:
-            resharding.reshard(self, Path(resume_from_checkpoint))
-            upstream.take_rates_of(self.lr_scheduler)
-        self.engine.begin(self, resume_from_checkpoint, max_steps)
-        if self.local_steps:
-            self.local_steps.begin(resume_from_checkpoint)
-        return prepared
-
-    def _purge_tensorboard(self) -> None:
-        """Of the steps that this run trains again, or anew, hide what an interrupted one has logged."""
-        again = self.state.global_step + 1 if self.state.global_step else 0
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback) and self.is_world_process_zero():
-                upstream.purge_tensorboard(callback, again)
-
-    # ---- gradient norm -------------------------------------------------------------------------------------------
-    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        return self._norm(model, self.args.max_grad_norm)
-
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The gradient norm before clipping, for the log; None where the step is left out."""
-        norm = self._norm(model, 0.0) if grad_norm is None else grad_norm
-        return nonfinite.guard_of(self).judge(self, norm)
-
-    def _norm(self, model: torch.nn.Module, max_norm: float) -> Any:
-        """The norm before clipping; clips where nothing has yet."""
+    def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
         if self.engine.clips_by_itself:
-            return super()._get_grad_norm(model)
+            return self.engines_norm(model)
         return self.engine.clip(self, model, max_norm)
 
-    # ---- watching and saving -------------------------------------------------------------------------------------
+    def judge(self, norm: Any) -> Any:
+        return self.nonfinite.judge(norm)
+
+    # ---- between steps -----------------------------------------------------------------------------------------------
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self.meter.report())
             logs["tokens"] = self.tokens_before + self.meter.tokens_of_all
-            if self.expert_balance:
-                logs.update(self.expert_balance.report(self.state.global_step))
-            if self.local_steps:
-                self.local_steps.complete(logs)
+            for feature in self.features:
+                feature.add_figures(logs, self.state.global_step)
         super().log(logs, start_time)
-        nonfinite.check_held_out(logs, self)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint:
-            self.engine.load_states(self, checkpoint)
-            upstream.take_rates_of(self.lr_scheduler)
+    def at_rest(self) -> ExitStack:
+        """While the model is evaluated or saved."""
+        entered = ExitStack()
+        for feature in self.features:
+            entered.enter_context(feature.at_rest())
+        return entered
 
-    def train(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().train(*args, **options)
-        except BaseException:
-            if self.saving:
-                self.saving.let_finish()
-            raise
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint that is whole or absent; removing older ones comes last. A collective."""
+        with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.at_rest():
+            self.checkpoints.save()
 
-    def is_resharded(self, checkpoint: str | None) -> bool:
-        """Whether it is another engine's or number of ranks', so that this one cannot load it by itself."""
-        if not checkpoint:
-            return False
-        return not compatibility.is_native(Path(checkpoint), self.run)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self.is_resharded(resume_from_checkpoint):
-            with upstream.any_layer_kinds():
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        if self.is_resharded(best := self.state.best_model_checkpoint):
-            resharding.reshard(self, Path(best), moments=False)
-        else:
-            super()._load_best_model()
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        if checkpoint:
-            resharding.seed_other_ranks(self, Path(checkpoint))
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
-        own = self.local_steps and self.local_steps.local_weights()
-        with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.averaged_model():
-            write_checkpoint.save(self, own)
-
-    def _finalize_training(self, *args: Any) -> Any:
-        if self.saving:
-            with heartbeat.within(heartbeat.CHECKPOINT):
-                self.saving.wait()  # the best checkpoint may be the last
-        return super()._finalize_training(*args)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        self.save_stream(output_dir)
-        self.engine.save_states(Path(output_dir))
-
-    def save_stream(self, output_dir: str) -> None:
-        """Where the data goes on, where it is a stream."""
-        if self.train_dataset.streamed and self.args.should_save:
-            self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.run.settings.recipe.model.use_peft:  # PEFT saves adapters alone, and nothing of where an answer ends
-            self.model.generation_config.save_pretrained(output_dir or self.args.output_dir)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save in Hugging Face format. Checkpoints stay as their engine shards them; a model asked for by name is whole."""
-        heartbeat.enter(heartbeat.CHECKPOINT)
-        if self.local_steps and not self.local_steps.speaks and not _internal_call:
-            return  # another replica saves it
-        if not _internal_call:
-            self.run.check_directory()
-            if self.args.should_save:
-                files.remove_links(Path(output_dir or self.args.output_dir))
-        whole = None if _internal_call else self.engine.whole_state(self)
-        if whole is None:
-            super().save_model(output_dir, _internal_call)
-        else:
-            self._save(output_dir, state_dict=whole)
-        if self.args.should_save and not _internal_call:
-            folder = Path(output_dir or self.args.output_dir)
-            file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
-            saved_model.check(self, folder)
+    def save_whole_model(self) -> None:
+        """Write the whole model into the run's directory, in Hugging Face format. A collective."""
+        saved_model.save(self)
 
 
-def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Tensors on the device; from pinned memory without waiting for the copy."""
+class _StepsDue(TrainerCallback):
+    """Corrects what a checkpoint brings back of the run that wrote it."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # the intervals of this run, not of that one
+        control.should_log = control.should_evaluate = control.should_save = False  # it was done then
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = control.should_training_stop or state.global_step >= state.max_steps
+
+
+class _TensorBoard(TensorBoardCallback):
+    """Hides what an interrupted run has logged of the steps that this one trains again, or anew."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        if state.is_world_process_zero:
+            from torch.utils.tensorboard import SummaryWriter
+
+            again = state.global_step + 1 if state.global_step else 0
+            self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=again)
+        super().on_train_begin(args, state, control, **about)
+
+
+def _to(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Copy tensors to the device; from pinned memory without waiting."""
     return {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}

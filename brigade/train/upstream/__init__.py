@@ -1,9 +1,9 @@
 """Every touch of a private name of torch, Transformers, Accelerate, DeepSpeed, PEFT and bitsandbytes: what goes wrong without it,
-and its line. Who raises one of their versions looks here first.
+and its line. Whoever raises one of their versions looks here first.
 
 Lines are those of the versions in constraints.txt. Files of their own are fsdp2.py, locks.py (torch) and nvme_resume.py
-(DeepSpeed). Private methods of Transformers' Trainer that ours overrides are in loop/trainer.py and
-loop/evaluation.py; tests/unit/test_upstream.py says when one of them is gone.
+(DeepSpeed). trainer.py has the private methods of Transformers' Trainer that ours replaces; tests/unit/test_upstream.py says when
+one of them is gone.
 Nothing of theirs is imported before it is asked for.
 """
 
@@ -29,7 +29,7 @@ _GROUPS = (
 
 
 def forget_earlier_run() -> None:
-    """What an earlier run left in the engines' modules: a ZeRO-3 configuration would shard whatever is built from now on
+    """Remove what an earlier run left in the engines' modules: a ZeRO-3 configuration would shard whatever is built from now on
     (transformers/integrations/deepspeed.py: _hf_deepspeed_config_weak_ref), and hpZ's groups may be made only once
     (deepspeed/utils/groups.py: _ZERO_PARAM_INTRA_PARALLEL_GROUP), and AutoTP's serve whoever comes next, whatever size it wants
     (_init_tp_mesh_device). An interrupted step tells that gradients are incomplete (accelerate/state.py: GradientState), and
@@ -84,8 +84,8 @@ def take_one_device(arguments: Any) -> None:
 
 
 def save_on_the_first_rank_alone(model: Any) -> None:
-    """Weights are written on rank 0 alone, save_on_each_node or not (distributed/mixin.py:345); here on the first rank of each
-    host, which has a directory of its own."""
+    """Let the first rank of each host write weights, for each has a directory of its own. Transformers lets only rank 0 do it,
+    save_on_each_node or not (distributed/mixin.py:345)."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
 
 
@@ -124,7 +124,7 @@ def are_experts(module: Any) -> bool:
 
 
 def fix_loaded(model: Any, dequantised: bool = False) -> None:
-    """What from_pretrained leaves in a model.
+    """Put right what from_pretrained leaves in a model.
 
     - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:485), and saving undoes all.
       Of a model that it has dequantised, saving would name experts `..._blocks`, as MXFP4 does, and no one would find them there
@@ -168,7 +168,7 @@ def own_frozen_parameters() -> Iterator[None]:
 
 
 def init_own_layers_alone(decoder: Any, name: str, own: Sequence[Any]) -> None:
-    """While a decoder is initialised it has these layers alone under this name, and not what stands in the place of others:
+    """Let a decoder have only these layers under this name while it is initialised, and not what stands in the place of others:
     Falcon-H1's sets a buffer in each of them (modeling_utils.py: _init_weights)."""
     from torch.nn import ModuleList
 
@@ -187,7 +187,7 @@ def init_own_layers_alone(decoder: Any, name: str, own: Sequence[Any]) -> None:
 
 @contextmanager
 def any_layer_kinds() -> Iterator[None]:
-    """Load a checkpoint of any architecture here. The Trainer asks its config for the version alone, by configs' base class,
+    """Load a checkpoint of any architecture here. The Trainer asks its config only for the version, by configs' base class,
     which refuses kinds of layers that only the model's own class knows: DeepSeek-V4's (trainer.py: _load_from_checkpoint)."""
     from transformers import trainer
 
@@ -203,12 +203,6 @@ def any_layer_kinds() -> Iterator[None]:
         trainer.PreTrainedConfig = plain
 
 
-def purge_tensorboard(callback: Any, step: int) -> None:
-    """Hide what an interrupted run has logged from `step` on: the callback passes no purge_step on
-    (integrations/integration_utils.py: TensorBoardCallback)."""
-    callback.tb_writer = callback._SummaryWriter(log_dir=callback.logging_dir, purge_step=step)
-
-
 def take_rates_of(schedule: Any) -> None:
     """Set the learning rates of a LambdaLR's own curve: a checkpoint brings back those of the length that its run had, and the
     first step of a lengthened run would still have them (torch/optim/lr_scheduler.py: _last_lr)."""
@@ -216,13 +210,6 @@ def take_rates_of(schedule: Any) -> None:
     schedule._last_lr = [base * at(schedule.last_epoch) for base, at in pairs]
     for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
         group["lr"] = rate
-
-
-def name_first_rate(optimizer: Any, learning_rate: float) -> None:
-    """Give an optimizer of DeepSpeed, which has no `defaults`, the learning rate that polynomial and cosine_with_min_lr read
-    there (transformers/optimization.py)."""
-    if not hasattr(optimizer, "defaults"):
-        optimizer.optimizer.defaults = {"lr": learning_rate}
 
 
 def logged_so_far(trainer: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 
 @contextmanager
 def whole_logits(model: Any) -> Iterator[None]:
-    """Heads give all logits meanwhile, for who chooses among tokens; a tied one has those of its rank's tokens alone. The loss is
-    computed from the parts (sequence/cross_entropy.py), so that training never holds the whole (module_inject/layers.py:
+    """Let heads give all logits meanwhile, for who chooses among tokens; a tied one has only those of its rank's tokens. The loss
+    is computed from the parts (sequence/cross_entropy.py), so that training never holds the whole (module_inject/layers.py:
     VocabParallelLinear)."""
     from deepspeed.module_inject.layers import GatherFromTensorParallelRegion, VocabParallelLinear
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def gather_whole(module: Any) -> None:
-    """Where ZeRO-3 shards it, all of a module's parameters are gathered before it computes, and none by its parts: a part that is
+    """Let ZeRO-3 gather all of a module's parameters before it computes, and none by its parts: a part that is
     called more often on one rank than on others would wait for them (deepspeed/utils/z3_leaf_module.py: _z3_leaf)."""
     module._z3_leaf = True
 

@@ -1,7 +1,7 @@
 """torch's flight recorder: which collectives a process has begun, and which of them are done.
 
 It keeps 2,000 entries by default (TORCH_FR_BUFFER_SIZE; c10d/FlightRecorder.hpp:111), gloo's in one buffer and NCCL's in
-another (ProcessGroupNCCL.hpp:1516, in torch's CUDA builds alone; not tried here). torch's own debug server hands both out
+another (ProcessGroupNCCL.hpp:1516, only in torch's CUDA builds; not tried here). torch's own debug server hands both out
 (distributed/debug), but no documentation promises the functions. Its `torchfrtrace` fails on gloo's records: an operation of
 gloo stays "scheduled" for ever, and `retired` says that it is done. Gloo's sends and receives, by which pipeline stages exchange
 activations, are not recorded: the main thread's stack says whether it waits in one.

@@ -32,7 +32,7 @@ def _acquire(self: "FileBaton") -> bool:
         self.fd = os.open(self.lock_file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
-    with suppress(OSError):  # a file system without locks: then age alone tells
+    with suppress(OSError):  # a file system without locks: then only age tells
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         os.write(self.fd, LOCKED)
     return True

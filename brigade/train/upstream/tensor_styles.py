@@ -10,6 +10,6 @@ def compute_locally(linear: Any) -> None:
 
 
 def give_plan(model: Any, plan: dict[str, str]) -> None:
-    """What AutoTP divides, beside the plan of the model's config (deepspeed 0.19.8, runtime/tensor_parallel/config.py:
+    """Say what AutoTP divides, beside the plan of the model's config (deepspeed 0.19.8, runtime/tensor_parallel/config.py:
     _get_hf_tp_plan)."""
     model._tp_plan = plan

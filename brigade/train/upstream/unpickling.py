@@ -96,7 +96,7 @@ def check(files: Iterable[Path]) -> None:
 
 
 def load(file: Path, **options: Any) -> Any:
-    """What is in a file of torch.save. options: torch.load's. Raises UserError as check() does."""
+    """Return what is in a file of torch.save. options: torch.load's. Raises UserError as check() does."""
     import torch
 
     check([file])
@@ -104,7 +104,7 @@ def load(file: Path, **options: Any) -> Any:
 
 
 def refusal(file: object, error: pickle.UnpicklingError) -> UserError:
-    """What torch.load says of a file, as a mistake that names the class."""
+    """Return what torch.load says of a file, as a mistake that names the class."""
     found = re.search(r"GLOBAL (\S+) was not", str(error))
     if found:
         return _refusal(file, found[1])

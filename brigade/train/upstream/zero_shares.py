@@ -36,8 +36,8 @@ def shares(optimizer: Any) -> Iterator[Share]:
 
 
 def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """What this rank has of a parameter under ZeRO-3, flat: without what is appended where the ranks do not divide it, memory
-    that nobody wrote (partition_parameters.py:1836). Empty where it lies on NVMe."""
+    """Return what this rank has of a parameter under ZeRO-3, flat: without what is appended where the ranks do not divide it,
+    memory that nobody wrote (partition_parameters.py:1836). Empty where it lies on NVMe."""
     part = parameter.ds_tensor
     if part.dim() == 0:  # what stands for it meanwhile (swap_tensor/partitioned_param_swapper.py)
         return part[None][:0]
@@ -45,8 +45,8 @@ def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     return part[: max(0, parameter.ds_numel - start)]
 
 
-def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
-    """found: by id of a flat master tensor, what the optimizer inside keeps of it, and its step."""
+def load_moments(optimizer: Any, moments_of: Mapping[int, dict[str, Any]]) -> None:
+    """Give the optimizer inside its moments. moments_of: id of a flat master tensor -> that one's moments and step"""
     inside, by_parts = optimizer.optimizer, hasattr(optimizer, "fp32_partitioned_groups_flat")
     if by_parts:
         optimizer._set_fp32_optimizer_param_groups()
@@ -55,7 +55,7 @@ def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     masters = [master for group in inside.param_groups for master in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for number, master in enumerate(masters):
-        if kept := dict(found.get(id(master), {})):
+        if kept := dict(moments_of.get(id(master), {})):
             if "step" in kept:
                 kept["step"] = form(kept["step"])
             state[number] = kept
@@ -68,7 +68,7 @@ def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
 
 
 def spread_weights(engine: Any, steps: int) -> None:
-    """The weights that the model computes with, from the master copies; and how many steps there were. A collective."""
+    """Give the model its weights from the master copies, and the engine the number of steps. A collective."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         optimizer.checkpoint_event_prologue()

@@ -1,0 +1,46 @@
+"""What attaches itself to training, and when it is called."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+
+class Feature(TrainerCallback):
+    """A part of training that not every run has.
+
+    It takes what it needs of Transformers' events (on_step_end, on_save, ...) and of these hooks, which the Trainer calls where
+    Transformers has no event: on every rank, and in the order of Trainer.features.
+    """
+
+    def before_wrapping(self, checkpoint: Path | None) -> None:
+        """Before the model is wrapped, which takes memory and time. The trainer's state is the checkpoint's."""
+
+    def begin(self, checkpoint: Path | None) -> None:
+        """Once the engine has its weights and states, before the first step."""
+
+    def before_step(self) -> None:
+        """Before the micro-batches of a step are drawn."""
+
+    def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
+        """Before the forward pass of a micro-batch, or of a stage of a pipeline."""
+
+    def after_micro_batch(self, loss: torch.Tensor) -> None:
+        """After its backward pass. loss: this rank's part of the step's, times the ranks that are averaged over"""
+
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        """Add to what is logged of the steps up to this one."""
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """While the model is evaluated or saved."""
+        return nullcontext()
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's files of a checkpoint."""
+
+    def place_in_run(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest says of it."""
+        return {}

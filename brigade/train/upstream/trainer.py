@@ -1,0 +1,78 @@
+"""The private methods of Transformers' Trainer that a run replaces. Each calls a method of ours, whose name says what it is for.
+
+Transformers 5.23 has no event between wrapping the model and the first step, none for gradients before they are clipped, and no
+way to write a checkpoint otherwise. Lines are those of its trainer.py.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from . import any_layer_kinds
+
+
+class HookedTrainer(transformers.Trainer):
+    """Transformers' Trainer, which tells ours when it prepares a run, has gradients, and wants a checkpoint."""
+
+    @abstractmethod
+    def before_wrapping(self, checkpoint: Path | None) -> None:
+        """Prepare what must be ready before the model is wrapped. The state is the checkpoint's."""
+
+    @abstractmethod
+    def after_wrapping(self, checkpoint: Path | None, steps: int) -> None:
+        """Complete what a checkpoint has given, before the first of so many steps."""
+
+    @abstractmethod
+    def loads_by_itself(self, checkpoint: Path) -> bool:
+        """Whether the engine reads this checkpoint without help."""
+
+    @abstractmethod
+    def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
+        """Clip gradients to this norm (0: leave them), and return the norm before."""
+
+    @abstractmethod
+    def judge(self, norm: Any) -> Any:
+        """Return a step's norm, or None where its optimizer step is left out."""
+
+    @abstractmethod
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of this step."""
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """Line 1715: wraps the model, makes optimizer and schedule, and loads a checkpoint into them."""
+        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        self.before_wrapping(checkpoint)
+        loads = checkpoint is not None and self.loads_by_itself(checkpoint)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint if loads else None)
+        self.after_wrapping(checkpoint, max_steps)
+        return prepared
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Line 3602: loads weights; train() calls it, too, before the model is wrapped."""
+        if self.loads_by_itself(Path(resume_from_checkpoint)):
+            with any_layer_kinds():
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        """Line 2773: where max_grad_norm is not 0."""
+        return self.clip(model, self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Line 2781: the norm that is logged; the last word before the optimizer's step."""
+        return self.judge(self.clip(model, 0.0) if grad_norm is None else grad_norm)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Line 3355: writes one file after another into the directory that already has the checkpoint's name."""
+        self.save_checkpoint()
+
+    def engines_norm(self, model: torch.nn.Module) -> Any:
+        """The norm that DeepSpeed has measured, and clipped by (line 2781)."""
+        return super()._get_grad_norm(model)
+
+    def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A micro-batch as the model takes it (line 2379: _prepare_inputs)."""
+        return self._prepare_inputs(inputs)
