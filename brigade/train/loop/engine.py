@@ -100,7 +100,7 @@ class Engine:
 
     # ---- a step ----------------------------------------------------------------------------------------------------
     def before_micro_step(self, trainer: "Trainer", model: Any) -> None:
-        """Before each forward and backward pass."""
+        """Called before each forward and backward pass."""
 
     def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
         """Clip gradients, and return their norm before; it stays on the device, for only logging waits for it."""

@@ -1,4 +1,4 @@
-"""Whose word it is: what other ranks than the first print, log or warn of has their number before it."""
+"""Mark whose word it is: what ranks other than the first print, log or warn of begins with their number."""
 
 import io
 import logging

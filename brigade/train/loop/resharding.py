@@ -117,6 +117,7 @@ class OtherRanks(Feature):
 
 
 def name_of(name: str) -> str:
+    """A parameter's name in the model, without what wrappers add to it."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

@@ -1,0 +1,30 @@
+"""Docstrings say what a thing is or does: all that is public has one, and none begins with "Of"."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "brigade").rglob("*.py"))
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def place(path, node):
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}"
+
+
+def test_no_docstring_begins_with_of():
+    found = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, *DEFINITIONS)) and (ast.get_docstring(node) or "").startswith("Of "):
+                found.append(place(path, node))
+    assert not found, "begin with a verb or a noun: 'Return the ranks ...', 'The rows of a step'"
+
+
+def test_modules_and_their_public_functions_and_classes_have_docstrings():
+    found = []
+    for path in FILES:
+        module = ast.parse(path.read_text())
+        public = [n for n in module.body if isinstance(n, DEFINITIONS) and not n.name.startswith("_")]
+        found += [place(path, node) for node in (module, *public) if not ast.get_docstring(node)]
+    assert not found
