@@ -100,8 +100,8 @@ def train_and_save(
     checkpoint: "Path | None",
     callbacks: tuple[Any, ...],
 ) -> Any:
-    """Build the model with its Trainer; train, evaluating before the first step and at the end; save; and only then call it a
-    success.
+    """Build the model with its Trainer; train, evaluating at the end, and also before the first step of a new run; save; and
+    only then call it a success.
 
     A rank that fails from here on stops at once, and says so if it is the first; its launcher stops the others.
     """

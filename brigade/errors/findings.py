@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of rules.yaml, whose head explains the fields. about: the kind of file"""
+    """One entry of lint_rules.yaml, whose head explains the fields. about: the kind of file"""
 
     name: str
     about: str
@@ -28,8 +28,8 @@ class Rule:
 
 @functools.cache
 def rules() -> dict[str, Rule]:
-    """The rules by their names, in the order of rules.yaml."""
-    groups = table(Path(__file__).with_name("rules.yaml")).items()
+    """The rules by their names, in the order of lint_rules.yaml."""
+    groups = table(Path(__file__).with_name("lint_rules.yaml")).items()
     return {name: Rule(name, about, **entry) for about, group in groups for name, entry in group.items()}
 
 

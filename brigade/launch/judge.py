@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors.console import counted
 from ..hosts.connection import Channel
-from ..train.distributed import hangs
+from ..train.distributed import hang_verdict
 from .first_failure import RACE, Failure, signal_name
 from .status_and_logs import Output
 
@@ -42,7 +42,9 @@ class Rank:
 
 def _left(seen: dict[str, Any]) -> str:
     """Say how a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
-    where = f"at step {seen['step']}, in {hangs.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
+    where = (
+        f"at step {seen['step']}, in {hang_verdict.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
+    )
     return f"{where}, where train.py had not reached its end: something called sys.exit(0) or os._exit(0)"
 
 
@@ -221,19 +223,19 @@ class Judge:
         if not told and time.monotonic() - self._silent_since < HEARD:
             return
         seen = [
-            hangs.Silent(
+            hang_verdict.Silent(
                 rank, state.host, answers=state.waits is not None, **(state.silent or {}), **(state.waits or {})
             )
             for rank, state in silent.items()
         ]
-        late = hangs.culprits(seen)
+        late = hang_verdict.culprits(seen)
         first = min(late or seen, key=lambda state: (state.step, state.rank)).rank
         for channel in self.channels:
             asked = [state.rank for state in late[:8] if state.rank in channel.ranks and not state.stopped]
             channel.tell("stacks", ranks=asked)
         kept = f"stacks and collectives of all ranks: {self._records}" if self._records else ""
         said = None if late else "passing"  # the network's, say: nobody knows which host's
-        self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept, said=said)
+        self._fail("hang", self._channel(first), hang_verdict.sentence(seen), first, kept=kept, said=said)
 
     def check_end(self) -> None:
         """Name and end a rank or a launcher that hangs at its exit: it would hold a run for ever that has succeeded, or that all
@@ -248,7 +250,7 @@ class Judge:
             return
         left = {rank: state.host for rank, state in self.ranks.items() if state.exit is None}
         hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
-        self.late = hangs.names(left) if left else self.program
+        self.late = hang_verdict.names(left) if left else self.program
         on = ", ".join(dict.fromkeys(left.values()) if left else hosts)
         self.output.say(f"the run {ended}; {self.late} on {on} did not end within {limit:.0f} s: ended now")
 
@@ -256,7 +258,7 @@ class Judge:
         """A line where ranks had been asked to stop before something failed."""
         asked = {rank: state.asked for rank, state in self.ranks.items() if state.asked}
         signals = ", ".join(dict.fromkeys(asked.values()))
-        return [f"{hangs.names(asked)} had been asked to stop: {signals}"] if asked else []
+        return [f"{hang_verdict.names(asked)} had been asked to stop: {signals}"] if asked else []
 
     def _as_launched(self, host: str) -> str:
         """The name by which the hostfile calls a host, which may have another one for itself."""

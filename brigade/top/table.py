@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import printable
-from ..train.distributed import hangs
+from ..train.distributed import hang_verdict
 from ..train.run import events
 from .watching import HostSeen, Watching
 
@@ -166,9 +166,13 @@ def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
         return words.get(last["event"], f"The run failed: {last.get('text', '')}")
     if quiet or apart:
         known = [_silent(row) for row in rows]
-        if (late := hangs.culprits(known)) and len(known) > 1:
-            return f"The others wait: {hangs.sentence(known)}" if len(late) < len(known) else hangs.sentence(known)
-        return hangs.sentence(known)
+        if (late := hang_verdict.culprits(known)) and len(known) > 1:
+            return (
+                f"The others wait: {hang_verdict.sentence(known)}"
+                if len(late) < len(known)
+                else hang_verdict.sentence(known)
+            )
+        return hang_verdict.sentence(known)
     if slow := [row for row in rows if row.slow]:
         return "; ".join(f"rank {row.rank} on {row.host} is slow, {row.slow}" for row in slow)
     faults = [line for line in told if line.get("event") in ("fault", "failed", "started")]
@@ -177,11 +181,11 @@ def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
     return "All ranks move." if rows else "No rank has written its heartbeat yet."
 
 
-def _silent(row: RankRow) -> hangs.Silent:
+def _silent(row: RankRow) -> hang_verdict.Silent:
     more = {key: value for key, value in (row.waits or {}).items() if key in ("collective", "number", "group")}
-    phase = row.phase if row.phase in hangs.PHASES else "starting"
+    phase = row.phase if row.phase in hang_verdict.PHASES else "starting"
     answers = row.state not in ("gone", "lost", "old")
-    return hangs.Silent(row.rank, row.host, phase, row.step, row.silent, row.state == "stopped", answers, **more)
+    return hang_verdict.Silent(row.rank, row.host, phase, row.step, row.silent, row.state == "stopped", answers, **more)
 
 
 # ---- drawn -------------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors.tables import table
 from ...train.model.flops import flops_per_token, utilisation
-from ..costs.memory import GIB, Memory, moments, stream_pool
-from ..costs.step_time import StepTime, step_time
 from ..hardware import Gpu, gpu
 from ..shape.trace_settings import Trace
 from .job import Job
+from .memory import GIB, Memory, moments, stream_pool
+from .step_time import StepTime, step_time
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
 # an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s

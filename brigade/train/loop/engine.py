@@ -20,7 +20,7 @@ from ..parallel import tiled
 from ..run.directory import Run
 from ..upstream import checkpoint_files, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
-from .norms import clip_
+from .gradient_clipping import clip_
 
 if TYPE_CHECKING:
     from .trainer import Trainer

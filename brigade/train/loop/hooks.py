@@ -26,10 +26,13 @@ class Feature(TrainerCallback):
         """Before the micro-batches of a step are drawn."""
 
     def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
-        """Before the forward pass of a micro-batch, or of a stage of a pipeline."""
+        """Before the forward pass of a micro-batch; in a pipeline before each of this rank's stages, in evaluations too."""
 
     def after_micro_batch(self, loss: torch.Tensor) -> None:
-        """After its backward pass. loss: this rank's part of the step's, times the ranks that are averaged over"""
+        """After its backward pass; in a pipeline after those of the whole step.
+
+        loss: this rank's part of the step's, times the ranks that are averaged over
+        """
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """Add to what is logged of the steps up to this one."""

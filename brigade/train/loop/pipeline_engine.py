@@ -19,7 +19,7 @@ from ..parallel.pipeline_state import OwnPart, gathered, save_model, save_optimi
 from ..parallel.pipeline_zero1 import Zero1
 from ..run.directory import Run
 from .engine import Engine
-from .norms import global_norm, scale_
+from .gradient_clipping import global_norm, scale_
 from .resharding import saved_names
 
 if TYPE_CHECKING:

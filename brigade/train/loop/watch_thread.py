@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ...errors.console import counted
 from .. import files
-from ..distributed import hangs, heartbeat, ranks, supervised, tell
+from ..distributed import hang_verdict, heartbeat, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
 from ..run import events
 from ..run.directory import Run
@@ -158,10 +158,10 @@ class Watch(threading.Thread):
                 self.leave(f"rank {me} on {self.world.host} stops: {verdict}")
             if not at_once and not peer.gone and (rank < me or peer.says.get("waits") is None):
                 return  # that rank judges; or it moves on, or may stay longer where it is
-        own = hangs.Silent(me, self.world.host, **self.observer.seen(), **(self.waits or {}))  # type: ignore[arg-type]
+        own = hang_verdict.Silent(me, self.world.host, **self.observer.seen(), **(self.waits or {}))  # type: ignore[arg-type]
         known = [own, *(peer.silent(rank, own.step) for rank, peer in self.peers.items() if peer.says)]
         unseen = self.world.size - len(known)
-        verdict = hangs.sentence(sorted(known, key=lambda one: one.rank))
+        verdict = hang_verdict.sentence(sorted(known, key=lambda one: one.rank))
         if unseen:
             verdict += f"; of {counted(unseen, 'other rank')} nothing is seen in {self.folder} of {self.world.host}"
         self.write(verdict=verdict)
@@ -208,9 +208,9 @@ class Peer:
     def gone(self) -> bool:
         return self.unchanged >= self.patience or bool(self.state and self.halted > may_be_stopped(self.state))
 
-    def silent(self, rank: int, step: int) -> hangs.Silent:
+    def silent(self, rank: int, step: int) -> hang_verdict.Silent:
         """step: that the others wait in; a file of a process that is stopped is some seconds older"""
         says, seen = self.says, {key: self.says[key] for key in ("phase", "seconds")}
         stopped = bool(self.state)
         seen |= {"step": max(says["step"], step) if self.gone or stopped else says["step"], "stopped": stopped}
-        return hangs.Silent(rank, says["host"], answers=not self.gone, **seen, **(says["waits"] or {}))
+        return hang_verdict.Silent(rank, says["host"], answers=not self.gone, **seen, **(says["waits"] or {}))

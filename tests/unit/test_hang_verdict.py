@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import pipelining
 
-from brigade.train.distributed.hangs import Silent, names, sentence
+from brigade.train.distributed.hang_verdict import Silent, names, sentence
 from brigade.train.upstream import flight_records
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
