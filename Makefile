@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SKYPILOT := $(VENV)/skypilot
-# Modules are compiled when they are first imported: a quarter of the 16,000 that pip would compile, one after the other.
+# Modules are compiled afterwards, on all cores: pip does it on one. Who may not write into $(VENV) would compile at each start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO_OUTPUT := outputs/demo
 JOBS ?= 2
@@ -27,6 +27,7 @@ $(VENV)/.complete: requirements.txt constraints.txt
 	@$(PYTHON) brigade/check/build_tools.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) -r requirements.txt
+	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1
 	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 	@touch $@
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
-from brigade.train.cluster import world_from_environment
+from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import ranks, stop
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
@@ -49,7 +49,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         data_parallel_size = strategy.axes.data(world.of_all_replicas)
         batch = batch_arithmetic(settings.recipe.training, data_parallel_size, settings.place("global_batch_size"))
         opened = runs.open_directory(settings, strategy, world)
-        offered = offers(world)
     if ranks.gather(opened.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
             say_finished(settings, opened.directory)
@@ -63,6 +62,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         ranks.start(world, alone=strategy.kind != "single")
         config = steps.load_config(settings)
         steps.check_host(settings, strategy, world)
+    offered = offers(world)
     proofs = steps.prove_kernels(settings, strategy, world, config, offered)
     settings = settings.with_training(**proofs.values)
     with ranks.agreed(world):
@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 3. The tokenizer, the data, and where weights and states come from; then the output directory is this run's.
     with ranks.agreed(world):
+        steps.check_callbacks(callbacks)
         steps.check_run(run, config)
         tokenizer = steps.load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
@@ -89,11 +90,12 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     run = runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         run = steps.divide_into_replicas(run)
-    return train_and_save(run, data, tokenizer, weights, checkpoint, callbacks)
+    return train_and_save(run, world, data, tokenizer, weights, checkpoint, callbacks)
 
 
 def train_and_save(
     run: runs.Run,
+    world: World,
     data: Any,
     tokenizer: Any,
     weights: str,
@@ -121,14 +123,14 @@ def train_and_save(
                 trainer.stopping.leave(trainer.state)
                 return trainer
             held_out_loss = trainer.final_evaluation()
-            trainer.save_whole_model()
+            trainer.save_model()
             trainer.save_state()
             data.close()
             ranks.barrier()
             succeed(run, trainer.state, held_out_loss)
             return trainer
         except BaseException as error:  # torch's CheckpointException is no Exception
-            ranks.fail(error, run.world, run.directory, run.note_failure)
+            ranks.fail(error, world, run.directory, run.note_failure)
 
 
 if __name__ == "__main__":

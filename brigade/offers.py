@@ -6,22 +6,37 @@ A clone that has only the hall trains as well. What a run does not use is not im
 from importlib.util import find_spec
 from typing import Any
 
+from .errors import first_line
 from .train.cluster import World
+from .train.distributed import ranks
 from .train.offers import Offers, Proofs
 
 
 def offers(world: World) -> Offers:
-    """Return what those rooms offer that are there. Each host says once where the user's own figures for the planner are
-    broken."""
+    """Return what the rooms offer that are there on all hosts: some of it is a collective. A collective.
+
+    Each host says once where the user's own figures for the planner are broken, or the planner is.
+    """
     offered: dict[str, Any] = {}
     if find_spec(f"{__package__}.kernels"):
         offered |= {"prove_kernels": _prove_kernels}
     if find_spec(f"{__package__}.plan"):
-        from .plan import runs
+        try:
+            offered |= _of_the_planner(world)
+        except Exception as error:  # a run that trains does not end for an estimate's sake
+            if world.local_rank == 0:
+                print(
+                    f"{world.host}: this run goes on without the planner: {type(error).__name__}: {first_line(error)}"
+                )
+    everywhere = set.intersection(*map(set, ranks.gather(sorted(offered))))
+    return Offers(**{name: offered[name] for name in everywhere})
 
-        runs.leave_aside_a_broken_calibration(world)
-        offered |= {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
-    return Offers(**offered)
+
+def _of_the_planner(world: World) -> dict[str, Any]:
+    from .plan import runs
+
+    runs.leave_aside_a_broken_calibration(world)
+    return {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
 
 
 def _prove_kernels(settings: Any, strategy: Any, world: World, config: Any, compiler: bool) -> Proofs:

@@ -107,7 +107,8 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
     one with "stops" dies after each of these steps, with a checkpoint, and goes on;
-    one with "dies", too, does not go on after the last; one with "per_host" believes that so many of the ranks share a host.
+    one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one with "saves_to" calls the
+    Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host.
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
@@ -168,8 +169,11 @@ def _work(job: Path) -> None:
         for step in case.get("stops", ()):
             _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
-            stops = _stops(case["stop"], rank) if "stop" in case else ()
-            trainer = None if case.get("dies") else train.main(case["flags"], callbacks=stops)
+            callbacks = _stops(case["stop"], rank) if "stop" in case else ()
+            callbacks += _fails(case["fails"], rank) if "fails" in case else ()
+            trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
+            if trainer and "saves_to" in case:
+                trainer.save_model(case["saves_to"])
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
             temporary = Path(f".{case['name']}.json")
@@ -193,6 +197,18 @@ def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
                 stop.process.ask(15)
 
     return (Stops(),)
+
+
+def _fails(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
+    """A callback that raises on one rank, before one step. when: (rank, step)"""
+    from transformers import TrainerCallback
+
+    class Fails(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if (rank, state.global_step + 1) == tuple(when):
+                raise ValueError("as a callback of a user's may fail")
+
+    return (Fails(),)
 
 
 def _interrupted(flags: list[str], step: int) -> None:

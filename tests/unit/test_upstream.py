@@ -50,6 +50,7 @@ DEFINED = {
     ],
     "transformers/distributed/mixin.py": ["should_save_on_this_rank"],
     "transformers/models/auto/auto_factory.py": ["_model_mapping"],
+    "transformers/integrations/integration_utils.py": ["_SummaryWriter", "_init_summary_writer"],
     "transformers/integrations/moe.py": ["_is_expert_parallel", "_apply_gate", "_default_apply_gate"],
     "transformers/integrations/deepspeed.py": ["_hf_deepspeed_config_weak_ref", "unset_hf_deepspeed_config"],
     "accelerate/state.py": ["_shared_state", "_reset_state"],

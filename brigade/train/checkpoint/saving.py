@@ -99,7 +99,7 @@ class Saving:
             for name in mine:
                 (stage / name).unlink()
         base = {"base": self.run.base, "run": runs.written(self.run.directory) if self._closes else None}
-        key = f"brigade/train/checkpoint-{next(_saves)}"
+        key = f"brigade/checkpoint-{next(_saves)}"
         self._job = _Job(step, key, stage, sources, document | base, best, began, in_memory=in_memory)
         self._job.blocked = self.blocked = time.perf_counter() - began
         self._thread = threading.Thread(target=self._settle, args=(self._job,), daemon=True)

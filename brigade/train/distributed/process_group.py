@@ -22,7 +22,7 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of wait_for_all: as many on every rank
 launchers_store: Any = None  # the one of all ranks, once a run had replicas
-_RUN = "brigade/train/run"  # in its store: the name of the launch
+_RUN = "brigade/run"  # in its store: the name of the launch
 ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
 
 

@@ -40,9 +40,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
     options["save_strategy"] = "steps" if training.save_steps else "no"
     if training.save_steps:
         # auto: by no number, but when save_interval.py says so
-        options["save_steps"] = (
-            NEVER * (training.eval_steps or 1) if training.save_steps == "auto" else training.save_steps
-        )
+        options["save_steps"] = NEVER if training.save_steps == "auto" else training.save_steps
     if training.eval_steps:
         options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps}  # checkpoints.py keeps the best one
     arguments = TrainingArguments(

@@ -26,15 +26,14 @@ def settle_batch(
 ) -> Batch:
     """The batch with the micro-batch that all ranks have: the recipe's; or what the run in `directory` began with; or the least
     of what fits each rank's device, by the planner's count. A collective."""
-    training = settings.recipe.training
-    if training.per_device_train_batch_size != "auto":
-        return batch
-    with ranks.agreed(world):
-        fits = _began_with(directory, batch) if not settings.fresh else None
-        if fits is None:
-            recipe = settings.with_training(use_liger_kernel=kernels.use_liger_kernel).recipe
-            fits = offers.rows_that_fit(recipe, strategy, batch, world.part(strategy.replicas), config)
-        own = batch_arithmetic(training, batch.data_parallel_size, settings.place("global_batch_size"), *fits)
+    training, own = settings.recipe.training, batch
+    with ranks.agreed(world):  # whatever this host's recipe says: that all have the same one is compared later
+        if training.per_device_train_batch_size == "auto":
+            fits = _began_with(directory, batch) if not settings.fresh else None
+            if fits is None:
+                recipe = settings.with_training(use_liger_kernel=kernels.use_liger_kernel).recipe
+                fits = offers.rows_that_fit(recipe, strategy, batch, world.part(strategy.replicas), config)
+            own = batch_arithmetic(training, batch.data_parallel_size, settings.place("global_batch_size"), *fits)
     batches = [Batch(**values) for values in ranks.gather(vars(own))]
     return min(batches, key=lambda batch: batch.micro)  # GPUs may differ
 

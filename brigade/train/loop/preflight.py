@@ -30,6 +30,7 @@ Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 def check_run(run: Run, config: Any) -> None:
     """Compare what a run asks for with the model of this `config`. Raise UserError."""
     settings = run.settings
+    _check_kernels(settings)
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_beside(settings, config)
     layer_classes.check(settings, config, run.strategy)
@@ -55,10 +56,6 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
         raise UserError(f"host {world.host}", problem, cure, "host")
     for key, problem, cure in _lacking(settings, strategy, gpu):
         raise UserError(settings.place(key), problem, cure, "host")
-    if settings.recipe.training.optim_args:
-        parse_arguments(
-            settings.recipe.training.optim, settings.recipe.training.optim_args, settings.place("optim_args")
-        )
     if strategy.is_deepspeed:
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure, "host")
@@ -88,10 +85,28 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:
             yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
+
+
+def _check_kernels(settings: Settings) -> None:
+    """Raise UserError where the optimizer takes no such arguments, or nothing here compiles layers: the recipe's, or proven."""
+    import torch
+
+    training, gpu = settings.recipe.training, torch.cuda.is_available()
+    if training.optim_args:
+        parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
     if training.torch_compile and not has_compiler(gpu):
         names = f"{os.environ.get('CC', 'gcc')} or clang" if gpu else os.environ.get("CXX", "g++")
         problem = f"it compiles with {names}, and there is none"
-        yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
+        cure = "apt-get install g++, or leave torch_compile out"
+        raise UserError(settings.place("torch_compile"), problem, cure, "host")
+
+
+def check_callbacks(callbacks: tuple[Any, ...]) -> None:
+    """Raise UserError for what a caller from Python hands in and no run can serve."""
+    if any(kind.__name__ == "EarlyStoppingCallback" for callback in callbacks for kind in type(callback).__mro__):
+        problem = "it asks Transformers for the best checkpoint, which a run keeps by itself"
+        cure = "leave it out, and set early_stopping_patience in the recipe"
+        raise UserError("callbacks: EarlyStoppingCallback", problem, cure)
 
 
 def check_steps(run: Run, train_samples: int) -> None:

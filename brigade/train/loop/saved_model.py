@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-def save(trainer: "Trainer") -> None:
-    """Write the whole model into the run's directory. A collective. Checkpoints stay as their engine shards them.
+def save(trainer: "Trainer", folder: Path) -> None:
+    """Write the whole model into a directory. A collective. Checkpoints stay as their engine shards them.
 
     Raises UserError where files lack a part of it.
     """
     heartbeat.enter(heartbeat.CHECKPOINT)
     if not trainer.replica.speaks:
         return  # another replica saves it
-    folder = Path(trainer.args.output_dir)
     trainer.run.check_directory()
     if trainer.args.should_save:
         files.remove_links(folder)

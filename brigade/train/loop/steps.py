@@ -14,13 +14,14 @@ from .environment import prepare_environment
 from .kernels import choose_kernels, prove_kernels
 from .lengthening import how_lengthened
 from .micro_batch import settle_batch
-from .preflight import check_host, check_run, check_steps
+from .preflight import check_callbacks, check_host, check_run, check_steps
 from .summary import summary as print_summary
 from .watch_thread import watched
 
 __all__ = [
     "agree_on_checkpoint",
     "build_trainer",
+    "check_callbacks",
     "check_host",
     "check_run",
     "check_steps",

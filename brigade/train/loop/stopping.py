@@ -69,10 +69,6 @@ class Stopping(TrainerCallback):
             self.by, self.number = by, number
             self.signals.agree()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
-            args.load_best_model_at_end, args.save_total_limit = False, None
-
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self.by:
             self.signals.end_training()

@@ -24,6 +24,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
+from ..upstream.trainer import ResumedTensorBoard
 from . import nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
@@ -126,8 +127,10 @@ class Trainer(EvaluatingTrainer):
         """Attach features and further callbacks. Each event reaches them in this order."""
         training, callbacks = self.run.settings.recipe.training, list[TrainerCallback]()
         self.remove_callback(PrinterCallback)
-        if self.pop_callback(TensorBoardCallback):
-            callbacks.append(_TensorBoard())
+        every = self.callback_handler.callbacks
+        if "tensorboard" in self.args.report_to:  # one that a user has handed in comes later, and stays
+            tensorboard = next(callback for callback in every if type(callback) is TensorBoardCallback)
+            every[every.index(tensorboard)] = ResumedTensorBoard()
         if self.world.is_main_rank:
             callbacks += [Progress(), ReportEvents(self.run)]
         if self.train_dataset.streamed:
@@ -135,14 +138,15 @@ class Trainer(EvaluatingTrainer):
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience))
-        callbacks.append(self.checkpoints)
         if training.save_steps == "auto":
             callbacks.append(SaveInterval(self.run, lambda: self.checkpoints.blocked))
         # The replica comes after all that may wish for something.
         callbacks += [resharding.OtherRanks(self), self.stopping, self.replica, *offered]
         for callback in callbacks:
             self.add_callback(callback)
-        self.features = [callback for callback in callbacks if isinstance(callback, Feature)]
+        # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
+        every[1:1] = [_Figures(self), self.checkpoints]
+        self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from a checkpoint, or from the beginning. A checkpoint that is on its way is finished whatever happens."""
@@ -268,14 +272,6 @@ class Trainer(EvaluatingTrainer):
         return self.nonfinite.judge(norm)
 
     # ---- between steps -----------------------------------------------------------------------------------------------
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs:
-            logs.update(self.meter.report())
-            logs["tokens"] = self.tokens_before + self.meter.tokens_of_all
-            for feature in self.features:
-                feature.add_figures(logs, self.state.global_step)
-        super().log(logs, start_time)
-
     def at_rest(self) -> ExitStack:
         """While the model is evaluated or saved."""
         entered = ExitStack()
@@ -288,9 +284,15 @@ class Trainer(EvaluatingTrainer):
         with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.at_rest():
             self.checkpoints.save()
 
-    def save_whole_model(self) -> None:
-        """Write the whole model into the run's directory, in Hugging Face format. A collective."""
-        saved_model.save(self)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the whole model in Hugging Face format, into the run's directory or another one. A collective.
+
+        _internal_call: the engine's part of a checkpoint, which Transformers writes
+        """
+        if _internal_call:
+            super().save_model(output_dir, _internal_call)
+        else:
+            saved_model.save(self, Path(output_dir or self.args.output_dir))
 
 
 class _StepsDue(TrainerCallback):
@@ -304,16 +306,20 @@ class _StepsDue(TrainerCallback):
         control.should_training_stop = control.should_training_stop or state.global_step >= state.max_steps
 
 
-class _TensorBoard(TensorBoardCallback):
-    """Hides what an interrupted run has logged of the steps that this one trains again, or anew."""
+class _Figures(TrainerCallback):
+    """Adds its figures to what is logged of a step, before another callback reads it."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        if state.is_world_process_zero:
-            from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
 
-            again = state.global_step + 1 if state.global_step else 0
-            self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=again)
-        super().on_train_begin(args, state, control, **about)
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" not in logs:
+            return
+        logs.update(self.trainer.meter.report())
+        logs["tokens"] = self.trainer.tokens_before + self.trainer.meter.tokens_of_all
+        for feature in self.trainer.features:
+            feature.add_figures(logs, state.global_step)
+        state.log_history[-1].update(logs)
 
 
 def _to(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.integrations import TensorBoardCallback
 
 from . import any_layer_kinds
 
@@ -76,3 +77,17 @@ class HookedTrainer(transformers.Trainer):
     def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A micro-batch as the model takes it (line 2379: _prepare_inputs)."""
         return self._prepare_inputs(inputs)
+
+
+class ResumedTensorBoard(TensorBoardCallback):
+    """Hides what an interrupted run has logged of the steps that this one trains again, or anew.
+
+    Transformers' own passes no purge_step on (integrations/integration_utils.py, line 606).
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.again = state.global_step + 1 if state.global_step else 0
+        super().on_train_begin(args, state, control, **about)
+
+    def _init_summary_writer(self, args: Any) -> None:
+        self.tb_writer = self._SummaryWriter(log_dir=self.logging_dir, purge_step=self.again)

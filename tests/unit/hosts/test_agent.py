@@ -66,7 +66,7 @@ def test_a_port_that_one_launch_has_chosen_is_no_other_launchs_until_its_rank_0_
 
 def test_ranks_join_no_rank_0_of_another_launch(monkeypatch):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set("brigade/train/run", "first")
+    store.set("brigade/run", "first")
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
