@@ -1,6 +1,6 @@
 """Bytes that a host really sends per optimizer step, for every strategy, beside the formulas of benchmarks/published/traffic.py.
 
-    sudo .venv/bin/python -m benchmarks.communication   # measures -> benchmarks/results/communication.jsonl, docs/communication.*
+    sudo .venv/bin/python -m benchmarks.communication   # measures: results/communication.jsonl, docs/evidence/communication.*
     python -m benchmarks.communication --quick          # ZeRO-2 and FSDP2 with accumulation 2; prints and writes nothing
     python -m benchmarks.communication --draw           # the page from the results that are there
 

@@ -1,6 +1,6 @@
 """Slow networks: how much of a step is communication, for every strategy, on real hosts whose links are throttled.
 
-    sudo .venv/bin/python -m benchmarks.network     # measures -> benchmarks/results/network*.csv, docs/network.{md,png}
+    sudo .venv/bin/python -m benchmarks.network     # measures -> benchmarks/results/network*.csv, docs/evidence/network.*
     python -m benchmarks.network --quick            # DDP on two hosts at two rates; prints the table and writes nothing
     python -m benchmarks.network --draw             # the page from the results that are there
 
