@@ -28,7 +28,10 @@ def offers(world: World) -> Offers:
                 print(
                     f"{world.host}: this run goes on without the planner: {type(error).__name__}: {first_line(error)}"
                 )
-    everywhere = set.intersection(*map(set, ranks.gather(sorted(offered))))
+    of_ranks = [set(names) for names in ranks.gather(sorted(offered))]
+    everywhere = set.intersection(*of_ranks)
+    if world.is_main_rank and (missed := set.union(*of_ranks) - everywhere):
+        print(f"this run goes on without {', '.join(sorted(missed))}: not every host's clone offers it")
     return Offers(**{name: offered[name] for name in everywhere})
 
 

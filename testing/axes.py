@@ -59,7 +59,7 @@ VARIANTS = {
 
 
 def flags(axes: Axes, kind: str, **groups: int) -> list[str]:
-    """Of a strategy with these axes. groups: further sizes of a parallelism_config"""
+    """Return the flags of a strategy with these axes. groups: further sizes of a parallelism_config"""
     if kind.startswith("zero"):
         config = json.loads((REPOSITORY / f"ds_configs/{kind}.json").read_text())
         return ["--ds_config", json.dumps(with_axes(config, axes))]

@@ -23,7 +23,7 @@ def called(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_model_that_a_caller_saves_is_the_whole_one(called):
-    """Of a model in shards, too, of which Transformers' own save_model writes nothing."""
+    """Transformers' own save_model writes nothing of a model in shards."""
     folder, _ = called
     saved, own = (path / "model.safetensors" for path in (folder / "elsewhere", folder / "outputs" / "fsdp2"))
     assert saved.read_bytes() == own.read_bytes()

@@ -1,7 +1,6 @@
 """A run as a Job, what is predicted of it, and what is said where it comes out otherwise."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -24,7 +23,6 @@ from brigade.train.distributed import ranks
 from brigade.train.loop import micro_batch
 from brigade.train.model.config_json import read_config
 from brigade.train.model.location import check_beside, load_config
-from brigade.train.offers import Offers
 from brigade.train.recipe.batch import Batch, batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run import directory as runs_on_disk
@@ -160,19 +158,6 @@ def test_ranks_meet_as_often_whatever_their_recipes_say(begin, monkeypatch):
     fixed = len(met)
     begin("cpu")
     assert fixed == len(met) - fixed > 0
-
-
-def test_what_one_host_lacks_no_host_takes(monkeypatch):
-    monkeypatch.setattr(ranks, "gather", lambda value: [value, ["prove_kernels"]])
-    offered, nothing = offers(WORLD), Offers()
-    assert offered.peak_tflops is nothing.peak_tflops and offered.prove_kernels is not nothing.prove_kernels
-
-
-def test_a_planner_that_is_broken_ends_no_run(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "brigade.plan.runs", None)
-    monkeypatch.delattr("brigade.plan.runs", raising=False)
-    assert offers(WORLD).callbacks(None, None, None, 0) == []
-    assert "here: this run goes on without the planner: " in capsys.readouterr().out
 
 
 def test_it_fits_and_the_next_does_not(load):
