@@ -34,17 +34,19 @@ def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
     """Rounds of pairs of `count` hosts, such that each host is in one pair of a round, and every pair in one round: the circle
     method of round-robin tournaments. count - 1 rounds for an even number, count for an odd one, in which each host sits out
     once. Where that is more than `most`: so many of them, evenly spread; in each round each host meets another one."""
-    seats = list(range(count + count % 2))
-    last = len(seats) - 1
-    whole = max(last, 0) if count > 1 else 0
-    taken = range(whole) if whole <= most else [number * whole // most for number in range(most)]
+    last, whole, number_of = count + count % 2 - 1, count_rounds(count, count), count_rounds(count, most)
     found = []
-    for number in taken:
+    for number in (step * whole // number_of for step in range(number_of)):
         pairs = [(last, number)]
         pairs += [((number + step) % last, (number - step) % last) for step in range(1, (last + 1) // 2)]
         ordered = [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
         found.append(sorted(ordered))
     return found
+
+
+def count_rounds(count: int, most: int) -> int:
+    """Return how many rounds rounds() gives, without building them. In each of them count // 2 pairs meet."""
+    return min(count - 1 + count % 2, most) if count > 1 else 0
 
 
 def bus_bandwidth(collective: str, payload: int, seconds: float, ranks: int) -> float:
@@ -103,18 +105,15 @@ def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> 
 
 
 def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage]:
-    usual, full = rounds(hosts, FEW), rounds(hosts, MANY)
-    todo = {"pairs": usual} | ({"every pair": full} if size == "full" and len(full) > len(usual) else {})
+    usual, full, pairs = count_rounds(hosts, FEW), count_rounds(hosts, MANY), hosts // 2  # that meet in a round
+    todo = {"pairs": usual} | ({"every pair": full} if size == "full" and full > usual else {})
     each = 2 * (ORDER + WARM_UP + MEASURED)
     for name, games in todo.items():
         words = f"{MEASURED:g} s each way, {STREAMS} streams"
-        yield Stage("network", name, len(games), sum(map(len, games)) * 2 * STREAMS, words, len(games) * each)
+        yield Stage("network", name, games, games * pairs * 2 * STREAMS, words, games * each)
     if size == "full" and backend == "nccl":
-        todo["pairs by NCCL"] = full
-        links = 2 * sum(map(len, full)) * ranks // hosts
-        yield Stage(
-            "network", "pairs by NCCL", len(full), links, "1 s at most each way", IMPORT + len(full) * NCCL_ROUND
-        )
+        links = 2 * full * pairs * ranks // hosts
+        yield Stage("network", "pairs by NCCL", full, links, "1 s at most each way", IMPORT + full * NCCL_ROUND)
     sweep = PAYLOADS[backend]
     # Gloo connects every rank with every other one; NCCL's rings and trees take a few neighbours of each.
     connections = ranks * (ranks - 1) // 2 if backend == "gloo" else 4 * ranks
@@ -171,14 +170,13 @@ def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
     names = list(slots)
     if len(names) == 1:
         yield "one host: there are no pairs"
+    first, full = [pair for pairs in rounds(len(names), 1) for pair in pairs], count_rounds(len(names), len(names))
+    some = ", ".join(f"{names[a]} - {names[b]}" for a, b in first[:3])
+    more = f", ... ({counted(len(first), 'pair')} at the same time)" if len(first) > 3 else ""
     for stage in stages:
         if stage.name in ("pairs", "every pair"):
-            games = rounds(len(names), FEW if stage.name == "pairs" else MANY)
-            some = [" - ".join((names[a], names[b])) for a, b in games[0][:3]]
-            more = f", ... ({counted(len(games[0]), 'pair')} at the same time)" if len(games[0]) > len(some) else ""
-            full = len(rounds(len(names), len(names)))
-            part = "" if len(games) == full else f"; a sample: all pairs would take {full:,} rounds"
-            yield f"{stage.name}, round 1 of {len(games)}: {', '.join(some)}{more}{part}"
+            part = "" if stage.rounds == full else f"; a sample: all pairs would take {full:,} rounds"
+            yield f"{stage.name}, round 1 of {stage.rounds}: {some}{more}{part}"
     if seconds := sum(stage.seconds for stage in stages if stage.group == "network" and not stage.most):
         yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
     about, most = total(stages)

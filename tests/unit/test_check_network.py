@@ -13,6 +13,7 @@ from brigade.check import sweep
 from brigade.check.pairs import Way, better, blame, judged_pairs, to_confirm
 from brigade.check.probes import pairs as probe
 from testing.meetings import met
+from testing.work import lines_executed
 
 NAMES = [f"node{number}" for number in range(1, 6)]
 
@@ -52,6 +53,24 @@ def test_dry_run_says_what_would_be_done_and_starts_nothing(tmp_path, monkeypatc
     table = [line for line in said.splitlines() if "│" in line]
     assert len(table) < 15
     assert max(map(len, table)) <= widest
+
+
+@pytest.mark.parametrize("count", range(12))
+def test_rounds_are_counted_without_building_them(count):
+    for most in (1, sweep.FEW, 1000):
+        games = sweep.rounds(count, most)
+        assert sweep.count_rounds(count, most) == len(games)
+        assert all(len(pairs) == count // 2 for pairs in games)
+
+
+def test_the_work_of_a_dry_run_grows_with_the_hosts_and_not_with_their_pairs(tmp_path, capsys):
+    def work(hosts: int) -> int:
+        (tmp_path / "hosts").write_text("".join(f"node{number} slots=8\n" for number in range(hosts)))
+        return lines_executed(lambda: main(["check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run"]))
+
+    work(8)  # what only the first call does
+    few, more, many = work(200), work(400), work(800)
+    assert many - more == pytest.approx(2 * (more - few), rel=0.1)
 
 
 def test_dry_run_of_two_hosts_without_gpus_speaks_of_gloo(tmp_path, capsys):
