@@ -12,7 +12,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 
 .PHONY: help setup demo skypilot test test-all test-matrix test-cluster soak lint clean
 help:
-	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
+	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's kernels for CPUs"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
 	@echo "make test-all       the other tests that need no root"

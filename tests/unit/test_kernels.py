@@ -1,5 +1,7 @@
-"""The cache of compiled kernels: its own for each virtual environment, and never locked by a process that is gone."""
+"""The cache of compiled kernels: its own for each virtual environment, and never locked by a process that is gone; and what a
+host needs to compile them."""
 
+import json
 import os
 import signal
 import sys
@@ -10,8 +12,11 @@ import cpuinfo
 import pytest
 from torch.utils.file_baton import FileBaton
 
+from brigade.train.loop import deepspeed_needs
+from brigade.train.strategy.strategy import Strategy
 from brigade.train.upstream import cpu_facts, locks
 from brigade.train.upstream import deepspeed_kernels as kernels
+from testing.ranks import REPOSITORY
 
 
 @pytest.fixture
@@ -96,3 +101,32 @@ def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
         assert CPUAdamBuilder().cpu_arch().startswith("-m") and CPUAdamBuilder().simd_width().startswith("-D__")
         assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is not cpuinfo.get_cpu_info()
     assert len(looked) == 1
+
+
+def strategy(ds_config: str) -> Strategy:
+    return Strategy(
+        "zero3", ds_config, ds_config, ds_config=json.loads((REPOSITORY / "ds_configs" / ds_config).read_text())
+    )
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(
+    "ds_config, cuda",
+    [("zero2_offload", False), ("zero3_offload_param", False), ("zero3_nvme", True), ("zeropp", True)],
+)
+def test_a_cuda_toolkit_is_wanted_only_for_kernels_of_cuda(monkeypatch, tmp_path, ds_config, cuda, gpu):
+    """The optimizer of offloaded states is the CPU's own kernel on every host (deepspeed/accelerator/cuda_accelerator.py:385)."""
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lacking = [problem for problem, _ in deepspeed_needs.lacking(strategy(f"{ds_config}.json"), gpu)]
+    assert any("nvcc" in problem for problem in lacking) == (cuda and gpu)
+
+
+def test_setup_compiles_the_offloaded_optimizer_on_every_host(monkeypatch):
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    for gpu in (True, False):
+        assert "CPUAdamBuilder" in kernels.wanted(gpu)
+    (builder,) = (CUDA_Accelerator().create_op_builder(name) for name in kernels.wanted(gpu=True))
+    assert not isinstance(builder, CUDAOpBuilder) and not any(path.endswith(".cu") for path in builder.sources())

@@ -1,9 +1,9 @@
-"""Compile the DeepSpeed kernels that a run without a GPU needs, once, so that no run waits for a compiler.
+"""Compile the DeepSpeed kernels of CPUs, once, so that no run waits for a compiler.
 
     python -m brigade.train.upstream.deepspeed_kernels
 
 DeepSpeed compiles them at first use into torch's extension cache, under the eyes of all ranks; `make setup` does it here.
-With a GPU nothing is compiled: what a run there needs depends on its strategy.
+On a host with GPUs only cpu_adam is compiled, for offloaded states; kernels of CUDA are compiled at first use.
 
 The cache is the virtual environment's own: kernels are compiled against its headers, and two environments that share one
 cache compile each other's kernels away. So do two names of one environment, as where `.venv` is a link: the names of the headers
@@ -18,12 +18,11 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from ...errors.console import counted
 from . import cpu_facts, locks
 
-BUILDERS = {
-    "ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host",
-    "CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states",
-}
+ANYWHERE = {"CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states"}
+WITHOUT_GPU = {"ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host"}
 WITH_LIBAIO = {"AsyncIOBuilder": "async_io: offload to NVMe"}
 
 
@@ -46,22 +45,30 @@ def build(name: str) -> tuple[str, float]:
     return name, time.perf_counter() - began
 
 
+def wanted(gpu: bool) -> dict[str, str]:
+    """Return the builders of the kernels that this host needs and can compile -> what each is for."""
+    if gpu:
+        return ANYWHERE  # async_io has another form there, which wants the CUDA toolkit
+    return WITHOUT_GPU | ANYWHERE | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
+
+
 def main() -> None:
-    """Compile DeepSpeed's CPU kernels where there is no GPU."""
+    """Compile DeepSpeed's CPU kernels for this host."""
     import torch
 
-    if torch.cuda.is_available():
-        return
+    builders = wanted(torch.cuda.is_available())
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     cache()
     locks.end_with_their_holder()
     cpu_facts.ask_once()
-    wanted = BUILDERS | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
-    print(f"Compiling {len(wanted)} of DeepSpeed's CPU kernels (once; two to four minutes) ...", flush=True)
+    print(
+        f"Compiling {counted(len(builders), 'kernel')} of DeepSpeed's for CPUs (once; one to four minutes) ...",
+        flush=True,
+    )
     with ProcessPoolExecutor(max_workers=2) as pool:
-        for name, seconds in pool.map(build, wanted):
-            print(f"  {wanted[name]} ({seconds:.0f} s)", flush=True)
+        for name, seconds in pool.map(build, builders):
+            print(f"  {builders[name]} ({seconds:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":
