@@ -5,16 +5,19 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate.commands.config import config_args
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
 from brigade.train.cluster import World
 from brigade.train.model import experts
 from brigade.train.model.location import load_config
 from brigade.train.model.tiny import shrink
+from brigade.train.parallel import experts as parallel
 from brigade.train.recipe import flags
 from brigade.train.strategy import accelerate_config, choose
+from brigade.train.upstream import experts as in_half
 
 ROOT = Path(__file__).parents[2]
 MESH = {"parallelism_config_ep_size": 2}
@@ -236,3 +239,73 @@ def test_a_balance_term_in_the_loss_is_refused(settings_of):
     settings = settings_of("mixtral", output_router_logits=True)
     with pytest.raises(UserError, match="output_router_logits"):
         experts.check_loss(settings, load_config(settings))
+
+
+# ---- what they compute in --------------------------------------------------------------------------------------------
+@pytest.fixture
+def products(monkeypatch):
+    """The dtypes of what torch's grouped product is given."""
+    seen, multiply = set(), torch.nn.functional.grouped_mm
+    taken = lambda one, other, **options: seen.update((one.dtype, other.dtype)) or multiply(one, other, **options)  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", taken)
+    return seen
+
+
+def mixture(name="qwen3_moe"):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[name](**shrink(CONFIG_MAPPING[name]().to_dict()), experts_implementation="grouped_mm")
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def trained(model, half=None):
+    """The loss, and the gradients of the experts' weights."""
+    tokens = torch.arange(32).view(2, 16)
+    with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    return loss.detach(), {name: value.grad for name, value in model.named_parameters() if ".experts." in name}
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])  # without biases, and with them
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_experts_compute_in_half_precision_where_autocast_does(name, half, products):
+    """torch's grouped product is no autocast operation: DDP, one process and stages computed their experts in fp32."""
+    in_half.compute_as_autocast_says()
+    whole, gradients = trained(mixture(name))
+    assert products == {torch.float32}
+    products.clear()
+    rounded, of_rounded = trained(mixture(name), half)
+    assert products == {half}
+    assert 0 < abs(rounded - whole) < 0.01
+    for key, gradient in of_rounded.items():
+        assert gradient.dtype == torch.float32
+        assert (gradient - gradients[key]).norm() < 0.3 * gradients[key].norm()
+
+
+def test_without_autocast_experts_compute_what_transformers_does(monkeypatch):
+    from transformers.integrations import moe
+
+    in_half.compute_as_autocast_says()
+    ours = trained(mixture())
+    monkeypatch.setitem(moe.ALL_EXPERTS_FUNCTIONS, "grouped_mm", moe.grouped_mm_experts_forward)
+    theirs = trained(mixture())
+    assert ours[0] == theirs[0] and all(torch.equal(ours[1][key], theirs[1][key]) for key in theirs[1])
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+def test_tokens_travel_to_experts_in_the_type_that_these_compute_in(half, monkeypatch, products):
+    from transformers.distributed import expert_parallel
+
+    sent, send = set(), expert_parallel.all_to_all_single_autograd
+    taken = lambda tensor, *args: sent.add(tensor.dtype) or send(tensor, *args)  # noqa: E731
+    monkeypatch.setattr(expert_parallel, "all_to_all_single_autograd", taken)
+    in_half.compute_as_autocast_says()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        expected, model = trained(mixture(), half), mixture()
+        divided = list(parallel.divide(model, experts.plan(model.config), parallel.groups("cpu", 1, 1, 1)))
+        loss, _ = trained(model, half)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert divided and sent == products == {half or torch.float32}
+    torch.testing.assert_close(loss, expected[0], rtol=0, atol=1e-3 if half else 1e-6)

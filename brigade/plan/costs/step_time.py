@@ -61,13 +61,18 @@ class StepTime:
 
 
 def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: float = 1) -> float:
-    """Return the seconds of `groups` products (rows x inner) @ (inner x outer): the last wave is as long as any."""
+    """Return the seconds of `groups` products (rows x inner) @ (inner x outer): the last wave is as long as any.
+
+    A card without a kernel for all of them at once computes one after another: each has a last wave of its own, and nothing says
+    that they are faster than all at once.
+    """
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
     rate = g.product_rate * (GROUPED if groups > 1 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
-    return max(compute, memory)
+    looped = 0.0 if groups == 1 or g.grouped else groups * product_seconds(g, rows, inner, outer)
+    return max(compute, memory, looped)
 
 
 @functools.singledispatch

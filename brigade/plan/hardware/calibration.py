@@ -28,7 +28,7 @@ SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
 OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
-OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation", "grouped")
 _ignored: set[Path | None] = set()
 
 
@@ -92,7 +92,11 @@ def _check_gpu(entry: Any, place: str) -> None:
     _table(entry, place, OF_GPU, "key")
     for key in (*NUMBERS, *(key for key in OPTIONAL if key in entry)):
         _check_positive(entry.get(key), f"{place}.{key}")
-    driver, names = entry.get("driver"), entry.get("names", [])
+    driver, names, grouped = entry.get("driver"), entry.get("names", []), entry.get("grouped", False)
+    if not isinstance(grouped, bool):
+        raise UserError(
+            f"{place}.grouped", f"{grouped!r} is neither true nor false", "say whether torch groups experts"
+        )
     try:
         re.compile(driver)
     except (TypeError, re.error):

@@ -16,6 +16,7 @@ from ..distributed.consistency import WEIGHTS
 from ..hub import refusal
 from ..recipe.flags import Settings
 from ..upstream import fsdp2
+from ..upstream.experts import compute_as_autocast_says
 from . import attention, base_weights
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
@@ -116,6 +117,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     from transformers.distributed.fsdp import is_fsdp_enabled
     from transformers.distributed.utils import is_local_dist_rank_0
 
+    compute_as_autocast_says()
     section = settings.recipe.model
     quantization = quantization_config(settings, source, dtype)
     # Transformers 5.23 reads weights on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again

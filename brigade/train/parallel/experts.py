@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from ..model.experts import shards
 from ..upstream import are_experts, fsdp2
+from ..upstream.experts import half_of
 
 # Parts of names that come from no module of the model itself: FSDP2's activation checkpointing, adapters.
 _WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
@@ -98,7 +99,19 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> It
         if wrappers := adapters_of(model, experts):
             _adapt(experts, wrappers, ranks.experts.get_local_rank())
         dispatch.install_forward(experts, ranks.experts, tp_mesh=ranks.tokens, ep_implementation="all_to_all")
+        _send_in_half(experts)
         yield experts
+
+
+def _send_in_half(experts: Any) -> None:
+    """Let tokens travel in autocast's half type, in which experts compute; norms hand over fp32, twice the bytes."""
+    plain = experts.forward
+
+    def forward(hidden_states: torch.Tensor, *args: Any) -> torch.Tensor:
+        half = half_of(hidden_states.device.type)
+        return plain(hidden_states.to(half or hidden_states.dtype), *args).to(hidden_states.dtype)
+
+    experts.forward = forward
 
 
 def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, options: Mapping[str, Any]) -> None:
