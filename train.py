@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     from brigade.train.loop import steps  # torch: seconds
 
     with ranks.agreed(world):
+        steps.check_gpus_are_seen(world)
         steps.prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
         config = steps.load_config(settings)

@@ -25,11 +25,17 @@ LOOK = {
 
 
 def judged(
-    name: str, *own: Facts, loaded: Any = None, files: Any = None, projects: Any = None, imports: Any = None
+    name: str,
+    *own: Facts,
+    loaded: Any = None,
+    files: Any = None,
+    projects: Any = None,
+    imports: Any = None,
+    gpus: int = 0,
 ) -> dict[str, list[Result]]:
-    """Results by host of one check. own: for node1, node2, ... what differs from LOOK"""
+    """Results by host of one check. own: for node1, node2, ... what differs from LOOK; gpus: of each host"""
     looks = {f"node{number}": LOOK | one for number, one in enumerate(own, 1)}
-    hello = {host: {"project": (projects or {}).get(host, "same")} for host in looks}
+    hello = {host: {"project": (projects or {}).get(host, "same"), "gpus": gpus} for host in looks}
     answers = {"sameness.look": looks, "sameness.files": files or {}, "sameness.loaded": loaded or {}}
     answers["sameness.imports"] = imports or {}
     hosts = Recorded(Wanted(dict.fromkeys(looks, 8)), answers, hello)

@@ -24,7 +24,7 @@ Facts = dict[str, Any]
 Size = Literal["quick", "usual", "full"]  # of a check: from which size of `check` on it runs
 # Whose faults stop a launch: no run could begin with them, and they are certain. All others are told, and the launch goes on.
 # More slots than GPUs is no row of these: launch itself refuses that, and the row `gpus` is red too where somebody uses one.
-STOP = frozenset({"ports", "python", "packages", "code", "paths", "output directory"})
+STOP = frozenset({"ports", "python", "packages", "driver", "code", "paths", "output directory"})
 SIZES: tuple[Size, ...] = get_args(Size)
 # Groups and their modules with checks, in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ..errors.console import counted
 from ..hosts.host_facts import PACKAGES
+from ..hosts.rendezvous import usable_gpus
+from ..train.distributed import devices
 from ..train.recipe.files import REPOSITORY
 from .checks import Facts, Hosts, NotHere, Result, check, most_common, sound
 from .sameness import alike, look, pins
@@ -79,6 +81,29 @@ async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
     cure = f"`make setup` in {REPOSITORY} there; a driver is the administrator's"
     for result in alike(answers, {"cuda": "red", "nccl": "red"}, why, cure):
         yield result
+
+
+@check("driver", seconds=30)
+async def driver(hosts: Hosts) -> AsyncIterator[Result]:
+    """Compares the driver's version with the CUDA version that torch is built for, where a run would use GPUs. Threshold: the
+    first driver for all minor versions of that CUDA (NVIDIA's "CUDA Compatibility"); torch has to be a build for CUDA."""
+    visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
+    using = [host for host, hello in hosts.hello.items() if usable_gpus(hello.get("gpus"), visible)]
+    looked = await look(hosts) if using else {}
+    using = [host for host in using if host in looked and looked[host]["driver"]]
+    if not using:
+        raise NotHere
+    why = "torch sees none of its GPUs then, and ranks are refused"
+    for host in using:
+        version, cuda = looked[host]["driver"], looked[host]["torch"]["cuda"]
+        old = devices.too_old(version, cuda)
+        if not cuda:
+            old = "torch is a build without CUDA", f"install one for driver {version} (docs/troubleshooting.md)"
+        yield (
+            Result(host, "red", version, None, old[0], why, old[1])
+            if old
+            else sound(host, f"{version} for CUDA {cuda}")
+        )
 
 
 @check("CUDA libraries as loaded", size="usual", seconds=90)

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 from ..errors import first_line
 from ..train import files
 from ..train.cache import cache_directory, private_folder
+from ..train.distributed import devices
 from ..train.model import attention
 from . import judging, models
 
 Row = dict[str, Any]
 FORMAT = 1
 PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
-DRIVER = Path("/proc/driver/nvidia/version")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
 CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of our own:
@@ -61,15 +60,9 @@ def processor() -> str:
 
 @functools.cache
 def driver() -> str:
-    """The version of NVIDIA's kernel module; where nothing tells it, a name for the time since the host was booted."""
-    with suppress(OSError):
-        if match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text()):
-            return match[1]
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        words = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()
-        if words:
-            return words[0]
+    """The version of NVIDIA's driver; where nothing tells it, a name for the time since the host was booted."""
+    if version := devices.driver_version():
+        return version
     with suppress(OSError):
         return f"unknown, since boot {BOOT.read_text().strip()}"
     return "unknown"

@@ -74,6 +74,7 @@ def main(folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(brigade.train.distributed.ranks, "fail", too_late)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return train.main
 
 

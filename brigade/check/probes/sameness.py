@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hosts.host_facts import PROJECT, file_hashes
+from ...train.distributed.devices import driver_version
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
@@ -44,7 +45,7 @@ def look(
         "packages": {name: _version(name) for name in names},
         "lost": {name: said for name in names if (said := _lost(name))},
         "torch": _torch(),
-        "driver": _driver(),
+        "driver": driver_version(),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "glibc": platform.libc_ver()[1] or "none",
@@ -123,12 +124,6 @@ def _torch() -> dict[str, str | None]:
         major = found["cuda"].partition(".")[0]
         found |= {library: _version(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}
     return found
-
-
-def _driver() -> str | None:
-    with suppress(OSError):
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    return None
 
 
 def _git() -> dict[str, Any] | None:

@@ -41,8 +41,9 @@ def keep_launchers_store() -> Any:
 def join(world: World) -> None:
     """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
     between ranks never depends on a healthy NCCL."""
-    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in.
-    if torch.cuda.device_count() >= world.local_size:
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
+    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
+    if torch.cuda.is_available() and torch.cuda.device_count() >= world.local_size:
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     else:

@@ -5,6 +5,7 @@ from ..checkpoint.resume import agree as agree_on_checkpoint
 from ..checkpoint.resume import how_to_continue
 from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
+from ..distributed.devices import check as check_gpus_are_seen
 from ..model.load import weights as find_weights
 from ..model.location import load_config
 from ..model.tokenizer import load_tokenizer
@@ -22,6 +23,7 @@ __all__ = [
     "agree_on_checkpoint",
     "build_trainer",
     "check_callbacks",
+    "check_gpus_are_seen",
     "check_host",
     "check_run",
     "check_steps",

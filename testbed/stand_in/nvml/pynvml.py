@@ -47,6 +47,10 @@ def nvmlShutdown() -> None:
     _said.clear()
 
 
+def nvmlSystemGetDriverVersion() -> str:
+    return str(_said["driver"])
+
+
 def nvmlDeviceGetCount() -> int:
     return int(os.environ.get("STAND_IN_GPUS", _said["count"]))
 

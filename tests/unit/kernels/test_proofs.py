@@ -8,6 +8,7 @@ import transformers
 
 from brigade.kernels import auto, judging, proofs, prove
 from brigade.train.cluster import World
+from brigade.train.distributed import devices
 from brigade.train.model import attention
 from testing.made_up_kernels import (
     A100,
@@ -221,13 +222,12 @@ def test_several_writers_leave_a_whole_proof(cache):
 ])  # fmt: skip
 def test_the_driver_is_read_from_its_kernel_module(tmp_path, monkeypatch, text, version):
     (tmp_path / "version").write_text(text)
-    monkeypatch.setattr(proofs, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(devices, "VERSION_FILES", (tmp_path / "version",))
     assert proofs.driver.__wrapped__() == version
 
 
 def test_a_driver_that_nothing_names_is_another_after_each_boot(tmp_path, monkeypatch):
-    monkeypatch.setattr(proofs, "DRIVER", tmp_path / "version")
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(devices, "driver_version", lambda: None)
     monkeypatch.setattr(proofs, "BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("0b1c\n")
     assert proofs.driver.__wrapped__() == "unknown, since boot 0b1c"

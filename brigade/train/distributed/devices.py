@@ -1,0 +1,112 @@
+"""The GPUs of this host: what its driver counts, what torch sees of it, and which one is this rank's."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ...errors import UserError, first_line
+from ...errors.console import counted
+from ..cluster import World
+
+VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
+NODES = Path("/dev")
+# CUDA's major version -> the first driver for all of its minor versions (NVIDIA, "CUDA Compatibility").
+OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+HIDDEN = ("", "-1", "none", "nodevfiles")  # a first word of CUDA_VISIBLE_DEVICES with which a program sees no GPU
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver, 535.129.03 for instance; None where nothing tells it."""
+    for name in VERSION_FILES:
+        with suppress(OSError):
+            if match := re.search(r"\b\d{3}\.\d+(\.\d+)?\b", Path(name).read_text()):
+                return match[0]
+    return _asked_of_nvml()[1]
+
+
+def count_by_driver() -> int:
+    """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, by the device nodes."""
+    count, _ = _asked_of_nvml()
+    if count is None:
+        count = sum(os.access(node, os.R_OK | os.W_OK) for node in NODES.glob("nvidia[0-9]*"))
+    return count
+
+
+def _asked_of_nvml() -> tuple[int | None, str | None]:
+    """How many GPUs NVML counts, and the driver's version; None for what it does not say."""
+    count = version = None
+    with suppress(Exception):  # no package, no library, no driver, or one that was updated while it ran
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        try:
+            count = int(nvml.nvmlDeviceGetCount())
+            told = nvml.nvmlSystemGetDriverVersion()
+            version = told.decode() if isinstance(told, bytes) else str(told)
+        finally:
+            nvml.nvmlShutdown()
+    return count, version
+
+
+def too_old(driver: str | None, cuda: str | None) -> tuple[str, str] | None:
+    """Return why a driver is too old for a torch that is built for this version of CUDA, and the cure; None where it is not, or
+    where either is unknown."""
+    if not driver or not cuda:
+        return None
+    least, has = OLDEST_DRIVER.get(int(cuda.partition(".")[0])), int(driver.partition(".")[0])
+    if least is None or has >= least:
+        return None
+    usable = max((major for major, first in OLDEST_DRIVER.items() if first <= has), default=None)
+    build = f", or torch's build for CUDA {usable} (docs/troubleshooting.md)" if usable else ""
+    problem = f"its driver {driver} is too old for torch, which is built for CUDA {cuda} and wants {least} or newer"
+    return problem, f"install driver {least} or newer{build}"
+
+
+def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return why torch sees none of this host's GPUs, and the cure; None where it sees one, where there is none, and where the
+    environment asks for a CPU."""
+    import torch
+
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if torch.cuda.is_available() or wants_cpu(environment) or not (count := count_by_driver()):
+        return None
+    has, otherwise = f"it has {counted(count, 'GPU')}, and", "; CUDA_VISIBLE_DEVICES= trains on the CPU"
+    if old := too_old(driver_version(), torch.version.cuda):
+        return f"{has} {old[0]}", old[1] + otherwise
+    if not torch.version.cuda:
+        cure = "install a build for its driver (docs/troubleshooting.md)"
+        return f"{has} torch {torch.__version__} is a build without CUDA", cure + otherwise
+    why = "it does not say why"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # whatever it says
+        why = first_line(error)
+    which = f" of CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    problem = f"{has} torch {torch.__version__} for CUDA {torch.version.cuda} sees none{which} (driver {driver_version()}): {why}"
+    return problem, f"`nvidia-smi` there; a reboot loads a driver that was updated while it ran{otherwise}"
+
+
+def wants_cpu(environment: Mapping[str, str]) -> bool:
+    """Whether the environment asks for a CPU: by DeepSpeed's variable, by Accelerate's, or by hiding all GPUs."""
+    first = environment.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip().lower()
+    by_accelerate = environment.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return first in HIDDEN or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
+
+
+def check(world: World) -> None:
+    """Raise UserError where this host has GPUs and torch sees none of them: the run would train on the CPU, without a word."""
+    if found := unseen(os.environ):
+        raise UserError(f"host {world.host}", *found, "host")
+
+
+def main() -> None:
+    """Say what `make setup` should say of this host's GPUs. It refuses nothing: a login node may have another driver."""
+    if found := unseen(os.environ):
+        print("warning: runs on this host will be refused: {}\n  cure: {}".format(*found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

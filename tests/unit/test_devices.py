@@ -1,0 +1,156 @@
+"""Drivers that are too old for torch, GPUs that it does not see, and which of them is a rank's."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from brigade.check.checks import NotHere
+from brigade.check.run import STOP
+from brigade.launch.policy import Fault, would_repeat
+from brigade.train.distributed import devices
+from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
+from testing.ranks import REPOSITORY
+from testing.same_hosts import LOOK, judged
+from testing.strategies import world
+
+H100 = KINDS["h100-sxm"]
+
+
+@pytest.mark.parametrize(
+    "driver, cuda, says",
+    [
+        ("535.129.03", "13.0", ("535.129.03", "CUDA 13.0", "580 or newer", "CUDA 12 ")),
+        ("570.86.15", "13.2", ("580 or newer", "CUDA 12 ")),
+        ("470.42.01", "12.8", ("525 or newer", "CUDA 11 ")),
+        ("390.48", "11.8", ("450 or newer",)),
+        ("580.65.06", "13.0", ()),
+        ("535.129.03", "12.6", ()),  # minor versions of CUDA 12 run on the first driver for it
+        ("600.1", "14.0", ()),  # nobody knows yet what that wants
+        (None, "13.0", ()),
+        ("535.129.03", None, ()),
+    ],
+)
+def test_a_driver_is_compared_with_the_cuda_that_torch_is_built_for(driver, cuda, says):
+    found = devices.too_old(driver, cuda)
+    assert bool(found) == bool(says)
+    assert all(word in " ".join(found or ()) for word in says), found
+
+
+@pytest.fixture
+def host(stand_in, monkeypatch):  # noqa: F811
+    """host("535.129.03", "13.0"): eight GPUs under this driver, of which a torch for that CUDA sees none."""
+
+    def make(driver, cuda, **said):
+        monkeypatch.setattr(devices, "VERSION_FILES", ())
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "ACCELERATE_USE_CPU"):
+            monkeypatch.delenv(name, raising=False)
+        stand_in(H100 | {"driver": driver} | said)
+
+    return make
+
+
+def test_gpus_that_torch_does_not_see_are_refused_with_the_reason(host, mistake, monkeypatch):
+    host("535.129.03", "13.0")
+    message = mistake(devices.check, world())
+    assert "host host" in message and "8 GPUs" in message and "driver 535.129.03 is too old" in message
+    assert "580 or newer" in message and "torch's build for CUDA 12" in message and "CUDA_VISIBLE_DEVICES= " in message
+
+    host("580.65.06", None)
+    assert "is a build without CUDA" in mistake(devices.check, world())
+
+    host("580.65.06", "13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("No CUDA GPUs are available")))
+    message = mistake(devices.check, world())
+    assert "CUDA_VISIBLE_DEVICES=9" in message and "No CUDA GPUs are available" in message and "580.65.06" in message
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("CUDA_VISIBLE_DEVICES", ""),
+        ("CUDA_VISIBLE_DEVICES", "-1"),
+        ("DS_ACCELERATOR", "cpu"),
+        ("ACCELERATE_USE_CPU", "true"),
+    ],
+)
+def test_who_asks_for_a_cpu_gets_one(host, monkeypatch, name, value):
+    host("535.129.03", "13.0")
+    monkeypatch.setenv(name, value)
+    devices.check(world())
+
+
+def test_a_host_without_gpus_and_one_whose_gpus_are_seen_pass(host, monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "NODES", tmp_path)
+    host("535.129.03", "13.0", count=0)
+    devices.check(world())
+    host("535.129.03", "13.0", problem="Driver/library version mismatch")
+    devices.check(world())
+    host("580.65.06", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices.check(world())
+
+
+def test_where_nvml_fails_the_device_nodes_count(host, mistake, monkeypatch, tmp_path):
+    for number in range(2):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(devices, "NODES", tmp_path)
+    host("?", "13.0", problem="Driver/library version mismatch")
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("Error 803")))
+    message = mistake(devices.check, world())
+    assert "2 GPUs" in message and "Error 803" in message and "reboot" in message
+
+
+def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
+    """The message comes before the output directory, and from one process that nothing launched as well."""
+    (tmp_path / "said.yaml").write_text((STAND_IN.parents[2] / "tests/data/nvml/h100-sxm.yaml").read_text())
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
+    }
+    environment |= {"PYTHONPATH": str(STAND_IN), "STAND_IN_NVML": str(tmp_path / "said.yaml")}
+    command = [
+        sys.executable,
+        "train.py",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--max_steps",
+        "1",
+        "--warmup_steps",
+        "0",
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2, done.stderr
+    assert "it has 8 GPUs, and torch" in done.stderr and len(done.stderr.strip().splitlines()) <= 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_restart_repeats_the_refusal():
+    refused = Fault("reported", "its driver is too old", ("node1",), code=2, whose="host", told=True)
+    assert "no other host may take its place" in (would_repeat([refused], replaceable=False) or "")
+    elsewhere = replace(refused, hosts=("node2",))
+    assert "it is no host's own" in (would_repeat([refused, elsewhere]) or "")
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------
+def rows(*own, gpus=8):
+    return judged("driver", *own, gpus=gpus)
+
+
+def test_check_compares_them_too_and_stops_a_launch():
+    old = {"driver": "535.129.03", "torch": LOOK["torch"] | {"cuda": "13.0"}}
+    (sound,), (red,), (without,) = rows({}, old, {"torch": {"cuda": None}}).values()
+    assert sound.level == "green" and sound.value == "570.86.15 for CUDA 12.8"
+    assert red.level == "red" and "wants 580" in red.problem and "CUDA 12" in red.cure
+    assert without.level == "red" and "without CUDA" in without.problem
+    assert "driver" in STOP
+
+
+def test_hosts_without_gpus_have_no_row_of_their_driver():
+    with pytest.raises(NotHere):
+        rows({"driver": "535.129.03", "torch": {"cuda": "13.0"}}, gpus=0)
