@@ -1,5 +1,6 @@
 """DeepSpeed's ZeRO, and its AutoTP, which divides layers over tensor groups."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import torch
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
 from ..parallel import tensor_plan, tensor_trial
-from ..run.directory import Run, add_to_record
+from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
 from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling, zero_optimizer
 from .engine import Engine
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 class DeepSpeed(Engine):
     """ZeRO-1, 2 and 3, with offload to the host's memory or to NVMe; all else is in the ds_config."""
-
-    clips_by_itself = True  # and measures the norm, in float64 on a CPU
 
     def load_dtype(self) -> torch.dtype:
         return half_or_full(self.run.settings)  # it keeps a master copy in fp32 of its own
@@ -47,6 +46,9 @@ class DeepSpeed(Engine):
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         add_to_record(self.run, "ds_config", trainer.deepspeed.config)
 
+    def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
+        return trainer.engines_norm(model)  # it has clipped by itself, and measured the norm, in float64 on a CPU
+
     def drop_step(self, trainer: "Trainer") -> None:
         # It has dropped the step by itself, inside of backward(). The schedule would wait for it, as for an overflow in fp16.
         trainer.deepspeed.optimizer.overflow = self.training.fp16
@@ -55,6 +57,31 @@ class DeepSpeed(Engine):
         if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):
             nvme_resume.restore(trainer.deepspeed, str(checkpoint))
         cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
+
+    def shares(self, trainer: "Trainer") -> Any:
+        from ..upstream import zero_shares
+
+        return ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
+
+    def spread_weights(self, trainer: "Trainer") -> None:
+        from ..upstream import zero_shares
+
+        zero_shares.spread_weights(trainer.deepspeed, trainer.state.global_step)
+
+    def optimizer(self, trainer: "Trainer") -> Any:
+        return trainer.deepspeed.optimizer.optimizer
+
+    def load_moments(self, trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -> None:
+        from ..upstream import zero_shares
+
+        zero_shares.load_moments(trainer.deepspeed.optimizer, moments_of)
+
+    def loss_scale(self, trainer: "Trainer") -> dict[str, Any] | None:
+        return {"scale": float(trainer.deepspeed.optimizer.loss_scaler.cur_scale)} if self.training.fp16 else None
+
+    def set_loss_scale(self, trainer: "Trainer", state: Mapping[str, Any]) -> None:
+        if self.training.fp16:
+            trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(state["scale"])
 
     def gathers_weights(self, trainer: "Trainer") -> bool:
         zero3 = trainer.deepspeed.zero_optimization_partition_weights()
@@ -65,10 +92,6 @@ class DeepSpeed(Engine):
 class TensorDeepSpeed(DeepSpeed):
     """AutoTP divides the model inside of deepspeed.initialize, by Transformers' plan (runtime/engine.py:
     _apply_autotp_partitioning), and asserts that the ranks of a group have the same batch."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.averaged_over = run.world.size // run.strategy.axes.tensor
 
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()

@@ -5,6 +5,7 @@ checkpoint. The Trainer calls these methods and knows no engine by name. What to
 brigade/train/upstream/, with its line there.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from ..data.collate import Collate
 from ..model import load
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
+from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
+from . import resharding
 from .gradient_clipping import clip_
 
 if TYPE_CHECKING:
@@ -29,15 +32,15 @@ if TYPE_CHECKING:
 class Engine:
     """What is common to all engines; by itself the engine of one process."""
 
-    clips_by_itself = False
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
 
     def __init__(self, run: Run) -> None:
         unpickling.data_only()
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
-        # A loss is multiplied by it: gradients are means over so many ranks. A replica has only a part of the step's tokens, and
-        # the mean over replicas is the whole step's.
-        self.averaged_over = run.world.size * run.strategy.replicas
+        # A loss is multiplied by it: gradients are means over so many ranks, of which those of a tensor group or a pipeline
+        # compute with the same tokens. A replica has only a part of the step's tokens, and the mean over replicas is the step's.
+        axes = run.strategy.axes
+        self.averaged_over = run.world.size * run.strategy.replicas // (axes.tensor * axes.stages)
 
     # ---- before the model is loaded --------------------------------------------------------------------------------
     def load_dtype(self) -> torch.dtype:
@@ -135,15 +138,32 @@ class Engine:
         """Load what Transformers leaves out when it loads optimizer states."""
 
     def shares(self, trainer: "Trainer") -> Any:
-        """Return a resharding.Share of each tensor that the optimizer steps in a parameter's place, or None."""
-        return None
+        """Return resharding.Shares: what this rank steps of each trained parameter, and where that lies in memory."""
+        return resharding.shares_of(trainer.model)
 
     def reading(self, source: Any, trainer: "Trainer") -> Any:
         """Return a checkpoint's states, read by these shares' own numbers."""
         return source
 
     def spread_weights(self, trainer: "Trainer") -> None:
-        """Let the model compute with these shares, once their weights have been set."""
+        """Let the model compute with these shares, once their weights have been set. A collective."""
+
+    def optimizer(self, trainer: "Trainer") -> Any:
+        """Return the optimizer that steps these shares."""
+        return trainer.optimizer
+
+    def load_moments(self, trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -> None:
+        """Give the optimizer moments. moments_of: id of the tensor that it steps -> that one's moments and step"""
+        resharding.load_moments(trainer.optimizer, moments_of, self.training.optim in OWN_OPTIMIZERS)
+
+    def loss_scale(self, trainer: "Trainer") -> dict[str, Any] | None:
+        """Return the state of fp16's loss scale, with "scale" in it, or None where no loss is scaled."""
+        return scaler.state_dict() if (scaler := trainer.accelerator.scaler) is not None else None
+
+    def set_loss_scale(self, trainer: "Trainer", state: Mapping[str, Any]) -> None:
+        """Set what `state` has of loss_scale()'s; nothing where no loss is scaled."""
+        if (scaler := trainer.accelerator.scaler) is not None:
+            scaler.load_state_dict(scaler.state_dict() | state)
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
         """Return the state dict to save, or None where Transformers gathers it."""

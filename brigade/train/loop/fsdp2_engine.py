@@ -95,7 +95,6 @@ class TensorFSDP2(FSDP2):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.averaged_over = run.world.size // run.strategy.axes.tensor
         self.copies = run.strategy.replicate
 
     def arguments(self) -> dict[str, Any]:

@@ -30,14 +30,12 @@ def pack(trainer: "Trainer", outer: Any, counts: dict[str, Any]) -> bytes:
     """Pack what this rank keeps for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule,
     loss scale and place in the run. counts: of the whole run so far"""
     data = io.BytesIO()
-    scaler = trainer.accelerator.scaler
     kept = {
         "last": outer.last,
         "momentum": outer.momentum,
         "moments": _moments(trainer),
         "schedule": trainer.lr_scheduler.state_dict(),
-        "scaler": scaler.state_dict() if scaler is not None else None,
-        "scale": float(trainer.deepspeed.optimizer.loss_scaler.cur_scale) if _is_fp16_by_deepspeed(trainer) else None,
+        "scale": trainer.engine.loss_scale(trainer),
         "state": {key: getattr(trainer.state, key) for key in REACHED},
         "counts": counts,
     }
@@ -59,32 +57,26 @@ def unpack(trainer: "Trainer", outer: Any, data: bytes, sender: str) -> dict[str
     for key, value in kept["state"].items():
         setattr(trainer.state, key, value)
     owners = _owners(trainer)
-    resharding.load_moments(
+    trainer.engine.load_moments(
         trainer, {id(owner): moments for owner, moments in zip(owners, kept["moments"], strict=True)}
     )
     trainer.lr_scheduler.load_state_dict(kept["schedule"])
-    if kept["scaler"] is not None:
-        trainer.accelerator.scaler.load_state_dict(kept["scaler"])
     if kept["scale"] is not None:
-        trainer.deepspeed.optimizer.loss_scaler.cur_scale = kept["scale"]
+        trainer.engine.set_loss_scale(trainer, kept["scale"])
     for number, values in enumerate(outer.last):
         outer.write(number, values)
     outer.spread()
     return kept["counts"]
 
 
-def _is_fp16_by_deepspeed(trainer: "Trainer") -> bool:
-    return trainer.is_deepspeed_enabled and trainer.args.fp16
-
-
 def _owners(trainer: "Trainer") -> list[Tensor]:
     """The tensors that this rank's optimizer steps, each once, in an order that is the same in all replicas."""
-    return list({id(owner): owner for _, _, _, owner, _, _ in resharding.shares(trainer)}.values())
+    return list({id(owner): owner for _, _, _, owner, _, _ in trainer.engine.shares(trainer)}.values())
 
 
 def _moments(trainer: "Trainer") -> list[dict[str, Any]]:
-    """Return, of each owner, its moments, flat, and its step: as resharding.load_moments takes them."""
-    optimizer = trainer.deepspeed.optimizer.optimizer if trainer.is_deepspeed_enabled else trainer.optimizer
+    """Return, of each owner, its moments, flat, and its step: as an engine's load_moments takes them."""
+    optimizer = trainer.engine.optimizer(trainer)
     steps = {}  # of optimizers that count in their groups
     if trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS:
         steps = {id(owner): group["step"] for group in optimizer.param_groups for owner in group["params"]}

@@ -54,7 +54,8 @@ class Outer:
 
         Asked anew each time, for an engine may have loaded a checkpoint since.
         """
-        shares = [*resharding.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
+        # First, for FSDP2 may put its parameters back in their place for it.
+        shares = [*self.trainer.engine.shares(self.trainer)]
         names = {id(parameter): resharding.name_of(name) for name, parameter in self.trainer.model.named_parameters()}
         for parameter, start, stop, owner, offset, _ in shares:
             name = names[id(parameter)]
@@ -93,7 +94,7 @@ class Outer:
 
     def spread(self) -> None:
         """Let the model compute with what was written. A collective of the replica."""
-        resharding.spread_weights(self.trainer)
+        self.trainer.engine.spread_weights(self.trainer)
 
     # ---- the outer step ------------------------------------------------------------------------------------------
     def change(self, number: int) -> Tensor:

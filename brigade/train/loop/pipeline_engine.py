@@ -41,7 +41,6 @@ class PipelineEngine(Engine):
         super().__init__(run)
         self.axes = run.strategy.axes
         self.place = self.axes.place(run.world.rank, run.world.size)
-        self.averaged_over = run.world.size // (self.axes.tensor * self.axes.stages)
         self.first = not (self.place.data or self.place.sequence)  # of the ranks that hold the same
         self.own = schedules.stages_of(self.axes, self.place.stage)
         self.adapted = run.settings.recipe.model.use_peft

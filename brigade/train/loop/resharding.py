@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import UserError
 from ..checkpoint import compatibility, states
-from ..recipe.schema import OWN_OPTIMIZERS
 from ..upstream import unpickling
 from .hooks import Feature
 
@@ -48,7 +47,7 @@ def reshard(trainer: "Trainer", checkpoint: Path, moments: bool = True) -> None:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
     moments_of: dict[int, dict[str, Any]] = {}
-    for parameter, start, stop, owner, offset, columns in shares(trainer):
+    for parameter, start, stop, owner, offset, columns in trainer.engine.shares(trainer):
         name, values = names[parameter], flat(owner)
         with states.telling(checkpoint):
             _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
@@ -64,21 +63,12 @@ def reshard(trainer: "Trainer", checkpoint: Path, moments: bool = True) -> None:
         if (saved := source.buffer(name_of(name))) is not None:
             buffer.copy_(saved)
     if moments:
-        load_moments(trainer, moments_of)
+        trainer.engine.load_moments(trainer, moments_of)
         own, schedule = trainer.lr_scheduler.state_dict(), unpickling.load(checkpoint / "scheduler.pt")
         # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
         trainer.lr_scheduler.load_state_dict(schedule)
         _load_loss_scale(trainer, checkpoint, source)
-    spread_weights(trainer)
-
-
-def spread_weights(trainer: "Trainer") -> None:
-    """Let the model compute with shares() that have been set. A collective."""
-    if trainer.is_deepspeed_enabled:
-        from ..upstream import zero_shares
-
-        zero_shares.spread_weights(trainer.deepspeed, trainer.state.global_step)
     trainer.engine.spread_weights(trainer)
 
 
@@ -142,17 +132,9 @@ def saved_names(model: Any, names: Any) -> dict[str, str]:
     return {name: of_number[int(number)] for name, number in numbers.items()}
 
 
-def shares(trainer: "Trainer") -> Iterator[Share]:
-    """Yield what this rank steps of each trained parameter, and where that lies in memory."""
-    if trainer.is_deepspeed_enabled:
-        from ..upstream import zero_shares
-
-        yield from ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
-        return
-    if (own := trainer.engine.shares(trainer)) is not None:
-        yield from own
-        return
-    for parameter in trainer.model.parameters():
+def shares_of(model: torch.nn.Module) -> Iterator[Share]:
+    """Yield what this rank has of each trained parameter, which the optimizer steps itself."""
+    for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         offset = 0
@@ -195,16 +177,12 @@ def _like(owner: Tensor, flat: Tensor) -> Tensor:
     return DTensor.from_local(local, owner.device_mesh, owner.placements, run_check=False, shape=shape, stride=stride)
 
 
-def load_moments(trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -> None:
-    """Give the optimizer moments. moments_of: id of the tensor that it steps -> that one's moments and step"""
-    if trainer.is_deepspeed_enabled:
-        from ..upstream import zero_shares
+def load_moments(optimizer: Any, moments_of: Mapping[int, dict[str, Any]], by_group: bool) -> None:
+    """Give an optimizer of torch's kind moments.
 
-        zero_shares.load_moments(trainer.deepspeed.optimizer, moments_of)
-        return
-    optimizer = trainer.optimizer
+    moments_of: id of the tensor that it steps -> that one's moments and step; by_group: it counts steps in its groups
+    """
     loaded: dict[int, dict[str, Any]] = {}
-    by_group = trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS  # these count in their groups
     owners = [owner for group in optimizer.param_groups for owner in group["params"]]
     for number, owner in enumerate(owners):
         kept = dict(moments_of[id(owner)])
@@ -220,11 +198,7 @@ def load_moments(trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -
 
 def _load_loss_scale(trainer: "Trainer", checkpoint: Path, source: states.States) -> None:
     """fp16's. Only the scale: engines count differently for how long it has held."""
-    kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
+    kept = checkpoint / "scaler.pt"
     scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()
-    if scale is None:
-        return
-    if trainer.is_deepspeed_enabled:
-        trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(scale)
-    elif scaler is not None:
-        scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
+    if scale is not None:
+        trainer.engine.set_loss_scale(trainer, {"scale": float(scale)})

@@ -264,8 +264,6 @@ class Trainer(EvaluatingTrainer):
             END_TO_END.reset(known)  # it speaks of this pass only: another model's would be told wrong
 
     def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
-        if self.engine.clips_by_itself:
-            return self.engines_norm(model)
         return self.engine.clip(self, model, max_norm)
 
     def judge(self, norm: Any) -> Any:
