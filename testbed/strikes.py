@@ -249,7 +249,7 @@ def stop_file(attempt: Attempt) -> None:
 
 
 def saved_a_checkpoint(attempt: Attempt) -> None:
-    """Of the very step at which it stopped: nothing is lost."""
+    """The run has a checkpoint of the very step at which it stopped: nothing is lost."""
     run = attempt.folder / "run"
     marker = json.loads((run / "stopped.json").read_text())
     assert marker["checkpoint"] == f"checkpoint-{marker['step']}" and (run / marker["checkpoint"]).is_dir(), marker

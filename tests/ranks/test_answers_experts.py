@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Of each strategy and of DDP without any, on four ranks, of equal weights: name -> lines of answers.jsonl."""
+    """Answers on four ranks from equal weights, of each strategy and of plain DDP: name -> lines of answers.jsonl."""
     folder = tmp_path_factory.mktemp("answers")
     shared = [*runs.write_inputs(folder), "--model_name_or_path", str(runs.write_model(folder / "moe", "qwen3_moe"))]
     still = as_flags(

@@ -23,7 +23,7 @@ COORDINATOR, RANK = "brigade.train.distributed.coordinator", "train.py"
 
 
 def processes(run, words):
-    """Of this launch, by what they were started with or know from it."""
+    """Return the processes of this launch, found by their command line or environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -25,7 +25,7 @@ SOUND, STEPS = 4, 6  # in the last two the loss of rank 1 alone is far beyond fp
 
 
 class Watch(TrainerCallback):
-    """Of each step on this rank: whether it changed any weight, and the scale after it."""
+    """Keeps of each step on this rank whether it changed any weight, and the scale after it."""
 
     def __init__(self):
         self.changed, self.scales = [], []

@@ -59,7 +59,7 @@ def said(tmp_path_factory, asked_for):
 
 @pytest.fixture(scope="module")
 def said_of_recipes(tmp_path_factory, asked_for):
-    """Of every recipe of the repository, and of one that `plan` writes now."""
+    """What rehearsals print, of every recipe of the repository and of one that `plan` writes now."""
     folder = tmp_path_factory.mktemp("recipes")
     wanted = ["qwen3-4b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]
     assert main(["plan", *wanted, "--write", str(folder / "mine")]) == 0

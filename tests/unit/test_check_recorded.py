@@ -101,7 +101,7 @@ def test_gpus_divided_by_mig_are_a_fault_where_ranks_share_a_host():
 
 
 def test_a_hot_gpu_whose_driver_tells_only_how_far_it_is_from_the_limit():
-    """Of the H100 under load that was recorded at 59 °C with 26 left, 23 degrees later."""
+    """The H100 that was recorded under load at 59 °C, 26 degrees from its limit, is now 23 degrees hotter."""
     said = facts(RECORDED["h100: one that somebody uses"])
     said["gpus"][0] |= {"temperature": 82, "margin": 3}
     (result,) = judged("gpu clocks", {"node1": said}, 1)["node1"]

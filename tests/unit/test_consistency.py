@@ -112,7 +112,7 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
 
 
 def test_the_first_key_that_differs_is_named_with_both_values_and_hosts(on_hosts, load):
-    """Of a model's configuration also one deep in it; where the model lies, and what last used it, are no difference."""
+    """Also a key deep in a model's configuration; where the model lies and what last used it are no differences."""
 
     def seen(rate, eps, place):
         settings = load("--learning_rate", rate)

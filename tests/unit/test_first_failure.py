@@ -19,7 +19,7 @@ def _nothing(*_, **__):
 
 @pytest.fixture
 def judge(monkeypatch):
-    """Of two hosts with a rank each, on a clock that the test moves."""
+    """A judge of two hosts with a rank each, on a clock that the test moves."""
     monkeypatch.setattr(judging.time, "monotonic", lambda: NOW[0])
     hosts = [
         SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)

@@ -136,7 +136,7 @@ AXES = [path for path in shipped("recipes/*/*.yaml") if "parallelism_config" in 
 
 @pytest.mark.parametrize("path", AXES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe_s_axes_reach_train_py_whatever_accelerate_hands_on(path):
-    """Of a strategy in the recipe itself: by a flag, which wins over what the launcher says."""
+    """A strategy that the recipe names is handed on as a flag, which wins over what the launcher says."""
     hosts, slots = (int(number) for number in re.search(r"hostfiles/(\d+)x(\d+)", path.read_text()).groups())
     made = jobs.make(str(path), [], f"hostfiles/{hosts}x{slots}", {f"node{n + 1}": slots for n in range(hosts)})
     words = made.named_again("accelerate.yaml")

@@ -1,6 +1,5 @@
 """The sbatch script, run on two hosts that fakes of Slurm's commands pretend: what each host starts, and how it ends."""
 
-import json
 import os
 import re
 import shlex
@@ -8,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from torch.distributed.run import get_args_parser
 from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events, starts
+from testing.pretended_slurm import SCONTROL, Batch
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -36,103 +35,10 @@ NASTY = [
     "{{ slots }}",
 ]
 
-# The step runs once per host, with that host's number, as srun does it. scancel reaches the ranks, as TERM to srun does not.
-SRUN = """\
-: >pids
-while [ "${1#--}" != "$1" ]; do echo "srun $1" >>calls; shift; done
-trap 'echo "srun got TERM" >>calls; kill -KILL $(cat pids); exit 137' TERM
-for node in $(seq 0 $((SLURM_JOB_NUM_NODES - 1))); do
-    SLURM_NODEID=$node SLURM_PROCID=$node "$@" & echo $! >>pids
-done
-code=0; for pid in $(cat pids); do wait "$pid" || code=$?; done; exit $code
-"""
-SCONTROL = """\
-echo "scontrol $*" >>calls
-if [ "$1 $2" = "show hostnames" ]; then printf '%s\\n' node1 node2 node3 node4 | head -n "$SLURM_JOB_NUM_NODES"; fi
-"""
-SCANCEL = 'echo "scancel $*" >>calls; kill -TERM $(cat pids)'
-PYTHON = f"""\
-#!{sys.executable}
-import json, os, pathlib, sys, time
-if sys.argv[1:3] == ["-m", "brigade.train.run.starts"]:
-    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], os.environ | {{"PYTHONPATH": "{ROOT}"}})
-node, mode = os.environ["SLURM_NODEID"], pathlib.Path("mode").read_text()
-pathlib.Path(f"started-{{node}}.tmp").write_text(json.dumps(sys.argv[1:]))
-os.rename(f"started-{{node}}.tmp", f"started-{{node}}")
-output = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
-if mode == "hang":
-    time.sleep(60)
-if mode == "fail" and node == "1":
-    sys.exit(3)
-if node == "0" and mode != "end quietly":
-    output.mkdir(parents=True, exist_ok=True)
-if mode == "succeed" and node == "0":
-    (output / "success.json").write_text("{{}}")
-if mode.startswith("stopped by ") and node == "0":
-    (output / "stopped.json").write_text(json.dumps({{"step": 4, "by": mode.removeprefix("stopped by ")}}, indent=2))
-    sys.exit(0 if "file" in mode else 143)
-"""
-
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.chdir(ROOT)
-
-
-class Batch:
-    """A job's directory, with fakes on its PATH."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        for name, script in {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}.items():
-            self._program(directory / "bin" / name, "#!/bin/bash\n" + script)
-        self._program(directory / ".venv/bin/python", PYTHON)
-        for name in ("calls", "pids"):
-            (directory / name).touch()
-
-    def _program(self, path: Path, script: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script)
-        path.chmod(0o755)
-
-    def start(self, script: str, mode: str, **variables: str) -> subprocess.Popen:
-        (self.directory / "mode").write_text(mode)
-        (self.directory / "job.sbatch").write_text(script)
-        environment = {
-            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
-            "SLURM_SUBMIT_DIR": str(self.directory),
-            "SLURM_JOB_ID": "41234",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_NODEID": "0",
-        }
-        return subprocess.Popen(
-            ["bash", self.directory / "job.sbatch"],
-            env=environment | variables,
-            cwd="/",
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def run(self, script: str, mode: str = "succeed", **variables: str) -> tuple[int, str]:
-        process = self.start(script, mode, **variables)
-        output, _ = process.communicate(timeout=60)
-        return process.returncode, output
-
-    def started(self) -> list[list[str]]:
-        paths = sorted(self.directory.glob("started-*"))
-        return [json.loads(path.read_text()) for path in paths]
-
-    def wait_for(self, hosts: int) -> None:
-        deadline = time.monotonic() + 30
-        while len(list(self.directory.glob("started-?"))) < hosts:
-            assert time.monotonic() < deadline, "the ranks did not start"
-            time.sleep(0.02)
-
-    @property
-    def calls(self) -> list[str]:
-        return (self.directory / "calls").read_text().splitlines()
 
 
 @pytest.fixture
@@ -227,7 +133,7 @@ def test_a_real_failure_fails_and_is_not_queued_again(batch):
 def test_ranks_that_pre_emption_ended_are_queued_again(batch):
     """Without preempt_send_user_signal Slurm tells the step, not this script."""
     told = SCONTROL + 'if [ "$1 $2" = "show job" ]; then echo "   PreemptTime=2026-01-02T03:04:05"; fi\n'
-    batch._program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + told)
+    batch.program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + told)
     code, output = batch.run(script(), "fail")
     assert code == 0 and "scontrol requeue 41234" in batch.calls, output
 
@@ -313,7 +219,7 @@ def test_the_notice_is_as_long_as_the_run_has_measured_and_says_so(batch, tmp_pa
 
 
 def test_a_requeue_that_slurm_refuses_is_a_failure(batch):
-    batch._program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + SCONTROL + '[ "$1" != requeue ]\n')
+    batch.program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + SCONTROL + '[ "$1" != requeue ]\n')
     process = batch.start(script(), "hang")
     batch.wait_for(2)
     process.send_signal(signal.SIGUSR1)

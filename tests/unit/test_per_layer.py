@@ -43,7 +43,7 @@ def test_layers_are_cut_with_what_is_said_of_them(config, least, chosen, cut):
     "hy_v4", "lfm3", "llama4_text", "ernie4_5_moe", "qwen3_next", "nemotron_h", "jamba", "granitemoehybrid", "olmo_hybrid",
 ])  # fmt: skip
 def test_a_tiny_model_of_an_architecture_has_all_of_its_kinds(name):
-    """Of the defaults of Transformers' config, which takes the tiny one, too, and from which a tinier one comes."""
+    """Shrinks the defaults of Transformers' config, which takes the tiny one too, and shrinks that once more."""
     whole = CONFIG_MAPPING[name]().to_dict()
     for _ in range(2):
         tiny = CONFIG_MAPPING[name].from_dict(shrink(whole))

@@ -194,7 +194,7 @@ def test_a_cell_of_the_page_is_what_its_command_says(capsys, monkeypatch, every_
 
 
 def test_the_page_says_why_where_it_chooses_the_slower_one():
-    """Of every cell with a choice in bold and another in parentheses: the slower one with a reason, the faster one without."""
+    """Every cell has a choice in bold and another in parentheses: a slower choice has a reason, a faster one has none."""
     cells = re.findall(r"\*\*[^*|]*, ([\d,]+)\*\* \(([^,|]*), ([\d,]+)(: [^|)]+)?\) \|", choosing.PAGE.read_text())
     slower = [
         (name, why) for best, name, plain, why in cells if int(plain.replace(",", "")) > int(best.replace(",", ""))

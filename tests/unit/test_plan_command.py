@@ -95,7 +95,7 @@ def test_a_search_among_what_is_asked_for(plan, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_that_a_run_takes_is_planned_and_written(method, plan, tmp_path):
-    """Of a tiny model too: its figures are small, and none of them is shown as 0.00."""
+    """Plans a tiny model too, whose figures are small: none of them is shown as 0.00."""
     for model, more in (("recipes/tiny", []), ("qwen3-0.6b", ["--write", tmp_path])):
         code, text = plan(model, "--gpu", "H100", "--strategy", "ddp", "--method", method, *more)
         assert code == 0 and f"parameters, {method}, " in text

@@ -11,7 +11,7 @@ from brigade.plan import hardware
 
 @pytest.mark.slow
 def test_constants_and_page_are_what_the_tables_give(capsys):
-    """Of whoever changes a formula: python -m benchmarks.planner writes them anew."""
+    """Whoever changes a formula writes them anew with python -m benchmarks.planner."""
     assert planner.main(["--check"]) == 0, capsys.readouterr().out
 
 

@@ -206,7 +206,7 @@ def test_runs_with_other_batches_are_compared_at_the_same_tokens(tmp_path):
 
 
 def test_nine_in_ten_intervals_or_more_hold_the_truth():
-    """Of noise whose neighbours are alike, which the usual standard error takes for too sure."""
+    """The noise is autocorrelated, so that the usual standard error would be too small."""
     draw = np.random.default_rng(3)
     held = 0
     for _ in range(100):

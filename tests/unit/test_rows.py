@@ -1,10 +1,8 @@
 """Readers: every row once and in order, whatever the chunks; a cursor gives exactly the rest; places are right."""
 
 import codecs
-import csv
 import itertools
 import json
-import pickle
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -16,65 +14,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from brigade.errors import UserError
-from brigade.train.data import rows, sources
+from brigade.train.data import rows
 from brigade.train.data.json_rows import JsonDocuments, JsonLines
 from brigade.train.data.rows import Csv, Parquet, Table
-
-
-# ---- writing what is to be read ----------------------------------------------------------------------------------
-def write_jsonl(path, content, blank="", end="\n"):
-    text = blank + "".join(json.dumps(row, ensure_ascii=False) + "\n" + blank for row in content)
-    path.write_text(text if end else text.removesuffix("\n"), newline="")
-
-
-def write_csv(path, content):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["text", "answer"])
-        writer.writeheader()
-        writer.writerows(content)
-
-
-def write_parquet(path, content, group=2):
-    schema = pyarrow.schema({"text": pyarrow.string(), "answer": pyarrow.string()})
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content, schema), path, row_group_size=group)
-
-
-def write_json(path, content, indent=2):
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=indent))
-
-
-READERS = {".jsonl": JsonLines, ".json": JsonDocuments, ".csv": Csv, ".parquet": Parquet}
-WRITERS = {".jsonl": write_jsonl, ".json": write_json, ".csv": write_csv, ".parquet": write_parquet}
+from testing.data_files import READERS, WRITERS, holds, origin, read, write_json, write_jsonl, write_parquet
 
 cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)
 row = st.fixed_dictionaries({"text": cell, "answer": cell})
 files = st.lists(st.lists(row, max_size=9), min_size=1, max_size=3)
-
-
-def read(source, cursor=None):
-    """(row, place) of all rows from a cursor on, through the pickle and the JSON that chunks and cursors travel in."""
-    found = []
-    for chunk in source.chunks(json.loads(json.dumps(cursor))):
-        chunk = pickle.loads(pickle.dumps(chunk))
-        for number, content in chunk.rows():
-            if isinstance(content, rows.BadRow):
-                raise UserError(chunk.where.place(number), *content.args)
-            found.append((content, chunk.where.place(number)))
-    return found
-
-
-def holds(source, content):
-    """All of `content`, and from the end of any chunk on exactly what lies behind it."""
-    whole = read(source)
-    assert [found for found, _ in whole] == content
-    done = size = 0
-    for chunk in source.chunks():
-        done += sum(1 for _ in chunk.rows())
-        size += chunk.size
-        assert read(source, chunk.after) == whole[done:]
-    assert source.size in (None, size)
-    return [place for _, place in whole]
 
 
 @hypothesis(max_examples=40)
@@ -338,45 +285,3 @@ def test_a_broken_parquet_file(tmp_path, mistake):
     path.write_bytes(whole[:1000] + bytes(len(whole) // 2) + whole[1000 + len(whole) // 2 :])  # a footer that is whole
     message = mistake(lambda: read(Parquet([path])))
     assert str(path) in message and "not a whole Parquet file" in message
-
-
-# ---- names of files ----------------------------------------------------------------------------------------------
-def origin(load, **data):
-    (found,) = sources.open_origins(load(data={"dataset_name": None} | data))
-    return found
-
-
-def test_a_pattern_is_all_its_files_by_name(load, tmp_path):
-    for name in ("b", "a", "c"):
-        write_jsonl(tmp_path / f"part-{name}.jsonl", [{"text": name}])
-    (tmp_path / "deep").mkdir()
-    write_jsonl(tmp_path / "deep" / "d.jsonl", [{"text": "d"}])
-    found = origin(load, train_file=f"{tmp_path}/part-*.jsonl")
-    assert [content["text"] for content, _ in read(found.train)] == ["a", "b", "c"]
-    assert found.name == "part-" and found.heldout is None
-    found = origin(load, train_file=f"{tmp_path}/**/*.jsonl", validation_file=str(tmp_path / "part-a.jsonl"))
-    assert len(read(found.train)) == 4 and len(read(found.heldout)) == 1
-
-
-@pytest.mark.parametrize("kind", sorted(READERS))
-def test_the_ending_says_how_a_file_is_read(load, tmp_path, kind):
-    content = [{"text": "a", "answer": "b"}]
-    WRITERS[kind](tmp_path / f"a{kind}", content)
-    found = origin(load, train_file=str(tmp_path / f"a{kind}"))
-    assert isinstance(found.train, READERS[kind]) and [one for one, _ in read(found.train)] == content
-
-
-def test_file_names_that_do_not_do(load, tmp_path, mistake):
-    def message(name):
-        return mistake(origin, load, train_file=str(tmp_path / name))
-
-    write_jsonl(tmp_path / "a.jsonl", [])
-    write_csv(tmp_path / "a.csv", [])
-    (tmp_path / "a.txt").write_text("hello")
-    (tmp_path / "plain").write_text("hello")
-    assert "'.txt'" in message("a.txt") or ".txt" in message("a.txt")
-    assert "without an ending" in message("plain")
-    assert ".csv and .jsonl" in message("a.[cj]s*")
-    assert "no data file" in message("b*.jsonl") and "train_file" in message("b*.jsonl")
-    (tmp_path / "folder").mkdir()
-    assert "directory" in message("folder")

@@ -107,7 +107,7 @@ def nvmlDeviceGetRemappedRows(gpu: SimpleNamespace) -> tuple[int, ...]:
 
 
 def nvmlDeviceGetFieldValues(gpu: SimpleNamespace, fields: list[int]) -> list[SimpleNamespace]:
-    """Of the one field that is asked for."""
+    """Return the value of the one field that is asked for."""
     return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=_of("recovery")(gpu))) for _ in fields]
 
 

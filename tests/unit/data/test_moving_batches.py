@@ -62,7 +62,7 @@ def test_a_run_that_is_lengthened_later_does_not_lose_or_repeat_any_either(steps
 
 
 def test_who_joins_takes_its_place_in_the_steps_that_are_left():
-    """Of the very samples that the run's steps have, over epochs' ends, and whatever the Trainer takes for the epoch."""
+    """Gets the very samples that the run's steps have, across epochs, whatever epoch the Trainer believes in."""
     whole = []
     for epoch in range(3):
         plain = GlobalBatches(SAMPLES, MICRO, ACCUMULATION, 1, REPLICAS, 7)

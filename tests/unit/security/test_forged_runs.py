@@ -1,4 +1,4 @@
-"""Of a run's files only fields that have their type are read, so that nobody who looks at a stranger's run fails by them."""
+"""Only fields of the right type are read from a run's files, so that a stranger's run can be looked at safely."""
 
 import json
 import math

@@ -247,7 +247,7 @@ for name in ("success.json", ".success.json", "events.jsonl", "report.html"):
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_a_second_user_gains_no_write_by_links(run, victim, monkeypatch):
-    """Of a directory that all may write to, on a host without fs.protected_symlinks' sticky bit."""
+    """All may write to the directory, on a host without fs.protected_symlinks."""
     monkeypatch.setattr(page, "html", lambda records: page.MARK)
     for folder in (run.parent, run):
         folder.chmod(0o777)
