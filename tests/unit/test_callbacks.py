@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments
+import torch
+from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from brigade.train.loop import preflight
-from brigade.train.upstream.trainer import ResumedTensorBoard
+from brigade.train.upstream.trainer import ResumedTensorBoard, resume_tensorboard
 
 
 def test_transformers_own_early_stopping_is_refused(mistake):
@@ -21,3 +23,13 @@ def test_tensorboard_hides_the_steps_that_are_trained_again(step, first, tmp_pat
     state = TrainerState(global_step=step, is_world_process_zero=True)
     callback.on_train_begin(TrainingArguments(str(tmp_path), report_to=[]), state, TrainerControl())
     assert [how["purge_step"] for how in begun] == [first]
+
+
+def test_a_tensorboard_callback_that_a_user_hands_in_stays(tmp_path):
+    """Transformers puts its own before a user's, and only its own is replaced."""
+    users = [TensorBoardCallback(), TensorBoardCallback()]
+    arguments = TrainingArguments(str(tmp_path), report_to=["tensorboard"], use_cpu=True)
+    every = Trainer(torch.nn.Linear(1, 1), arguments, callbacks=list(users)).callback_handler.callbacks
+    resume_tensorboard(every)
+    found = [callback for callback in every if isinstance(callback, TensorBoardCallback)]
+    assert type(found[0]) is ResumedTensorBoard and found[1:] == users

@@ -5,16 +5,17 @@ import hashlib
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...errors import UserError
 from .chat_template import TOOL, ChatTemplates, bounded_template
+from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded
 from .keys import Columns, names_of, says_nothing
 from .messages import READ, THOUGHTS
-from .rows import BadRow, Chunk, Where, bounded
+from .rows import BadRow, Chunk, bounded
 from .samples import Text, convert
 
 
@@ -35,68 +36,9 @@ class Encoder:
     skip_bad_rows: bool = False
 
 
-# What became of a row. Longer than max_length, it is cut off there, or split into several samples; empty (nothing but white
-# space) or bad (it cannot be used), it is skipped.
-WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
-# Counted for a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
-# answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
-COUNTED = ("thoughts", "control", "plain", "joined")
-# A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
-# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens.
-SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
 HIDDEN = "\ue000"  # of Unicode's private use
-
-
-@dataclass
-class Encoded:
-    """The samples of a chunk, laid end to end.
-
-    tokens: int32 (tokens of all samples,); supervised: bool, likewise; samples: a SAMPLE for each
-    dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples
-        stand before it, and its fate
-    rows: how many the chunk has, blank lines among them; where, size, after: the chunk's own
-    bad: number and error of each row that is BAD
-    unread: keys and columns that nobody read, in words; each set once, the first empty
-    absent: names in data.columns that no row of the chunk has
-    """
-
-    tokens: np.ndarray
-    supervised: np.ndarray
-    samples: np.ndarray
-    dropped: np.ndarray
-    rows: int
-    size: int
-    after: Any
-    where: Where
-    bad: list[tuple[int, BadRow]] = field(default_factory=list)
-    unread: list[tuple[str, ...]] = field(default_factory=lambda: [()])
-    absent: frozenset[str] = frozenset()
-
-    def behind(self, row: int) -> "Encoded":
-        """Return the samples from this row of the chunk on."""
-        first = int(np.searchsorted(self.samples["row"], row))
-        token = int(self.samples["length"][:first].sum())
-        return replace(
-            self,
-            tokens=self.tokens[token:],
-            supervised=self.supervised[token:],
-            samples=self.samples[first:],
-            dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
-        )
-
-    def error(self, number: int, error: BadRow) -> UserError:
-        """Return the error of a bad row, with its place."""
-        return UserError(self.where.place(number), *error.args)
-
-
-def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
-    """Return the error that ends a run where `count` rows cannot be used, of which `first` is the first one's."""
-    if count == 1:
-        return UserError(first.place, first.problem, f"{first.cure}; skip_bad_rows: true leaves it out")
-    problem = f"{first.problem} (the first; {count:,} rows{' or more' if at_least else ''} cannot be used)"
-    return UserError(first.place, problem, f"{first.cure}; skip_bad_rows: true leaves them out")
 
 
 class LoadedEncoder:

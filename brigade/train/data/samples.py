@@ -30,7 +30,7 @@ class Text:
 
     spans: supervised parts as (begin, end) in characters; plain: parts in which no special token is meant, likewise
     rendered: whether a chat template has written it, special tokens included; splits: whether a long one becomes several samples
-    counts: of encode.COUNTED; unread: what of its row nobody read, in words
+    counts: of encoded.COUNTED; unread: what of its row nobody read, in words
     """
 
     text: str

@@ -25,7 +25,8 @@ from .. import cache
 from ..cluster import World
 from ..recipe.flags import Settings
 from . import packing, sources
-from .encode import Encoded, Encoder, LoadedEncoder, refusal
+from .encode import Encoder, LoadedEncoder
+from .encoded import Encoded, refusal
 from .layout import FORMAT
 from .store import Samples, TokenSequence
 from .tokenise import encoded, encoder_of

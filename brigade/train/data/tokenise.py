@@ -13,6 +13,7 @@ from tqdm import tqdm
 from ...errors import UserError
 from ..recipe.flags import Settings
 from . import chat_template, encode, workers
+from .encoded import Encoded, refusal
 from .keys import Columns
 from .rows import Rows
 
@@ -46,7 +47,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
 
 def encoded(
     rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
-) -> Iterator[encode.Encoded]:
+) -> Iterator[Encoded]:
     """Yield the chunks of a split, tokenised, in order. Small data is tokenised here, without further processes.
 
     Bad rows are listed by their reasons. Unless they are to be skipped, raises UserError for them, after a look at what follows.
@@ -55,7 +56,7 @@ def encoded(
     processes = processes or min(os.cpu_count() or 1, 16)
     first = list(itertools.islice(unread, 2))
     jobs = itertools.chain(first, unread)
-    parts: Iterator[encode.Encoded]
+    parts: Iterator[Encoded]
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
         parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)
     else:
@@ -74,7 +75,7 @@ def encoded(
     if reasons.count and not skip:
         if reasons.count > 1:
             tqdm.write("\n".join(reasons.lines(whole=rows_read == reasons.count)), file=sys.stderr)
-        raise encode.refusal(reasons.first[0], reasons.count, at_least=reasons.count >= MANY)
+        raise refusal(reasons.first[0], reasons.count, at_least=reasons.count >= MANY)
 
 
 class Reasons:
@@ -85,7 +86,7 @@ class Reasons:
         self.counts: dict[str, int] = {}
         self.count = 0
 
-    def add(self, part: encode.Encoded) -> list[UserError]:
+    def add(self, part: Encoded) -> list[UserError]:
         """Take in the bad rows of a chunk. Returns the errors whose reason is new and is listed."""
         new = []
         for number, error in part.bad:

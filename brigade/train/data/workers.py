@@ -10,7 +10,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from ...errors import UserError
-from .encode import Encoded, Encoder, LoadedEncoder
+from .encode import Encoder, LoadedEncoder
+from .encoded import Encoded
 from .keys import Columns
 from .rows import Chunk
 

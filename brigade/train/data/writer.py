@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .encode import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
+from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
 
 
 class Writer:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from ...errors import UserError
@@ -24,7 +23,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
-from ..upstream.trainer import ResumedTensorBoard
+from ..upstream.trainer import resume_tensorboard
 from . import nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
@@ -128,9 +127,8 @@ class Trainer(EvaluatingTrainer):
         training, callbacks = self.run.settings.recipe.training, list[TrainerCallback]()
         self.remove_callback(PrinterCallback)
         every = self.callback_handler.callbacks
-        if "tensorboard" in self.args.report_to:  # one that a user has handed in comes later, and stays
-            tensorboard = next(callback for callback in every if type(callback) is TensorBoardCallback)
-            every[every.index(tensorboard)] = ResumedTensorBoard()
+        if "tensorboard" in self.args.report_to:
+            resume_tensorboard(every)
         if self.world.is_main_rank:
             callbacks += [Progress(), ReportEvents(self.run)]
         if self.train_dataset.streamed:

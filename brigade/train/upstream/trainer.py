@@ -91,3 +91,10 @@ class ResumedTensorBoard(TensorBoardCallback):
 
     def _init_summary_writer(self, args: Any) -> None:
         self.tb_writer = self._SummaryWriter(log_dir=self.logging_dir, purge_step=self.again)
+
+
+def resume_tensorboard(callbacks: list[transformers.TrainerCallback]) -> None:
+    """Put ResumedTensorBoard in the place of Transformers' own callback, the first one; those of a user come later, and stay
+    (trainer.py, line 586)."""
+    own = next(place for place, callback in enumerate(callbacks) if type(callback) is TensorBoardCallback)
+    callbacks[own] = ResumedTensorBoard()
