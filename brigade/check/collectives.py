@@ -101,9 +101,8 @@ async def _sweep(
         each[host] = {"first": before, "ranks": count, "interface": meeting.interface[host]}
     what: Facts = {"world": sum(ranks.values()), "address": meeting.address[first], "port": meeting.store}
     sizes: Facts = {"backend": backend, "payloads": list(PAYLOADS[backend]), "longest": LONGEST, "games": games}
-    return await hosts.ask(
-        "collectives.sweep", 180 + what["world"] * 0.05 + 5 * len(games or []), each, **what, **sizes
-    )
+    limit = 160 + what["world"] * 0.05 + 5 * len(games or [])
+    return await hosts.ask("collectives.sweep", limit + 20, each, limit=limit, **what, **sizes)
 
 
 def have_gpus(hosts: Hosts) -> bool:
@@ -112,11 +111,12 @@ def have_gpus(hosts: Hosts) -> bool:
 
 
 async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> list[Result]:
-    """Results that say whose fault it is that collectives did not end: a host whose process does not answer; one that pairs
-    find; one that the others' errors name."""
+    """Results that say whose fault it is that collectives did not end: a host that does not answer; one of whose ranks a process
+    died or hung; one that pairs find; one that the others' errors name."""
     why = "the run would hang in its first collective"
     errors = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in meeting.address if host not in facts}
+    at_fault = at_fault or {host: answer["ended"] for host, answer in facts.items() if answer.get("ended")}
     ways = {} if at_fault else await measure(hosts, meeting, FEW)
     broken = [result for result in judged_pairs(ways, meeting) if result.level == "red"] if ways else []
     if broken:
@@ -135,6 +135,8 @@ async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> lis
             for host in meeting.address
         ]
     cure = "open all ports between the hosts, and look at this host's interface and its limits"
+    if any(facts.get(host, {}).get("ended") for host in at_fault):
+        cure = "its rows of GPUs and memory, `dmesg` there, and NCCL_DEBUG=INFO"
     names = ", ".join(at_fault)
     return [
         Result(host, "red", "failed", None, at_fault[host], why, cure)
@@ -162,7 +164,7 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
         for host, facts in serving.items():
             count = hosts.wanted.slots[host]
             each[host] = {"first": 0, "ranks": count, "world": count, "port": facts["free"]}
-        swept = await hosts.ask("collectives.sweep", 150, each, payloads=list(PAYLOADS["nccl"]), **rest)
+        swept = await hosts.ask("collectives.sweep", 150, each, limit=130, payloads=list(PAYLOADS["nccl"]), **rest)
     sweeps = {
         host: Sweep("nccl", hosts.wanted.slots[host], 1, facts["device"], slowest([facts["figures"]]))
         for host, facts in swept.items()

@@ -1,15 +1,20 @@
 """What `check` measures with torch: two ranks on this machine, with gloo, as one host's and as two hosts'."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+
+import pytest
 
 from brigade.check import sweep
 from brigade.check.probes import collectives
 from brigade.check.probes import pairs as network
 
-ORDER = {"world": 2, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0}
+ORDER = {"world": 2, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0, "limit": 90}
 
 
 @contextmanager
@@ -66,3 +71,61 @@ def test_what_failed_is_said_and_nothing_hangs(monkeypatch):
     found = collectives.sweep(first=0, ranks=1, port=0, payloads=[2**12], **ORDER)
     assert found["figures"] == []
     assert "rank 1" in found["error"] or "imeout" in found["error"]
+
+
+def test_a_rank_that_is_killed_is_named_and_the_sweep_ends(monkeypatch):
+    """multiprocessing's Pool waits for ever for the answer of a worker that is gone."""
+    monkeypatch.setattr(collectives, "SETTLE", 0.1)
+    started = []
+
+    class Struck(collectives._Worker):
+        def __init__(self, rank, local, how):
+            super().__init__(rank, local, how)
+            started.append(self)
+            if local == 1:
+                self.process.kill()
+
+    monkeypatch.setattr(collectives, "_Worker", Struck)
+    with port() as free:
+        found = collectives.sweep(first=0, ranks=2, port=free, payloads=[2**12], **ORDER)
+    assert found["ended"] == found["error"] == "process 1: its process was ended by SIGKILL"
+    assert not any(worker.process.is_alive() for worker in started)
+
+
+PATIENCE = 2.0  # seconds, of the ranks below
+
+
+def play(pipe, rank, local, how):
+    """Act as a rank that times out, and as the one that it waits for, which does what how.address says."""
+    act = how.address if local else "waits"
+    if act != "is late":
+        pipe.send(collectives.HERE)
+        if how.address != "is late":
+            pipe.send(collectives.MET)
+    if act == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if act == "fails":
+        pipe.send({"figures": [], "received": [], "device": "", "error": "CUDA error: uncorrectable ECC error"})
+        return
+    if act == "waits" and how.address != "is late":  # NCCL's watchdog
+        time.sleep(2 * PATIENCE)
+        os.kill(os.getpid(), signal.SIGABRT)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    "act, limit, ended, error",
+    [
+        ("dies", 60, "GPU 1: its process was ended by SIGSEGV", "GPU 1: its process was ended by SIGSEGV"),
+        ("fails", 60, "", "GPU 1: CUDA error: uncorrectable ECC error"),
+        pytest.param("hangs", 60, "GPU 1: it did not end within 60 s", "", marks=pytest.mark.slow),
+        pytest.param("is late", 8, "GPU 1: it did not end within 8 s", "", marks=pytest.mark.slow),
+    ],
+)
+def test_who_is_at_fault_and_who_only_waited(monkeypatch, act, limit, ended, error):
+    monkeypatch.setattr(collectives, "_tell_rank", play)
+    how = collectives.How(2, act, 0, "lo", "nccl", [], 1.0, 2)
+    workers = [collectives._Worker(local, local, how) for local in range(2)]
+    assert collectives._watch(workers, limit, PATIENCE) == ended
+    assert workers[1].answer["error"] == (error or ended)
+    assert not any(worker.process.is_alive() for worker in workers)

@@ -42,6 +42,25 @@ def results(name, hosts):
     return {result.host: result for result in asyncio.run(judge(check, hosts))}
 
 
+def test_a_rank_that_died_is_named_with_its_host_and_gpu():
+    """NCCL says of a peer that is gone only that a connection was closed, on every other rank."""
+    names = ("node1", "node2", "node3")
+    others = {
+        "figures": [],
+        "device": "",
+        "error": "GPU 0: DistBackendError: NCCL error: remote process exited",
+        "ended": "",
+    }
+    died = others | {
+        "error": "GPU 3: its process was ended by SIGKILL",
+        "ended": "GPU 3: its process was ended by SIGKILL",
+    }
+    faults = {"node1": others, "node2": died, "node3": others}
+    found = results("collectives", recorded(names, gpus=8, slots=8, faults=faults))
+    assert {host: result.level for host, result in found.items()} == {"node1": "grey", "node2": "red", "node3": "grey"}
+    assert "GPU 3: its process was ended by SIGKILL" in found["node2"].problem and "node2" in found["node1"].problem
+
+
 def test_bus_bandwidth_is_that_of_nccl_tests():
     assert sweep.bus_bandwidth("all_reduce", 10**9, 1.0, 8) == pytest.approx(1.75e9)
     assert sweep.bus_bandwidth("all_gather", 10**9, 1.0, 8) == pytest.approx(0.875e9)

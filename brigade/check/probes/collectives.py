@@ -1,10 +1,15 @@
 """What collectives take, with torch and the backend of training. torch is imported once on each host for all of them."""
 
+import math
+import multiprocessing
 import os
+import signal
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMES = 7  # of which the median counts; fewer where one takes long
@@ -12,6 +17,8 @@ PAIR_TIMES = 3  # of which the best counts: a pair that is slow is slow each tim
 SPENT = 0.6  # seconds at most for the repetitions of one payload
 MEET = 90.0  # seconds that ranks wait for each other at first: torch is imported from slow file systems too
 SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, may take then, and more for each rank
+HERE, MET = "here", "met"  # what a rank says before it waits for the others, and then
+STAGES = ("", HERE, MET)
 
 
 @dataclass(frozen=True)
@@ -32,23 +39,28 @@ class How:
     per_host: int
     games: list[list[list[int]]] | None = None
 
+    @property
+    def patience(self) -> float:
+        """Seconds that one operation may take, and the group's start once all ranks are there."""
+        return SETTLE + EACH * self.world
 
-def sweep(first: int, ranks: int, **how: Any) -> dict[str, Any]:
+
+def sweep(first: int, ranks: int, limit: float, **how: Any) -> dict[str, Any]:
     """Time all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
-    the GPU of its number under "nccl". how: of How
+    the GPU of its number under "nccl". limit: seconds after which ranks that still run are ended; how: of How
 
     Returns figures: [collective, bytes, seconds] of the slowest of this host's ranks; device: what they ran on; error: why it
-    ended early, or ""; received: [number of a host, Gbit/s from it to all of this host's ranks together].
+    ended early, or ""; ended: which of this host's ranks died or hung, and so ended the sweep for the others, or "";
+    received: [number of a host, Gbit/s from it to all of this host's ranks together].
     """
     alike = How(per_host=ranks, **how)
-    if ranks == 1:
-        answers = [_rank(first, 0, alike)]
+    if ranks == 1 and alike.backend == "gloo":
+        answers, ended = [_rank(first, 0, alike)], ""
     else:
-        import multiprocessing
-
-        with multiprocessing.get_context("spawn").Pool(ranks) as pool:
-            answers = pool.starmap(_rank, [(first + local, local, alike) for local in range(ranks)], chunksize=1)
-    error = next((answer["error"] for answer in answers if answer["error"]), "")
+        workers = [_Worker(first + local, local, alike) for local in range(ranks)]
+        ended = _watch(workers, limit, alike.patience)
+        answers = [worker.answer for worker in workers]
+    error = ended or next((answer["error"] for answer in answers if answer["error"]), "")
     slowest = [
         [*rows[0][:2], max(row[2] for row in rows)]
         for rows in zip(*(answer["figures"] for answer in answers), strict=False)
@@ -57,30 +69,103 @@ def sweep(first: int, ranks: int, **how: Any) -> dict[str, Any]:
         [rows[0][0], sum(row[1] for row in rows)]
         for rows in zip(*(answer["received"] for answer in answers), strict=False)
     ]
-    return {"figures": slowest, "device": answers[0]["device"], "error": error, "received": received}
+    return {"figures": slowest, "device": answers[0]["device"], "error": error, "ended": ended, "received": received}
 
 
-def _rank(rank: int, local: int, how: How) -> dict[str, Any]:
+class _Worker:
+    """The process of one rank. answer: of _rank(), or what is left of one that gave none; stage: the last it said; met: when that
+    was MET, on this process's clock"""
+
+    def __init__(self, rank: int, local: int, how: How) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = f"GPU {local}" if how.backend == "nccl" else f"process {local}"
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_tell_rank, args=(theirs, rank, local, how), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.answer: dict[str, Any] = {"figures": [], "received": [], "device": "", "error": ""}
+        self.stage, self.met, self.died = "", math.inf, False
+
+    def hear(self) -> bool:
+        """Take what it says next. Return whether it goes on."""
+        try:
+            said = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            self.died, code = True, self.process.exitcode or 0
+            self.fail(
+                f"its process {f'was ended by {signal.Signals(-code).name}' if code < 0 else f'ended with code {code}'}"
+            )
+            return False
+        if isinstance(said, str):
+            self.stage, self.met = said, time.monotonic() if said == MET else self.met
+            return True
+        self.answer = said
+        if said["error"]:
+            self.fail(said["error"])
+        return False
+
+    def fail(self, problem: str) -> None:
+        self.answer["error"] = f"{self.name}: {problem}"
+
+
+def _watch(workers: list[_Worker], limit: float, patience: float) -> str:
+    """Wait until all have answered, died, or had their time. Return which died or hung, and so ended the others, or "".
+
+    A rank that dies or hangs ends the others by the time-outs of gloo and NCCL, which may end their processes too. So the first
+    death counts if it came before any time-out; after one, the rank that still runs. Once one has failed, the others have
+    `patience` and 5 seconds to find out.
+    """
+    end, running, first = time.monotonic() + limit, {worker.pipe: worker for worker in workers}, None
+    while running and (left := end - time.monotonic()) > 0:
+        ready = wait(list(running), timeout=left)
+        for pipe in [pipe for pipe in running if pipe in ready]:
+            worker = running[pipe]
+            if worker.hear():
+                continue
+            del running[pipe]
+            if worker.answer["error"] and first is None:
+                first, early = worker, time.monotonic() < worker.met + 0.9 * patience
+                end = min(end, time.monotonic() + patience + 5)
+    for worker in workers:
+        worker.process.kill()  # those that have answered too: NCCL's destructors may hang
+        worker.process.join()
+    for worker in running.values():
+        worker.fail(f"it did not end within {limit:.0f} s")
+    if first is not None and early:
+        return first.answer["error"] if first.died else ""
+    latest = max((STAGES.index(worker.stage) for worker in workers), default=0)
+    late = [worker for worker in running.values() if first is not None or STAGES.index(worker.stage) < latest]
+    return "; ".join(worker.answer["error"] for worker in late)
+
+
+def _tell_rank(pipe: Connection, rank: int, local: int, how: How) -> None:
+    pipe.send(_rank(rank, local, how, pipe.send))
+
+
+def _rank(rank: int, local: int, how: How, tell: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
     for name in ("GLOO_SOCKET_IFNAME",) if how.interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if how.interface:
             os.environ.setdefault(name, how.interface)  # as launch does: the user's own choice goes first
     import torch
     import torch.distributed as dist
 
-    device, named = torch.device("cpu"), "CPU"
-    if how.backend == "nccl":
-        torch.cuda.set_device(local)
-        device, named = torch.device("cuda", local), torch.cuda.get_device_name(local)
+    device = torch.device("cpu")
     figures: list[list[Any]] = []
     received: list[list[Any]] = []
-    told = {"figures": figures, "device": named, "received": received}
+    told = {"figures": figures, "device": "CPU", "received": received}
     try:
-        patience = timedelta(seconds=SETTLE + EACH * how.world)
+        if how.backend == "nccl":
+            torch.cuda.set_device(local)
+            device, told["device"] = torch.device("cuda", local), torch.cuda.get_device_name(local)
+        patience = timedelta(seconds=how.patience)
         store = dist.TCPStore(
             how.address, how.port, how.world, rank == 0, timedelta(seconds=MEET), wait_for_workers=False
         )
         store.set(f"rank {rank}", "here")
+        tell(HERE)
         store.wait([f"rank {other}" for other in range(how.world)])
+        tell(MET)
         store.set_timeout(patience)
         dist.init_process_group(how.backend, store=store, rank=rank, world_size=how.world, timeout=patience)
         for name in COLLECTIVES:
