@@ -82,6 +82,7 @@ EXAMPLES = {
     "ds-other-stage": ({"ds.json": ds({"stage": 2, "zero_hpz_partition_size": 8})}, Z),
     "ds-default-written-out": ({"ds.json": ds({"contiguous_gradients": True})}, "ds.json"),
     "ds-overlap-comm": ({"ds.json": {"zero_optimization": {"stage": 2, "overlap_comm": True}}}, Z + ".overlap_comm"),
+    "ds-timers": ({"ds.json": ds(timers={"throughput": {"enabled": True}})}, "ds.json:1: timers.throughput.enabled"),
     "ds-memory-limits": (
         {"ds.json": ds({"max_live_parameters": 0})}, Z + ".stage3_max_live_parameters"),
     "accelerate-variable": ({"a.yaml": DDP | {"num_processes": "$WORLD_SIZE"}}, "a.yaml:4: num_processes"),

@@ -38,7 +38,9 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
     for path, value in _leaves(config):
         entry, block = known["allowed"][path], known["allowed"].get(path.rpartition(".")[0], {})
         key = path.removeprefix("zero_optimization.")
-        default = entry["by_stage"].get(stage) if "by_stage" in entry else entry.get("default", "none")
+        default = entry.get("here", entry.get("default", "none"))
+        if "by_stage" in entry:
+            default = entry["by_stage"].get(stage)
         if stage in (1, 2, 3) and stage not in entry.get("stages", block.get("stages", (1, 2, 3))):
             unread.append(key)
         elif path in known["owned_by_recipe"]:
@@ -53,7 +55,7 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
     if idle:
         yield Finding.of("ds-default-written-out", name, "", keys=", ".join(idle))
     for rule, meanings in explained.items():
-        at = meanings[0][0] if len(meanings) == 1 else "zero_optimization"
+        at = meanings[0][0] if len(meanings) == 1 else meanings[0][0].partition(".")[0]
         yield Finding.of(rule, name, at, means="; ".join(meant for _, meant in meanings))
 
 

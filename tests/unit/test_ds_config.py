@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+from deepspeed.utils.config import get_timers_config
 
 from brigade.errors import UserError
 from brigade.train.strategy import deepspeed_config
@@ -288,7 +289,13 @@ def test_fill_leaves_only_the_autos_of_hugging_face(pick, name, tmp_path):
 def test_fill_keeps_what_a_file_says(tmp_path):
     offload = {"device": "nvme", "nvme_path": "/mine"}
     config = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4, "offload_param": offload}}
+    config["timers"] = {"throughput": {"enabled": True}}
     assert deepspeed_config.fill(config, 8, tmp_path, "adamw_torch") == config
+
+
+def test_fill_turns_off_the_timer_that_waits_for_the_device(tmp_path):
+    filled = deepspeed_config.fill({"zero_optimization": {"stage": 2}}, 2, tmp_path, "adamw_torch")
+    assert get_timers_config(filled).enabled is False
 
 
 @pytest.mark.parametrize("optim, kept", [("adamw_torch", False), ("adamw_torch_fused", False), ("sgd", True)])

@@ -95,7 +95,7 @@ def test_table_is_for_the_installed_deepspeed():
 def test_every_entry_has_its_fields():
     for path, entry in ALLOWED.items():
         assert "what" in entry and ("default" in entry or entry.get("block")), path
-        more = {"type", "any_case", "stages", "by_stage", "no_effect", *LIMITS}
+        more = {"type", "any_case", "stages", "by_stage", "here", "no_effect", *LIMITS}
         assert set(entry) <= {"what", "default", "block", "free", "also", "auto"} | more, path
         assert entry.get("auto") in (None, "huggingface", "brigade"), path
         parent = path.rpartition(".")[0]

@@ -9,6 +9,7 @@ from brigade.train.strategy import deepspeed_config
 from brigade.train.strategy.ds_keys import key_table
 from testing.lint_files import ZERO3
 from testing.ranks import REPOSITORY as ROOT
+from testing.strategies import changed
 
 VARIANTS = yaml.safe_load((ROOT / "tests/unit/lint/zero3_variants.yaml").read_text())
 
@@ -28,11 +29,17 @@ def test_each_difference_of_a_well_known_file_is_explained(check, variant):
 @pytest.mark.parametrize("path", key_table()["meanings"])
 def test_every_value_of_an_explained_key_is_spoken_of_once(check, path):
     for stage in (1, 2, 3):
-        for value in (True, False) if path.endswith("comm") else (0, 5, 1e9, 10**12):
+        for value in (True, False) if key_table()["allowed"][path]["type"] == "bool" else (0, 5, 1e9, 10**12):
             zero, key = {"stage": stage}, path.rpartition(".")[2]
             zero |= {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
-            found = check({"ds.json": {**ZERO3, "zero_optimization": zero | {key: value}}}).findings
+            found = check({"ds.json": changed(path, value, {**ZERO3, "zero_optimization": zero})}).findings
             assert len(found) == 1 and key in found[0].problem and not found[0].problem.endswith(": "), (stage, value)
+
+
+def test_a_timer_that_waits_for_the_device_is_warned_of(check):
+    report = check({"ds.json": {**ZERO3, "wall_clock_breakdown": True, "timers": {"throughput": {"enabled": True}}}})
+    (found,) = (finding for finding in report.findings if finding.rule == "ds-timers")
+    assert found.severity == "warning" and "each micro-step" in found.problem and "each forward pass" in found.problem
 
 
 # Files as axolotl and LLaVA have them, the two keys of the recipe's numbers aside: sound, with at most two lines of notes.

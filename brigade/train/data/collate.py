@@ -4,7 +4,7 @@ Attention learns where samples begin in each way that an implementation of Trans
 again (eager, SDPA, flex) and from cumulative lengths (flash, varlen). Neither works with an attention mask or a cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,14 @@ class Collate:
             lengths = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
             batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
         return batch
+
+
+def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory."""
+    return {
+        key: each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
+        for key, each in micro_batch.items()
+    }
 
 
 def wasteful(lengths: Sequence[int]) -> bool:

@@ -1,5 +1,6 @@
 """Norms that no sharding changes, and clipping by them."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,28 +8,31 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 
-def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+@torch.no_grad()  # to_local() then hands out what is there
+def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | None = None) -> torch.Tensor:
     """Euclidean norm of plain tensors and DTensors taken as one vector; float64 scalar, the same on every rank.
 
     Sums are taken in float64: on a CPU torch adds up fp32 squares one after another, which is off by 1e-5 and more for
-    the gradient of an embedding, so that the norm would change with the number of shards. One collective per layout.
+    the gradient of an embedding, so that the norm would change with the number of shards. One collective per layout. It stays
+    on the tensors' device, and the host does not wait for it. device: of the norm of no tensors
     """
-    squares: dict[Any, torch.Tensor] = {}
+    layouts = defaultdict[Any, list[torch.Tensor]](list)
     for tensor in tensors:
-        local, layout = tensor, None
         if isinstance(tensor, DTensor):
-            local, layout = tensor.to_local(), (tensor.device_mesh, tensor.placements)
+            local = tensor.to_local()
+            layouts[local.device, (tensor.device_mesh, tensor.placements)].append(local)
+        else:
+            layouts[tensor.device, None].append(tensor)
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(layouts), (device,))[0])
+    for (of, layout), parts in layouts.items():
         # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
-        precision = torch.float64 if local.device.type == "cpu" else torch.float32
-        square = torch.linalg.vector_norm(local, dtype=precision).double() ** 2
-        squares[layout] = squares[layout] + square if layout in squares else square
-    total = torch.zeros((), dtype=torch.float64)
-    for layout, square in squares.items():
+        norms = torch._foreach_norm(parts, 2, torch.float64 if of.type == "cpu" else torch.float32)
+        square = torch.stack(norms).double().square().sum()
         if layout is not None:
             mesh, placements = layout
             # Not is_shard(): a matrix that is also divided over a tensor group is a _StridedShard.
-            parts = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
-            square = DTensor.from_local(square, mesh, parts).full_tensor()
+            sums = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+            square = DTensor.from_local(square, mesh, sums).full_tensor()
         total = total.to(square.device) + square
     return total.sqrt()
 
@@ -45,10 +49,14 @@ def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Te
     return norm
 
 
+@torch.no_grad()
 def scale_(gradients: Iterable[torch.Tensor | None], norm: torch.Tensor, max_norm: float) -> None:
     """Scale gradients of this norm in place so that it is at most `max_norm`."""
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    alike = defaultdict[Any, list[torch.Tensor]](list)
     for gradient in gradients:
         if gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(scale.to(local.device, local.dtype))
+            alike[local.device, local.dtype].append(local)
+    for (device, dtype), parts in alike.items():
+        torch._foreach_mul_(parts, scale.to(device, dtype))

@@ -102,7 +102,7 @@ class PipelineEngine(Engine):
 
     def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
         own = [parameter.grad for parameter in self.pipeline.counted() if parameter.grad is not None]
-        squares = self.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
+        squares = self.pipeline.total(global_norm(own, trainer.args.device) ** 2)
         norm = squares.sqrt()
         if max_norm > 0:
             scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)

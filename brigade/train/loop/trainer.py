@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest
-from ..data.collate import ABOUT, WithFiller
+from ..data.collate import ABOUT, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples
@@ -220,7 +220,7 @@ class Trainer(EvaluatingTrainer):
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
-        return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
+        return [on_device(batch, device) for batch in micro_batches], about[0].step_supervised
 
     # ---- a step ------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -316,8 +316,3 @@ class _Figures(TrainerCallback):
         for feature in self.trainer.features:
             feature.add_figures(logs, state.global_step)
         state.log_history[-1].update(logs)
-
-
-def _to(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Copy tensors to the device; from pinned memory without waiting."""
-    return {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}

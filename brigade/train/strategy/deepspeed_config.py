@@ -69,9 +69,11 @@ def fill(
     zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
     elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an
     AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
-    (accelerator.py:2373).
+    (accelerator.py:2373). DeepSpeed's throughput timer is off unless the file turns it on: it waits for the whole device
+    at the beginning of each micro-step and at the end of each step (utils/timer.py:238, runtime/engine.py:2946).
     """
     filled = copy.deepcopy(config)
+    filled.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     if not optim.startswith("adamw"):
         filled.setdefault("zero_force_ds_cpu_optimizer", False)
     values = {"zero_hpz_partition_size": local_world_size, "nvme_path": str(nvme_path), "buffer_size": largest_shard}
