@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
+def precision(half: torch.dtype) -> torch.distributed.fsdp.MixedPrecisionPolicy:
+    """Return what FSDP2 computes and reduces in.
+
+    accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss. Here outputs stay what they
+    are. A loss is fp32 by itself, and an output_dtype would reach every layer, because accelerate gives all the same policy
+    (utils/fsdp_utils.py: fsdp2_prepare_model): each layer's output would be cast to fp32, kept so, and cast back by the next.
+    """
+    return torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+
+
 class FSDP2(Engine):
     """Parameters, gradients and optimizer states are sharded over all ranks, layer by layer."""
 
@@ -49,12 +59,8 @@ class FSDP2(Engine):
         super().attach(trainer)
         fsdp2.send_buffers_with_weights()
         if self.training.bf16 or self.training.fp16:
-            # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
-            trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = torch.distributed.fsdp.MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16 if self.training.bf16 else torch.float16,
-                reduce_dtype=torch.float32,
-                output_dtype=torch.float32,
-            )
+            half = torch.bfloat16 if self.training.bf16 else torch.float16
+            trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = precision(half)
 
     def shares(self, trainer: "Trainer") -> Any:
         for module in trainer.model.modules():

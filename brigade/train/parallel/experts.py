@@ -120,7 +120,7 @@ def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, option
     options: of fully_shard, without the mesh
     """
     # Experts are an FSDP2 unit of their own, but numbers keep the precision that they have in the layers around.
-    options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
+    options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False)}
     for experts in divide(model, plan, ranks):
         fully_shard(experts, mesh=ranks.same, shard_placement_fn=lambda _: Shard(1), **options)
         _average(experts, ranks)
