@@ -210,6 +210,33 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
     assert watch.left[0].startswith("error: ")
 
 
+def test_a_hang_is_found_also_where_the_flight_recorder_fails(tmp_path, monkeypatch):
+    """What torch writes there is no documented format; a failure of it kept every later look from judging."""
+
+    def broken():
+        raise KeyError("record_id")
+
+    monkeypatch.setattr(watch_thread.flight_records, "records", broken)
+    watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
+    monkeypatch.setattr(watch.observer, "look", lambda: True)
+    watch.look()
+    assert watch.left[0].startswith("error: rank 0 on node1")
+    kept = json.loads((tmp_path / "heartbeats" / "rank-0.collectives").read_text())
+    assert kept == {"error": "KeyError: 'record_id'"}
+
+
+def test_the_watch_looks_from_its_ranks_own_device(tmp_path, monkeypatch):
+    """NCCL's records ask a device, and a thread begins with the first one: there each rank would take memory."""
+    taken, cuda = [], watch_thread.process_group.torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(cuda, "set_device", lambda device: taken.append((device, threading.current_thread().name)))
+    watch = watching(tmp_path, World(3, 3, 4, 4, "node1", "torchrun"), monkeypatch)
+    watch.start()
+    watch.end()
+    assert taken == [(3, "watch")]
+
+
 def watching(directory, world, monkeypatch):
     """The thread of a rank, not started; `left` has the words with which it would end the process."""
     strategy = Strategy("single", "single", "flag")

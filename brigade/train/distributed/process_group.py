@@ -38,16 +38,20 @@ def keep_launchers_store() -> Any:
     return launchers_store
 
 
+def take_device(world: World) -> bool:
+    """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
+    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
+    if not torch.cuda.is_available() or torch.cuda.device_count() < world.local_size:
+        return False
+    torch.cuda.set_device(world.local_rank)
+    return True
+
+
 def join(world: World) -> None:
     """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
     between ranks never depends on a healthy NCCL."""
-    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
-    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
-    if torch.cuda.is_available() and torch.cuda.device_count() >= world.local_size:
-        torch.cuda.set_device(world.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
-    else:
-        backend = "gloo"
+    backend = "cpu:gloo,cuda:nccl" if take_device(world) else "gloo"
     supervised.note(stage="waiting")
     impatient = threading.Timer(PATIENCE, _impatient, [world])
     impatient.daemon = True
@@ -90,7 +94,8 @@ def _of_this_launch(store: Any = None) -> dict[str, Any]:
 def wait_for_all() -> None:
     """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
     it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
-    store, name = store_of_all(), f"brigade/wait-{next(_waits)}"
+    # Where the run is divided into replicas, those of this one.
+    store, name = _get_default_store(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
         if one_host.rank_0_is_gone():

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ...errors.console import counted
 from .. import files
-from ..distributed import hang_verdict, heartbeat, ranks, supervised, tell
+from ..distributed import hang_verdict, heartbeat, process_group, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
 from ..run import events
 from ..run.directory import Run
@@ -88,6 +88,8 @@ class Watch(threading.Thread):
         self.join(timeout=2 * LOOK)
 
     def run(self) -> None:
+        with suppress(Exception):  # of this rank: NCCL's records ask a device, and a thread begins with the first one
+            process_group.take_device(self.world)
         while not self.ended.wait(LOOK):
             with suppress(Exception):  # who watches a run must not be what ends it
                 self.look()
@@ -95,8 +97,13 @@ class Watch(threading.Thread):
     def look(self) -> None:
         silent, knew = self.observer.look(), self.waits is not None
         if silent and not knew:
-            records = flight_records.records()
-            self.waits = flight_records.waits_in(records)
+            try:
+                records = flight_records.records()
+                self.waits = flight_records.waits_in(records)
+            except (
+                Exception
+            ) as error:  # torch promises no format: a hang is one also where nothing is known of collectives
+                records, self.waits = {"error": f"{type(error).__name__}: {error}"}, {}
             self.record(records)
             supervised.note(waits=self.waits, records=str(self.folder.absolute()))
         elif not silent:
