@@ -127,7 +127,7 @@ def train_and_save(
             trainer.save_model()
             trainer.save_state()
             data.close()
-            ranks.barrier()
+            ranks.wait_for_all()  # the first may have to write the whole model
             succeed(run, trainer.state, held_out_loss)
             return trainer
         except BaseException as error:  # torch's CheckpointException is no Exception

@@ -1,11 +1,13 @@
 """Who is blamed for a hang, and in which words."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import pipelining
+from torch.distributed import HashStore, pipelining
 
+from brigade.train.distributed import process_group
 from brigade.train.distributed.hang_verdict import Silent, names, sentence
 from brigade.train.upstream import flight_records
 
@@ -89,3 +91,28 @@ def test_a_stage_that_waits_for_another_is_in_an_exchange_though_gloo_records_no
 
 def test_names():
     assert [names([3]), names([2, 0, 1]), names([0, 1, 5])] == ["rank 3", "ranks 0-2", "ranks 0-1, 5"]
+
+
+def test_a_rank_that_waits_for_one_that_writes_is_in_a_wait_for_all_ranks(monkeypatch):
+    """Rank 0 writes the last model, or no longer does: whoever waits for it, without a clock, is not the culprit."""
+    store, told = HashStore(), []
+    monkeypatch.setattr(process_group, "_get_default_store", lambda: store)
+    monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "_waits", iter([0]))
+
+    def look_and_come():
+        while not store.check(["brigade/wait-0"]):
+            time.sleep(0.01)
+        time.sleep(0.05)
+        told.append(flight_records.waits_in({"fr": {"entries": [{"retired": True}]}}))
+        store.add("brigade/wait-0", 1)
+
+    writer = threading.Thread(target=look_and_come)
+    writer.start()
+    process_group.wait_for_all()
+    writer.join()
+    assert told == [{"collective": "the wait for all ranks"}]
+    late = [Silent(0, "a", "checkpoint", 9, collective=""), Silent(1, "b", "checkpoint", 9, **told[0])]
+    assert sentence(late) == (
+        "rank 0 on a has waited in saving since step 9; rank 1 waits for it in the wait for all ranks"
+    )

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from brigade.train.distributed import heartbeat
 from brigade.train.loop.fsdp2_engine import precision
+from brigade.train.loop.saved_model import Moving
 
 TOKENS = torch.arange(64).view(2, 32)
 
@@ -48,3 +52,15 @@ def test_under_fsdp2_layers_hand_on_half_precision_and_the_loss_is_in_fp32(half,
     before, gradients_before, between = trained(replace(precision(half), output_dtype=torch.float32))
     assert between == [torch.float32] * 3
     assert torch.equal(loss, before) and all(map(torch.equal, gradients, gradients_before))
+
+
+def test_while_weights_are_gathered_a_save_is_seen_to_move(one_rank):
+    """No byte of a file is written meanwhile, and the largest models are gathered for longer than a silence may last."""
+    model = llama()
+    fully_shard(model, mesh=one_rank)
+    before = heartbeat.page[heartbeat.BEATS]
+    with Moving():
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    assert heartbeat.page[heartbeat.BEATS] - before >= len(whole) == len(model.state_dict())
+    assert all(not isinstance(tensor, DTensor) for tensor in whole.values())
+    heartbeat.end()

@@ -65,6 +65,15 @@ def barrier() -> None:
     gather(None)
 
 
+def wait_for_all() -> None:
+    """Wait until every rank is here, however long one of them writes. barrier() gives up after an hour."""
+    if (dist := _group()) and dist.get_world_size() > 1:
+        from . import process_group
+
+        process_group.wait_for_all()
+    barrier()  # nobody ends, and its store with it, before all have seen that
+
+
 @contextmanager
 def agreed(world: World):
     """Run a step that may fail on some ranks; leave it only when it went well on all of them.

@@ -2,7 +2,9 @@
 success, for engines gather it by code of their own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError
 from .. import files, upstream
@@ -27,19 +29,31 @@ def save(trainer: "Trainer", folder: Path) -> None:
     trainer.run.check_directory()
     if trainer.args.should_save:
         files.remove_links(folder)
-    state = trainer.engine.whole_state(trainer)
-    if state is None:
-        trainer.engine.save_weights(trainer, folder)
-    else:
-        model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
-        checkpoint_files.save_model(trainer, model, folder, state)
-        if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft:
-            model.generation_config.save_pretrained(
-                str(folder)
-            )  # PEFT saves adapters, and nothing of where an answer ends
+    with Moving():
+        _write(trainer, folder)
     if trainer.args.should_save:
         file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
         _check(trainer, folder)
+
+
+class Moving(TorchFunctionMode):
+    """Shows with each operation of torch that a save moves on: whoever watches sees bytes of files, and none while tensors are
+    gathered, of which the largest models have a terabyte."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        heartbeat.enter(heartbeat.CHECKPOINT)
+        return func(*args, **(kwargs or {}))
+
+
+def _write(trainer: "Trainer", folder: Path) -> None:
+    state = trainer.engine.whole_state(trainer)
+    if state is None:
+        trainer.engine.save_weights(trainer, folder)
+        return
+    model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
+    checkpoint_files.save_model(trainer, model, folder, state)
+    if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft:
+        model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
 
 
 def _check(trainer: "Trainer", folder: Path) -> None:

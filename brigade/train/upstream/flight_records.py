@@ -14,7 +14,12 @@ from typing import Any
 
 BUFFERS = ("nccl", "fr")  # fr: gloo's
 EXCHANGE = "the exchange between stages"
-_WAIT_THERE = ("torch/distributed/pipelining/schedules.py", "torch/distributed/distributed_c10d.py")
+# Where the main thread waits for other ranks in what is not recorded -> what it is called.
+_WAITS = {
+    "torch/distributed/pipelining/schedules.py": EXCHANGE,
+    "torch/distributed/distributed_c10d.py": EXCHANGE,
+    "brigade/train/distributed/process_group.py": "the wait for all ranks",
+}
 
 
 def records() -> dict[str, Any]:
@@ -29,7 +34,8 @@ def records() -> dict[str, Any]:
 
 def waits_in(found: dict[str, Any]) -> dict[str, Any]:
     """The first collective of records() that is not done: {"collective", "number", "group"}; collective "" where all are, or
-    EXCHANGE where this process then waits for another stage. {} where nothing was recorded, and hence nothing is known."""
+    what _WAITS calls it where this process then waits for others without a record. {} where nothing was recorded, and hence
+    nothing is known."""
     known: dict[str, Any] = {}
     for buffer in found.values():
         entries = buffer.get("entries", [])
@@ -38,11 +44,12 @@ def waits_in(found: dict[str, Any]) -> dict[str, Any]:
             first = min(unfinished, key=lambda entry: entry["record_id"])
             number = first["p2p_seq_id" if first["is_p2p"] else "collective_seq_id"]
             return {"collective": first["profiling_name"], "number": number, "group": first["process_group"][0]}
-        known |= {"collective": EXCHANGE if _exchanges() else ""} if entries else {}
+        known |= {"collective": _wait_without_record()} if entries else {}
     return known
 
 
-def _exchanges() -> bool:
-    """Whether the main thread waits in a function of torch.distributed, and so for another rank."""
+def _wait_without_record() -> str:
+    """Return what the main thread waits for other ranks in, by the function that it is in, or ""."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and frame.f_code.co_filename.endswith(_WAIT_THERE)
+    file = frame.f_code.co_filename if frame else ""
+    return next((words for ending, words in _WAITS.items() if file.endswith(ending)), "")
