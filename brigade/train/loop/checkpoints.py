@@ -9,6 +9,7 @@ from ..checkpoint.saving import Saving
 from ..distributed import heartbeat, ranks
 from ..run.directory import STATE
 from ..upstream import checkpoint_files
+from ..upstream.trainer_state import StateFile
 from . import bad_steps, resharding
 from .hooks import Feature
 
@@ -25,6 +26,7 @@ class Checkpoints(Feature):
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer = trainer
         self.saving: Saving | None = None
+        self._state_file = StateFile()
 
     @property
     def blocked(self) -> float:
@@ -74,7 +76,7 @@ class Checkpoints(Feature):
                 if isinstance(each, ExportableState):
                     name, kept = type(each).__name__, trainer.state.stateful_callbacks
                     kept[name] = [*kept[name], each.state()] if isinstance(kept.get(name), list) else each.state()
-            trainer.state.save_to_json(str(folder / STATE))
+            self._state_file.write(trainer.state, folder / STATE)
 
     def _place_in_run(self) -> dict[str, Any]:
         """Return what the manifest says of the checkpoint's place in the run."""
