@@ -1,13 +1,22 @@
 """Best-fit packing: every sample once, no overflow, near the optimum, and the same bins on every host."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.train.data.packing import best_fit
+from brigade.train.data import packing
+
+
+def as_lists(sequences):
+    return [part.tolist() for part in np.split(sequences.samples, np.cumsum(sequences.sizes)[:-1])][: len(sequences)]
+
+
+def best_fit(lengths, capacity):
+    return as_lists(packing.best_fit(lengths, capacity))
 
 
 def naive(lengths, capacity):
@@ -77,3 +86,23 @@ def test_efficiency_on_the_lengths_of_chats(mean, spread):
     capacity = 2048
     lengths = np.random.default_rng(0).lognormal(mean, spread, 4000).astype(np.int64).clip(2, capacity)
     assert lengths.sum() / (len(best_fit(lengths, capacity)) * capacity) > 0.97
+
+
+def test_a_sample_takes_some_numbers_of_an_array_and_no_list_of_its_own():
+    lengths = np.random.default_rng(0).integers(900, 1000, 100_000)  # each alone in its sequence: the most sequences
+    tracemalloc.start()
+    sequences = packing.best_fit(lengths, 1024)
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(sequences) == len(lengths)
+    assert kept < 20 * len(lengths)
+    assert most < 120 * len(lengths)
+
+
+@given(bins(), st.randoms(use_true_random=False))
+def test_sequences_in_another_order_keep_their_samples(drawn, chance):
+    lengths, capacity = drawn
+    sequences = packing.best_fit(np.array(lengths, dtype=np.int64), capacity)
+    order = np.array(chance.sample(range(len(sequences)), len(sequences)), dtype=np.int64)
+    before = best_fit(np.array(lengths, dtype=np.int64), capacity)
+    assert as_lists(sequences.in_order(order)) == [before[number] for number in order]

@@ -13,6 +13,7 @@ from brigade.check.checks import Recorded, Wanted, checks
 from brigade.check.probes import resources as probe
 from brigade.check.run import judge
 from brigade.hosts.job import make
+from brigade.train import control_groups as groups
 
 HOST = {
     "cores": 32.0,
@@ -151,8 +152,8 @@ def test_this_host_answers():
 def control_groups(monkeypatch, files):
     """files: name -> what it says in each group, from the inside"""
     monkeypatch.setattr(
-        probe,
-        "_control_group",
+        groups,
+        "read",
         lambda controller, *names: enumerate(zip(*(files.get(name, []) for name in names), strict=False)),
     )
 
@@ -181,7 +182,7 @@ def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
 
 
 def test_files_of_control_groups_are_read_together():
-    for _, (most, now) in probe._control_group("memory", "memory.max", "memory.current"):
+    for _, (most, now) in groups.read("memory", "memory.max", "memory.current"):
         assert most == "max" or most.isdigit()
         assert now.isdigit()
 
@@ -197,7 +198,7 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
         },
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    assert probe._cores() == 1.5
+    assert groups.cores() == 1.5
     assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
 
 

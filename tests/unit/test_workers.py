@@ -10,10 +10,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from brigade.train.data import builtin, encode, workers
+from brigade.train import control_groups
+from brigade.train.data import builtin, encode, tokenise, workers
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.rows import Where
 from brigade.train.recipe.files import REPOSITORY
@@ -23,7 +25,7 @@ from testing import marks
 @pytest.fixture(scope="module")
 def encoder():
     tokenizer = builtin.TOKENIZER / "tokenizer.json"
-    return encode.Encoder(tokenizer.read_text(), ChatTemplates(""), {}, 2, 64, True)
+    return encode.LoadedEncoder(encode.Encoder(tokenizer.read_text(), ChatTemplates(""), {}, 2, 64, True))
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +100,33 @@ def test_a_killed_process_ends_the_run_with_the_cause_and_the_cure(encoder, mist
     assert children() <= before
 
 
+@pytest.mark.parametrize(
+    ("cores", "chunks", "asked", "expected"),
+    [
+        (2.0, 100, None, 2),  # what a control group leaves of a host's cores
+        (1.5, 100, None, 0),  # none to spare
+        (0.5, 100, None, 0),
+        (500.0, 100, None, tokenise.MOST),
+        (500.0, 100, 7, 7),  # as dataset_num_proc says
+        (500.0, 3, None, 3),  # no more than have something to do
+        (500.0, 1, None, 0),  # starting a process takes longer than a chunk
+        (1.0, 100, 7, 7),
+    ],
+)
+def test_as_many_processes_as_there_are_cores_to_spare_and_chunks(monkeypatch, encoder, cores, chunks, asked, expected):
+    def counted(jobs, loaded, processes, place):
+        started.append(processes)
+        return (loaded.encode(*job) for job in jobs)
+
+    started: list[int] = []
+    rows = SimpleNamespace(size=chunks, place="here", chunks=lambda: map(Text, range(chunks)))
+    monkeypatch.setattr(control_groups, "cores", lambda: cores)
+    monkeypatch.setattr(workers, "encoded", counted)
+    parts = list(tokenise.encoded(rows, {}, encoder.encoder, asked))
+    assert len(parts) == chunks
+    assert started == ([expected] if expected else [])
+
+
 def test_who_stops_reading_leaves_no_process(encoder):
     before = children()
     found = workers.encoded(jobs(*map(Text, range(500))), encoder, 2, "here")
@@ -114,7 +143,7 @@ from tests.unit import test_workers as here
 from brigade.train.data import encode, workers
 from brigade.train.data.chat_template import ChatTemplates
 tokenizer = open(sys.argv[1]).read()
-encoder = encode.Encoder(tokenizer, ChatTemplates(""), {}, 2, 64, True)
+encoder = encode.LoadedEncoder(encode.Encoder(tokenizer, ChatTemplates(""), {}, 2, 64, True))
 for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6))), encoder, 2, "here")):
     if number == 20:
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)

@@ -4,10 +4,11 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ...train import control_groups
 
 IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 # Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
@@ -32,7 +33,7 @@ def host() -> dict[str, Any]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
-        "cores": _cores(),
+        "cores": control_groups.cores(),
         "memory": _memory(),
         "shm": _room("/dev/shm"),
         "open_files": [soft, hard],
@@ -58,19 +59,6 @@ def core_speed(pieces: int) -> dict[str, Any]:
     return {"seconds": seconds, "computing": computing}
 
 
-def _cores() -> float:
-    """The cores that this process may use: its affinity, and what its control groups allow."""
-    found = [float(len(os.sched_getaffinity(0)))]
-    for _, (text,) in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
-        quota, _, period = text.partition(" ")
-        if quota != "max":
-            found.append(int(quota) / int(period))
-    for _, (quota, period) in _control_group("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        if int(quota) > 0:
-            found.append(int(quota) / int(period))
-    return min(found)
-
-
 def _memory() -> dict[str, Any]:
     """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it.
 
@@ -82,7 +70,7 @@ def _memory() -> dict[str, Any]:
     total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
     least = ""
     for limit, used in _MEMORY_LIMITS:
-        for folder, (most, now, counts) in _control_group("memory", limit, used, "memory.stat"):
+        for folder, (most, now, counts) in control_groups.read("memory", limit, used, "memory.stat"):
             if most == "max" or int(most) >= sizes["MemTotal"]:
                 continue
             left = int(most) - max(int(now) - _reclaimable(counts), 0)
@@ -102,21 +90,6 @@ def _may_lock() -> bool:
     """Tell whether limits of locked memory do not hold for this process."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return bool(found and int(found[1], 16) >> IPC_LOCK & 1)
-
-
-def _control_group(controller: str, *files: str) -> Iterator[tuple[Path, list[str]]]:
-    """What these files say in this process's control group and in each one above it that has them all, in both versions of
-    control groups; and where."""
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and controller not in controllers.split(","):
-                continue
-            root = Path("/sys/fs/cgroup", controller if controllers else "")
-            inside = root / path.lstrip("/")
-            for folder in [inside, *(above for above in inside.parents if above.is_relative_to(root))]:
-                with suppress(OSError):
-                    yield folder, [(folder / file).read_text().strip() for file in files]
 
 
 def _room(path: str) -> dict[str, int] | None:

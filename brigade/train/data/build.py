@@ -121,14 +121,14 @@ def _store(
         dropped.append(lost)
         sizes.append(size)
         heldout.append(held[: data.max_eval_samples])
-        writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
+        writer.split(f"heldout-{number}", packing.Sequences.of_single(heldout[-1]))
     weights, seed = [origin.weight for origin in origins], settings.recipe.training.seed
     chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
     if data.packing:
         sequences = packing.best_fit(writer.table()["length"][chosen], data.max_length)
-        sequences = [[int(chosen[i]) for i in sequence] for sequence in sequences]
+        sequences = packing.Sequences(chosen[sequences.samples], sequences.sizes)
     else:
-        sequences = [[int(i)] for i in chosen]
+        sequences = packing.Sequences.of_single(chosen)
     writer.split("train", sequences)
     used = [chosen[np.isin(chosen, samples)] for samples in train]
     beside = [

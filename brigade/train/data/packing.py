@@ -1,10 +1,37 @@
-"""Best-fit packing of samples into sequences of max_length tokens, with little room left (arXiv 2404.10830)."""
+"""Which samples make up a sequence; and best-fit packing of them, with little room left (arXiv 2404.10830)."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 
-def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
-    """Return sequences as lists of sample indices: each sample is in exactly one, and none is longer than `capacity` tokens.
+@dataclass(frozen=True)
+class Sequences:
+    """The samples of each sequence, in arrays: a list for each of millions would take a multiple of the memory.
+
+    samples: their numbers, sequence after sequence, int64; sizes: how many each sequence has, int64
+    """
+
+    samples: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @classmethod
+    def of_single(cls, samples: np.ndarray) -> "Sequences":
+        """Return sequences of one sample each."""
+        return cls(samples, np.ones(len(samples), np.int64))
+
+    def in_order(self, order: np.ndarray) -> "Sequences":
+        """Return these sequences in another order. order: their numbers"""
+        sizes = self.sizes[order]
+        shift = (np.cumsum(self.sizes) - self.sizes)[order] - (np.cumsum(sizes) - sizes)  # of each sequence's samples
+        return Sequences(self.samples[np.repeat(shift, sizes) + np.arange(sizes.sum())], sizes)
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> Sequences:
+    """Return sequences of sample indices: each sample is in exactly one, and none is longer than `capacity` tokens.
 
     Best-fit decreasing: from the longest sample to the shortest, each goes where it leaves the least room. Indices
     within a sequence are ascending. Takes O(n capacity / 64) time.
@@ -13,11 +40,13 @@ def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
     """
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit into {capacity}")
-    sequences: list[list[int]] = []
+    count = 0
+    sequence_of = np.empty(len(lengths), np.int64)
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # sequences by the tokens that still fit into them
     rooms = 0  # bit r is set where with_room[r] is not empty
-    for sample in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[sample])
+    order = np.argsort(-lengths, kind="stable")
+    longest_first = lengths[order].astype(np.int64)
+    for number, length in enumerate(memoryview(longest_first)):  # whose items are Python's own integers
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1  # the lowest set bit: the least room that suffices
@@ -25,11 +54,10 @@ def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
             if not with_room[room]:
                 rooms ^= 1 << room
         else:
-            room, sequence = capacity, len(sequences)
-            sequences.append([])
-        sequences[sequence].append(sample)
+            room, sequence, count = capacity, count, count + 1
+        sequence_of[number] = sequence
         left = room - length
         if left:
             with_room[left].append(sequence)
             rooms |= 1 << left
-    return [sorted(sequence) for sequence in sequences]
+    return Sequences(order[np.lexsort((order, sequence_of))], np.bincount(sequence_of, minlength=count))

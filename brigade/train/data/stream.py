@@ -79,7 +79,8 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     if not origin.heldout and next(read_from(origin, LoadedEncoder(encoder), begins), None) is None:
         problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
         raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
-    writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
+    held = packing.Sequences.of_single(np.arange(first, min(writer.samples, first + wanted)))
+    writer.split(f"heldout-{number}", held)
     return None if origin.heldout else begins
 
 
@@ -118,9 +119,10 @@ def make_window(
         cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
     lengths = writer.table()["length"]
     packed = recipe.data.packing
-    sequences = packing.best_fit(lengths, recipe.data.max_length) if packed else [[i] for i in range(len(lengths))]
+    singles = packing.Sequences.of_single(np.arange(len(lengths)))
+    sequences = packing.best_fit(lengths, recipe.data.max_length) if packed else singles
     order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(sequences))
-    writer.split("train", [sequences[i] for i in order])
+    writer.split("train", sequences.in_order(order))
     writer.close()
     number, first_row = state["number"] + 1, state["first_row"] + len(sequences)
     following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from ...errors import UserError
+from .. import control_groups
 from ..recipe.flags import Settings
 from . import chat_template, encode, workers
 from .encoded import Encoded, refusal
@@ -20,6 +20,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST = 64  # processes: more of them wait for the one that writes what they make
 LISTED, MANY = 10, 1000  # reasons that are named; bad rows after which no more are looked for
 
 
@@ -48,19 +49,22 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
 def encoded(
     rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
 ) -> Iterator[Encoded]:
-    """Yield the chunks of a split, tokenised, in order. Small data is tokenised here, without further processes.
+    """Yield the chunks of a split, tokenised, in order, by as many processes as this one may use cores unless told otherwise.
+    Small data is tokenised here, without further processes. The result is the same either way.
 
     Bad rows are listed by their reasons. Unless they are to be skipped, raises UserError for them, after a look at what follows.
     """
     unread = ((chunk, columns) for chunk in rows.chunks())
-    processes = processes or min(os.cpu_count() or 1, 16)
+    processes = processes or min(int(control_groups.cores()) or 1, MOST)
     first = list(itertools.islice(unread, 2))
     jobs = itertools.chain(first, unread)
     parts: Iterator[Encoded]
+    loaded = encode.LoadedEncoder(encoder)
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
-        parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)
+        parts = itertools.starmap(loaded.encode, jobs)
     else:
-        parts = workers.encoded(jobs, encoder, processes, rows.place)
+        chunks = -(-rows.size // first[0][0].size) if rows.size else processes  # about: they are equally large
+        parts = workers.encoded(jobs, loaded, min(processes, max(chunks, 2)), rows.place)
     skip, reasons = encoder.skip_bad_rows, Reasons()
     rows_read = samples = 0
     for part in parts:

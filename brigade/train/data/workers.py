@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from ...errors import UserError
-from .encode import Encoder, LoadedEncoder
+from .encode import LoadedEncoder
 from .encoded import Encoded
 from .keys import Columns
 from .rows import Chunk
@@ -24,10 +24,10 @@ Job = tuple[Chunk, Columns]
 _machine: LoadedEncoder
 
 
-def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -> Iterator[Encoded]:
+def encoded(jobs: Iterator[Job], encoder: LoadedEncoder, processes: int, place: str) -> Iterator[Encoded]:
     """Yield each chunk tokenised, in order. Raises what a chunk raises there, and UserError at `place` when a process is killed
     (multiprocessing.Pool would start another one, and wait for ever for the lost chunk)."""
-    # Forked, not spawned: a child shares what is loaded. It uses only the Rust tokenizer and Jinja.
+    # Forked, not spawned: a child shares what is loaded, the tokenizer too. It uses only that and Jinja.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _set_up, (encoder,))
     waiting: deque[Future[Encoded]] = deque()
     try:
@@ -47,11 +47,11 @@ def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -
         pool.shutdown(cancel_futures=True)
 
 
-def _set_up(encoder: Encoder) -> None:
+def _set_up(encoder: LoadedEncoder) -> None:
     global _machine
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its children
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _machine = LoadedEncoder(encoder)
+    _machine = encoder
 
 
 def _end_with_parent() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
+from .packing import Sequences
 
 
 class Writer:
@@ -68,13 +69,10 @@ class Writer:
         digests = self.table()["digest"]
         return int(np.isin(digests[some], digests[others]).sum())
 
-    def split(self, name: str, sequences: list[list[int]]) -> None:
+    def split(self, name: str, sequences: Sequences) -> None:
         """Store which samples make up each sequence of a split."""
-        np.save(self.folder / f"{name}.rows.npy", np.cumsum([0, *map(len, sequences)]))
-        np.save(
-            self.folder / f"{name}.samples.npy",
-            np.array([s for sequence in sequences for s in sequence], dtype=np.int64),
-        )
+        np.save(self.folder / f"{name}.rows.npy", np.concatenate([[0], np.cumsum(sequences.sizes)]))
+        np.save(self.folder / f"{name}.samples.npy", sequences.samples)
 
     def close(self) -> None:
         self._tokens.close()

@@ -144,7 +144,7 @@ class DataSection(Source):
     skip_bad_rows: bool = False
     """Leave out samples that cannot be used, and count them. false: they are listed, and the run ends."""
     dataset_num_proc: Positive | None = None
-    """Processes that tokenise; default: the host's cores, 16 at most."""
+    """Processes that tokenise; default: as many as there are cores for them, 64 at most. Their number changes no result."""
     max_train_samples: Positive | None = None
     """Train on at most so many, from all sources together."""
     max_eval_samples: Positive | None = None

@@ -1,0 +1,34 @@
+"""What the control groups of this process (a container, a batch job) say, in both versions. Needs only the standard library."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def read(controller: str, *files: str) -> Iterator[tuple[Path, list[str]]]:
+    """Yield what these files say in this process's control group and in each one above it that has them all; and where."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            root = Path("/sys/fs/cgroup", controller if controllers else "")
+            inside = root / path.lstrip("/")
+            for folder in [inside, *(above for above in inside.parents if above.is_relative_to(root))]:
+                with suppress(OSError):
+                    yield folder, [(folder / file).read_text().strip() for file in files]
+
+
+def cores() -> float:
+    """Return the cores that this process may use: its affinity, and what its control groups allow."""
+    every = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = [float(every)]
+    for _, (text,) in read("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
+        quota, _, period = text.partition(" ")
+        if quota != "max":
+            found.append(int(quota) / int(period))
+    for _, (quota, period) in read("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        if int(quota) > 0:
+            found.append(int(quota) / int(period))
+    return min(found)
