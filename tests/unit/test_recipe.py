@@ -18,7 +18,7 @@ from brigade.errors import UserError, did_you_mean, nearest
 from brigade.lint.together import without_filler
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.identity import BEFORE, identity
+from brigade.train.recipe.identity import BEFORE, computed, identity
 from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +120,12 @@ def document(**changed):
 
 def identity_of(strategy="s", **changed):
     return identity(Recipe.model_validate(document(**changed)), strategy)
+
+
+def test_auto_evaluates_fewer_held_out_samples_and_computes_the_same():
+    auto, every = (Recipe.model_validate(document(max_eval_samples=value)) for value in ("auto", None))
+    assert computed(auto) == computed(every) and computed(auto)["data"]["max_eval_samples"] is None
+    assert computed(Recipe.model_validate(document(max_eval_samples=9))) != computed(auto)
 
 
 def another_value(key):

@@ -58,7 +58,7 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     contents = [
         (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in origins
     ]
-    options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
+    options = (data.packing, data.validation_split, data.max_train_samples, data.most_held_out, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
     if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
@@ -100,15 +100,15 @@ def _store(
         share = 0.0 if origin.heldout else data.validation_split
         limit = data.max_train_samples
         if limit and not origin.heldout:
-            limit += data.max_eval_samples or round(limit * share / (1 - share)) + 1
+            limit += data.most_held_out or round(limit * share / (1 - share)) + 1
         if by_size and origin.train.size is None:  # only its end tells
             limit = None
         samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
         if origin.heldout:
-            limit = data.max_eval_samples
+            limit = data.most_held_out
             held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
         else:
-            samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.max_eval_samples)
+            samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.most_held_out)
             if len(samples) and not len(held):
                 cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
                 raise UserError(origin.train.place, "only one row: nothing is left to hold out", cure)
@@ -120,7 +120,7 @@ def _store(
         train.append(samples)
         dropped.append(lost)
         sizes.append(size)
-        heldout.append(held[: data.max_eval_samples])
+        heldout.append(held[: data.most_held_out])
         writer.split(f"heldout-{number}", packing.Sequences.of_single(heldout[-1]))
     weights, seed = [origin.weight for origin in origins], settings.recipe.training.seed
     chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)

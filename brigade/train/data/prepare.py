@@ -13,7 +13,7 @@ from ...errors import UserError
 from .. import cache
 from ..recipe.files import find
 from ..recipe.flags import Settings
-from ..recipe.schema import Source
+from ..recipe.schema import DataSection, Source
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
@@ -22,6 +22,10 @@ from .stream import Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Held-out samples of each source that are evaluated where nobody said how many: 2 % of a million rows would be 20,000, before the
+# first step and at every eval_steps. The mean loss of 2,000 has a standard error of about 0.01.
+MOST_EVALUATED = 2000
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,24 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
     known = json.loads(cache.remembered(key, built, _is_there) if key else built())
     folder = folder_of(known["fingerprint"])
     facts = json.loads((folder / META).read_text())
-    heldout = {name: Samples(folder, f"heldout-{number}") for number, name in enumerate(known["sources"])}
+    heldout = {
+        name: Samples(folder, f"heldout-{number}", _most_evaluated(settings.recipe.data, source))
+        for number, (name, source) in enumerate(zip(known["sources"], _sources(settings.recipe.data), strict=True))
+    }
     streamed = settings.recipe.data.streaming
     train: Any = Stream.of_recipe(settings, tokenizer, facts["begins"]) if streamed else Samples(folder, "train")
     return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]))
+
+
+def _sources(data: DataSection) -> Sequence[Source]:
+    return data.datasets or [data]
+
+
+def _most_evaluated(data: DataSection, source: Source) -> int | None:
+    """Return how many of a source's held-out samples are evaluated; None: all, for the recipe says how many or which."""
+    share = data.validation_split != DataSection.model_fields["validation_split"].default
+    said = data.max_eval_samples != "auto" or share or source.validation_file or source.dataset_test_split
+    return None if said else MOST_EVALUATED
 
 
 def _is_there(known: str) -> bool:
@@ -76,7 +94,7 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     import transformers
 
     data = settings.recipe.data
-    sources: Sequence[Source] = data.datasets or [data]
+    sources = _sources(data)
     if data.streaming or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]

@@ -29,7 +29,9 @@ def figures(
     held = sum(map(len, prepared.heldout.values()))
     if not isinstance(prepared.train, Samples):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
-    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {tokens(facts)}"]
+    words = [f"{facts['samples']:,} training and {held:,} held-out samples", tokens(facts)]
+    if held < (stored := sum(samples.stored for samples in prepared.heldout.values())):
+        words.insert(1, f"spread evenly over the {stored:,} that are held out (max_eval_samples: null evaluates all)")
     if len(facts["by_source"]) > 1:
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
         words.append(" + ".join(f"{count:,} {name}" for count, name in counts))

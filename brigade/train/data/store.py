@@ -14,7 +14,7 @@ TokenSequence = dict[str, np.ndarray]
 
 
 class Samples(Sequence[TokenSequence]):
-    """The sequences of one split, each read when it is asked for.
+    """The sequences of one split, each read when it is asked for. stored: how many the split has
 
     [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at each sample's first
     token, "lengths": int64 (samples of the sequence,)}
@@ -22,13 +22,18 @@ class Samples(Sequence[TokenSequence]):
 
     streamed = False
 
-    def __init__(self, folder: Path, split: str) -> None:
-        self.folder, self.split = folder, split
+    def __init__(self, folder: Path, split: str, most: int | None = None) -> None:
+        """most: take only so many, spread evenly, of a split whose sequences have one sample each"""
+        self.folder, self.split, self.most = folder, split, most
         empty = not (folder / "tokens").stat().st_size  # which cannot be mapped
         self._tokens = np.zeros(0, np.int32) if empty else np.memmap(folder / "tokens", np.int32, "r")
         self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
         self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
         self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+        self.stored = len(self)
+        if most and most < self.stored:
+            self._samples = self._samples[np.linspace(0, self.stored - 1, most, dtype=int)]
+            self._sequences = np.arange(most + 1)
 
     def __len__(self) -> int:
         return len(self._sequences) - 1
@@ -64,8 +69,8 @@ class Samples(Sequence[TokenSequence]):
             else np.zeros(0, dtype=np.int64)
         )
 
-    def __getstate__(self) -> tuple[Path, str]:  # a worker process maps the files anew
-        return self.folder, self.split
+    def __getstate__(self) -> tuple[Path, str, int | None]:  # a worker process maps the files anew
+        return self.folder, self.split, self.most
 
-    def __setstate__(self, state: tuple[Path, str]) -> None:
+    def __setstate__(self, state: tuple[Path, str, int | None]) -> None:
         self.__init__(*state)  # type: ignore[misc]

@@ -64,7 +64,7 @@ def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin]
 
 def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
     """Store the held-out samples of a source: its own split's, or else its first ones. Returns where training begins."""
-    wanted = settings.recipe.data.max_eval_samples or HELD_OUT
+    wanted = settings.recipe.data.most_held_out or HELD_OUT
     rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
     for part in encoded(rows, origin.columns, encoder, 1, wanted):
         missing = first + wanted - writer.samples

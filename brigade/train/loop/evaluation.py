@@ -80,7 +80,8 @@ class EvaluatingTrainer(HookedTrainer):
             prefix = f"eval_{name}_" if name else "eval_"
             metrics[f"{prefix}loss"] = loss / count
             metrics[f"{prefix}perplexity"] = math.exp(min(loss / count, 700.0))  # 709 overflows
-        return metrics | {"eval_runtime": time.perf_counter() - began}
+        evaluated = sum(map(len, self.eval_dataset.values()))
+        return metrics | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
 
     def _model_in_use(self) -> Any:
         """The model that train() wrapped: evaluating before it would train DDP unwrapped and crash ZeRO-3."""
@@ -105,8 +106,15 @@ class EvaluatingTrainer(HookedTrainer):
     def final_evaluation(self) -> float:
         """Return the held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
         if self.run.settings.recipe.training.load_best_model_at_end and self.state.best_model_checkpoint:
-            loss, then = self.held_out()["eval_loss"], self.state.best_metric
-            if not math.isclose(loss, then, rel_tol=CLOSE):  # Transformers only warns when it finds no file to load
+            metrics, then = self.held_out(), self.state.best_metric
+            loss, best = metrics["eval_loss"], self.state.best_global_step
+            evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry and entry["step"] == best]
+            same = (
+                evaluations and evaluations[-1].get("eval_samples") == metrics["eval_samples"]
+            )  # since it was resumed
+            if same and not math.isclose(
+                loss, then, rel_tol=CLOSE
+            ):  # Transformers only warns when it finds no file to load
                 raise RuntimeError(
                     f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
                     f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?"

@@ -18,9 +18,12 @@ def computed(recipe: Recipe, **options: Any) -> dict[str, Any]:
 
     options: of pydantic's model_dump
     """
-    return {
+    sections = {
         name: getattr(recipe, name).model_dump(mode="json", exclude=NOT_IN_IDENTITY, **options) for name in COMPUTED
     }
+    if sections["data"].get("max_eval_samples") == "auto":  # it holds out and trains on the same as null
+        sections["data"]["max_eval_samples"] = None
+    return sections
 
 
 def identity(recipe: Recipe, strategy: Any) -> str:

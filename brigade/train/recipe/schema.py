@@ -147,8 +147,14 @@ class DataSection(Source):
     """Processes that tokenise; default: as many as there are cores for them, 64 at most. Their number changes no result."""
     max_train_samples: Positive | None = None
     """Train on at most so many, from all sources together."""
-    max_eval_samples: Positive | None = None
-    """Hold out at most so many from each source."""
+    max_eval_samples: Positive | Literal["auto"] | None = "auto"
+    """Hold out at most so many from each source. auto: of held-out samples that the recipe neither names nor gives a share, 2000
+    are evaluated, spread evenly. null: all."""
+
+    @property
+    def most_held_out(self) -> int | None:
+        """How many samples of each source may be held out; None: any number."""
+        return None if self.max_eval_samples == "auto" else self.max_eval_samples
 
 
 OWN_OPTIMIZERS = ("lamb", "lars")  # Transformers does not have them: loop/optimizers.py

@@ -1,11 +1,13 @@
 """Packed rows, and what preparation prints: figures, shares, a sample with its supervised part marked."""
 
 import io
+import pickle
 
 import numpy as np
 import pytest
 
 from brigade.train.data import packing, report
+from brigade.train.data import prepare as preparing
 from brigade.train.data.store import IGNORED, Samples
 from brigade.train.recipe.batch import batch_arithmetic
 from testing.preparing import chats, figures, mixed
@@ -198,3 +200,31 @@ def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
     }
     report.show_sample(prepare(**files), tokenizer)
     assert "a long line " * 30 in capsys.readouterr().out
+
+
+def test_of_a_large_share_that_nobody_asked_for_a_part_is_evaluated_and_this_is_said(load, prepare, write, monkeypatch):
+    monkeypatch.setattr(preparing, "MOST_EVALUATED", 5)
+    file = write("a.jsonl", chats("a", 1000))
+    data = {"train_file": file, "dataset_name": None}
+    said = prepare(**data)
+    (few,), (every,) = said.heldout.values(), prepare(**data, max_eval_samples=None).heldout.values()
+    assert (len(few), len(every), len(said.train)) == (5, 20, 980)
+    assert [row["input_ids"].tolist() for row in few] == [every[n]["input_ids"].tolist() for n in (0, 4, 9, 14, 19)]
+    assert len(few.lengths()) == len(few.supervised()) == 5 == len(pickle.loads(pickle.dumps(few)))
+    words = figures(load, said, data=data)
+    assert (
+        "980 training and 5 held-out samples, spread evenly over the 20 that are held out (max_eval_samples: null"
+        in words
+    )
+    assert "spread" not in figures(load, prepare(**data, max_eval_samples=None), data=data)
+
+
+@pytest.mark.parametrize(
+    "more", [{"max_eval_samples": 12}, {"validation_split": 0.012}, {"validation_file": True}], ids=str
+)
+def test_who_says_how_many_or_which_are_held_out_has_all_of_them_evaluated(prepare, write, monkeypatch, more):
+    monkeypatch.setattr(preparing, "MOST_EVALUATED", 5)
+    if "validation_file" in more:
+        more = {"validation_file": write("held.jsonl", chats("held", 12))}
+    (held,) = prepare(train_file=write("a.jsonl", chats("a", 1000)), **more).heldout.values()
+    assert len(held) == held.stored == 12
