@@ -46,7 +46,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> Sequences:
     rooms = 0  # bit r is set where with_room[r] is not empty
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order].astype(np.int64)
-    for number, length in enumerate(memoryview(longest_first)):  # whose items are Python's own integers
+    for number, length in enumerate(longest_first.data):  # whose items are Python's own integers
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1  # the lowest set bit: the least room that suffices
