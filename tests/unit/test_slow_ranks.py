@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 from brigade.train.distributed import heartbeat
+from brigade.train.loop import slow_ranks
 from brigade.train.loop.slow_ranks import SlowRanks, scores, seconds_of_a_product
 from brigade.train.run import events
 from brigade.train.strategy import Strategy
@@ -30,6 +34,28 @@ def test_a_slow_device_shows_where_all_ranks_wait_in_each_layer():
 
 def test_a_device_is_measured():
     assert 0 < seconds_of_a_product() < 1
+
+
+@pytest.mark.parametrize("rate, memory, sizes", [
+    (700e12, 8192, [1024, 2048, 4096, 8192]),  # an H100: 2,048 would last 25 us
+    (350e12, 8192, [1024, 2048, 4096, 8192]),  # one at half its clock
+    (20e12, 8192, [1024, 2048, 4096]),  # a small one is not kept busy for long
+    (700e12, 4096, [1024, 2048, 4096, 8192]),  # the last does not fit any more
+])  # fmt: skip
+def test_a_gpu_is_measured_by_a_product_that_takes_it_a_while(rate, memory, sizes, monkeypatch):
+    """A start of a kernel takes 10 us, whatever the clock."""
+    asked = []
+
+    def measured(device, size, dtype):
+        asked.append(size)
+        if size > memory:
+            raise torch.OutOfMemoryError
+        return 2 * size**3 / rate + 10e-6
+
+    monkeypatch.setattr(slow_ranks, "measured", measured)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert seconds_of_a_product() == pytest.approx(2 * 8192**3 / rate, rel=0.06)
+    assert asked == sizes
 
 
 def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_more(tmp_path, capsys):

@@ -3,13 +3,14 @@
 Two things are compared with the other ranks' (their median), over WINDOW steps:
 - the time that a rank takes before it meets the others: for data, and on a CPU for the forward pass where the strategy exchanges
   nothing in it (but DDP buffers, at its beginning). Score: the share of the step that does not pass waiting for this rank;
-- the speed of its device: a fixed product of two matrices, at most once a minute. Score: the median's seconds / its own.
+- the speed of its device: a product of two matrices, at most once a minute. Score: the median's seconds / its own.
 Under ZeRO-3, FSDP2 and HSDP each layer waits for all ranks, and on a GPU the host runs ahead: there a slow device shows only in
 the second. 0 to 1 with a threshold of 0.7 as in NVIDIA's resiliency extension (nvidia-resiliency-ext, straggler detection).
 """
 
 import time
 from collections import deque
+from contextlib import suppress
 from statistics import median, median_low
 from typing import Any
 
@@ -23,7 +24,12 @@ from ..run.directory import Run
 WINDOW = 20  # steps
 PROBE_EVERY = 60.0  # seconds
 PROBES = 5  # of which the median counts: one may have met another program
-REPEATS = 10
+# A product's size, and the largest, on a GPU: from 1,024 on it doubles until one lasts LONG, or starting a kernel would be what
+# is measured (25 us for 2,048 on an H100). Half precision that every GPU with tensor cores has.
+GPU, CPU = (1024, 8192, torch.float16), (256, 256, torch.float32)
+LONG = 1e-3  # seconds
+REPEATS = 5  # of which the median counts
+AT_ONCE = 3  # products for which the host waits once
 ALONE = ("ddp", "zero1", "zero2")  # strategies in whose forward pass each rank is alone
 PARTS = {"data loading": (heartbeat.DATA, heartbeat.WINDOW), "forward pass": (heartbeat.FORWARD,)}
 
@@ -103,18 +109,34 @@ def scores(own: dict[str, Any], seconds: float, devices: list[float]) -> list[tu
 
 
 def seconds_of_a_product() -> float:
-    """Seconds that this rank's device takes for a product of two matrices; the median of a few. 0 where memory is short."""
-    gpu = torch.cuda.is_available()
-    size, dtype = (2048, torch.bfloat16) if gpu else (256, torch.float32)
-    try:
-        one = torch.ones(size, size, dtype=dtype, device="cuda" if gpu else "cpu")
-        taken = []
-        for _ in range(REPEATS):
+    """Return the seconds that this rank's device takes for a product of two matrices of the largest size, as it computes the
+    largest for which it needs no longer than a few milliseconds. 0 where memory is short."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size, largest, dtype = GPU if device == "cuda" else CPU
+    taken = 0.0
+    with suppress(torch.OutOfMemoryError):
+        taken = measured(device, size, dtype)
+        while taken < LONG and size < largest:
+            taken, size = measured(device, 2 * size, dtype), 2 * size
+    return taken * (largest / size) ** 3
+
+
+def measured(device: str, size: int, dtype: torch.dtype) -> float:
+    """Return the seconds of a product of two matrices of size x size: the median of a few measurements."""
+    one = torch.ones(size, size, dtype=dtype, device=device)
+    product = torch.mm(one, one)  # which chooses a kernel
+    taken = []
+    for _ in range(REPEATS):
+        if device == "cpu":
             began = time.perf_counter()
-            one @ one
-            if gpu:
-                torch.cuda.synchronize()
+            torch.mm(one, one, out=product)
             taken.append(time.perf_counter() - began)
-        return median(taken)
-    except torch.OutOfMemoryError:
-        return 0.0
+            continue
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(AT_ONCE):
+            torch.mm(one, one, out=product)
+        ended.record()
+        ended.synchronize()
+        taken.append(began.elapsed_time(ended) / 1000 / AT_ONCE)
+    return median(taken)
