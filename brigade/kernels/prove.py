@@ -21,6 +21,7 @@ from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER
 
 Row = dict[str, Any]
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
+READY = 180.0  # seconds for a worker's imports, on a file system that all hosts share
 FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex attention and compiled layers wait for a compiler
 NOT_FOR_A_CHILD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -92,10 +93,11 @@ def on_this_host(
     }
     limits = limits or (QUICK if quick else FULL)
     singles = {name: row for name, row in results.items() if row["kind"] != SET}
-    _drive(job, singles, limits, began)
+    clock = Clock(limits["seconds"])
+    _drive(job, singles, limits, clock)
     if len(singles) < len(results):
         job["attention"] = _attention(rows, singles) if attention == "auto" else attention
-        _drive(job, _sets(rows, results, job["attention"]), limits, began)
+        _drive(job, _sets(rows, results, job["attention"]), limits, clock)
     for name, row in results.items():
         if "timeouts" in row and known:
             row["timeouts"] += known["paths"].get(name, {}).get("timeouts", 0)
@@ -140,15 +142,31 @@ def proven_times(proof: Row, kind: str = ATTENTION) -> dict[str, float]:
 
 
 # ---- the process in which it happens -----------------------------------------------------------------------------------
-def _drive(job: Row, results: dict[str, Row], limits: Row, began: float) -> None:
+class Clock:
+    """What is left of a proof's seconds. They pass while a worker tries paths: its imports may take as long again."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.runs_since = seconds, 0.0
+
+    def start(self) -> None:
+        self.runs_since = time.monotonic()
+
+    def stop(self) -> None:
+        self.seconds, self.runs_since = self.left, 0.0
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self.runs_since if self.runs_since else 0.0)
+
+
+def _drive(job: Row, results: dict[str, Row], limits: Row, clock: Clock) -> None:
     """Start workers until every path has an answer or time is up."""
-    end = began + limits["seconds"]
     for _ in range(2 * len(results) + 2):  # each ends one path at least
-        if time.monotonic() >= end:
+        if clock.left <= 0:
             break
         todo = [name for name, row in results.items() if "status" not in row]
         agreed = [name for name, row in results.items() if row.get("status") == PROVEN and may_be_timed(row)]
-        if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, results, limits["path"], end):
+        if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, results, limits["path"], clock):
             break
     for row in results.values():
         if "status" not in row:
@@ -159,8 +177,9 @@ def _timed_out(row: Row, why: str) -> None:
     row |= {"status": FAILED, "why": why, "ms": None, "timeouts": 1}
 
 
-def _work(job: Row, results: dict[str, Row], patience: float, end: float) -> bool:
+def _work(job: Row, results: dict[str, Row], patience: float, clock: Clock) -> bool:
     """Run one worker until it ends or has to be ended. Returns whether nothing is left to do."""
+    began = time.monotonic()
     environment = {key: value for key, value in os.environ.items() if key not in NOT_FOR_A_CHILD}
     worker = subprocess.Popen(
         [sys.executable, "-m", "brigade.kernels.worker"],
@@ -187,16 +206,20 @@ def _work(job: Row, results: dict[str, Row], patience: float, end: float) -> boo
         except BrokenPipeError:
             pass  # it is gone, and its last words tell why
         while True:
-            left = end - time.monotonic()
-            try:  # imports are not the first path's fault
+            left = clock.left if ready else READY - (time.monotonic() - began)
+            try:
                 event = events.get(timeout=max(0.0, min(left, patience) if ready else left))
             except queue.Empty:
-                if current and left > 0:
+                if not ready:
+                    _not_started(results, f"it was not ready within {READY:.0f} s")
+                elif current and left > 0:
                     _timed_out(results[current], f"no answer within {patience:.0f} s")
                 return left <= 0
             if event is None:
                 break
-            ready = ready or "ready" in event
+            if "ready" in event:
+                ready = True
+                clock.start()
             if "end" in event:
                 return True
             if "begin" in event:
@@ -207,6 +230,7 @@ def _work(job: Row, results: dict[str, Row], patience: float, end: float) -> boo
                 if results[event["path"]]["status"] == FAILED:
                     results[event["path"]].pop("ms", None)
     finally:
+        clock.stop()
         worker.kill()
         worker.wait()
         for thread in threads:
@@ -222,11 +246,15 @@ def _work(job: Row, results: dict[str, Row], patience: float, end: float) -> boo
         }
         return False
     if not ready:  # no path's fault: the next worker would end in the same way
-        for row in results.values():
-            if "status" not in row:
-                row |= {"status": FAILED, "why": f"the process that tries it does not start: {last}"}
+        _not_started(results, last)
         return True
     return False
+
+
+def _not_started(results: dict[str, Row], why: str) -> None:
+    for row in results.values():
+        if "status" not in row:
+            row |= {"status": FAILED, "why": f"the process that tries it does not start: {why}"}
 
 
 def _listen(stream: Any, events: "queue.Queue[Row | None]") -> None:
