@@ -20,10 +20,11 @@ def config(family, **values):
     return transformers.AutoConfig.for_model(family, **values)
 
 
-def choose(wanted, family, gpu=False, half=False, **values):
+def choose(wanted, family, gpu=False, half=False, capability=(9, 0), **values):
     settings = flags.load(["--attn_implementation", wanted, *(["--bf16"] if half else [])])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("torch.cuda.is_available", lambda: gpu)
+        patched.setattr("torch.cuda.get_device_capability", lambda: capability)
         return attention.choose(settings, config(family, **values))
 
 
@@ -46,8 +47,11 @@ def test_auto_on_a_cpu_is_varlen(family, flash):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
 def test_auto_on_a_gpu(family, flash):
-    implementation, why = choose("auto", family, gpu=True, half=True)
+    assert choose("auto", family, gpu=True, half=True, capability=(8, 0))[0] == "varlen"
+    implementation, why = choose("auto", family, gpu=True, half=True, capability=(7, 5))
     assert implementation == "sdpa" and "not installed" in why
+    wide = {"head_dim": 512}
+    assert choose("auto", family, gpu=True, half=True, **wide)[0] == "sdpa"
     flash(True)
     assert choose("auto", family, gpu=True, half=True)[0] == "flash_attention_2"
     implementation, why = choose("auto", family, gpu=True, half=False)

@@ -34,8 +34,8 @@ def choose(
     device of this run, the fastest first (none: nothing is known, or there is no GPU)
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
-    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where sequences are divided over ranks. Models
-    without SDPA (gpt-oss) take eager. Raises UserError for varlen where it would compute something else.
+    without a proof FlashAttention 2 where it is installed, else varlen where torch has its kernel or sequences are divided over
+    ranks, else SDPA. Models without SDPA (gpt-oss) take eager. Raises UserError for varlen where it would compute something else.
     """
     import transformers
     from transformers.utils import is_flash_attn_2_available
@@ -67,7 +67,18 @@ def choose(
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"
     if is_flash_attn_2_available():
         return "flash_attention_2", "it is installed"
+    if not beyond and _has_varlen_kernel(config):
+        return VARLEN, "it computes nothing between samples"
     return "sdpa", "flash-attn is not installed; `varlen` needs no package"
+
+
+def _has_varlen_kernel(config: Any) -> bool:
+    """Whether torch's varlen_attn, a FlashAttention 2, computes this model's heads in half precision on this rank's GPU: from
+    compute capability 8.0 on, up to 256 wide (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    text = config.get_text_config()
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    nvidia = torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability() >= (8, 0) and width <= 256 and width % 8 == 0
 
 
 def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:

@@ -58,7 +58,8 @@ class ModelSection(Section):
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
     """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/kernels.md), else FlashAttention 2 where it is
-    installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
+    installed, else varlen where torch has its kernel, else sdpa. varlen: scaled dot products sample by sample, so that packed
+    samples cost no attention to each other."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model. In a file it says that the model needs them; only the flag permits it."""
     rope_parameters: Yarn | None = None

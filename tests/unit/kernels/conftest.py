@@ -17,7 +17,9 @@ def on(monkeypatch):
 
     def have(device):
         monkeypatch.setattr(proofs, "device", lambda index=0: device)
-        for name, value in (("is_available", True), ("device_count", 8), ("get_device_name", device["name"])):
+        facts = {"is_available": True, "device_count": 8, "get_device_name": device["name"]}
+        facts["get_device_capability"] = divmod(round(10 * device["capability"]), 10)
+        for name, value in facts.items():
             monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
         monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: False)
 

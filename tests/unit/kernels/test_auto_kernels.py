@@ -52,7 +52,12 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
 def settled(load, monkeypatch):
     """settled(proof, flags, closed): the settings of a run on one H100 that has this proof; no other is made."""
     monkeypatch.setattr(proofs, "device", lambda index=0: H100)
-    for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", H100["name"])):
+    for name, value in (
+        ("is_available", True),
+        ("device_count", 1),
+        ("get_device_name", H100["name"]),
+        ("get_device_capability", (9, 0)),
+    ):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
 
     def settle(proof, *flags, closed=()):

@@ -105,7 +105,9 @@ def test_a_proof_that_cannot_be_made_ends_no_run(load, on, made, capsys, error):
     settings = load(*RUN)
     proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
     assert proven == {} and str(error) in capsys.readouterr().err
-    assert attention.choose(settings, transformers.LlamaConfig(), proven=proven)[0] == "sdpa"  # today's rule
+    assert (
+        attention.choose(settings, transformers.LlamaConfig(), proven=proven)[0] == "varlen"
+    )  # the rule without a proof
 
 
 def test_where_nothing_agrees_auto_goes_by_what_is_installed(load, on, made, capsys, cache):
