@@ -1,8 +1,9 @@
 """Mixtures of experts as Transformers holds them, and as ZeRO-3 gathers them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
+    import torch
 
 
 def gather_whole(module: Any) -> None:
@@ -11,18 +12,22 @@ def gather_whole(module: Any) -> None:
     module._z3_leaf = True
 
 
-def half_of(device_type: str) -> torch.dtype | None:
+def half_of(device_type: str) -> "torch.dtype | None":
     """The half type in which autocast computes products on such a device at the moment, or None."""
+    import torch
+
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 class _InHalf:
     """Experts as their forward pass sees them, with weights and biases cast where it asks for them."""
 
-    def __init__(self, experts: Any, half: torch.dtype) -> None:
+    def __init__(self, experts: Any, half: "torch.dtype") -> None:
         self._experts, self._half = experts, half
 
     def __getattr__(self, name: str) -> Any:
+        import torch
+
         value = getattr(self._experts, name)
         return value.to(self._half) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
@@ -34,8 +39,8 @@ def compute_as_autocast_says() -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
     def forward(
-        experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
+        experts: Any, hidden_states: "torch.Tensor", top_k_index: "torch.Tensor", top_k_weights: "torch.Tensor"
+    ) -> "torch.Tensor":
         half = half_of(hidden_states.device.type)
         if half is None:
             return grouped_mm_experts_forward(experts, hidden_states, top_k_index, top_k_weights)
