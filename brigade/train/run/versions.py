@@ -1,5 +1,6 @@
 """What a run was computed by, and when: versions of packages, and the repository's commit."""
 
+import functools
 import platform
 import subprocess
 import time
@@ -17,13 +18,15 @@ def now() -> str:
 
 def of_packages() -> dict[str, str]:
     """Versions of Python and of the packages that decide what a run computes."""
-    packages = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            packages[package] = "missing"
-    return packages
+    return {"python": platform.python_version()} | {package: _installed(package) for package in _PACKAGES}
+
+
+@functools.cache  # each parses the package's whole description, and every checkpoint asks
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
 
 
 def git_commit() -> str | None:
