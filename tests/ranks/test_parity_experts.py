@@ -54,7 +54,6 @@ def results(folder, wanted, asked_for):
             "mixtral, full, 4 ranks, fsdp2 x tensor 2 x expert 4, accumulation 1",
             "qwen3_moe-wide, QLoRA on experts, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
             "qwen3_moe, packing, 4 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
-            "gpt_oss, full, 4 ranks, ddp x pipeline 2 x expert 2, accumulation 1",
             "qwen3_moe, checkpointing, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 2",
             "qwen3_moe, LoRA on experts, 4 ranks, ddp x pipeline 2 x expert 2, accumulation 4",
             "qwen3_moe, full, 4 ranks, zero1 x tensor 2 x pipeline 2 x expert 2, accumulation 2",
