@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from testing.parity import ACCUMULATIONS, WORLD_SIZES, cases, reference_of, references, worst
-from testing.runs import run_cases
+from testing.runs import LONG, run_cases
 
 
 def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumulations: tuple[int, ...]) -> str:
@@ -31,8 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        reference = run_cases(1, references(), Path(folder) / "reference")
-        results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}
+        reference = run_cases(1, references(), Path(folder) / "reference", steps=LONG)
+        results = {size: run_cases(size, cases(size), Path(folder) / str(size), steps=LONG) for size in WORLD_SIZES}
     first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
     of_one = f"Loss of a single process: {first:.3f} at the first step, {last:.3f} at the last."
     measured = f"{of_one} Versions: {where()['versions']}."

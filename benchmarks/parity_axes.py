@@ -24,7 +24,7 @@ from brigade.errors.findings import rules
 from brigade.errors.tables import table as table_of
 from brigade.train.strategy.axes import NAMES as AXIS_NAMES
 from testing.parity import worst
-from testing.runs import run_cases
+from testing.runs import LONG, run_cases
 
 RESULTS = pages.RESULTS / "parity_axes.csv"
 PAGE = EVIDENCE / "parity.md"
@@ -49,10 +49,10 @@ def measure(axis: str, ranks: int, strategies: Container[str], there: Container[
         if not todo:
             return
         references = {case.reference["name"]: case.reference for case in todo}
-        known = run_cases(1, list(references.values()), folder / "one")
+        known = run_cases(1, list(references.values()), folder / "one", steps=LONG)
         for strategy in dict.fromkeys(case.strategy for case in todo):
             group, began = [case for case in todo if case.strategy == strategy], time.monotonic()
-            found = run_cases(ranks, [case.run for case in group], folder / strategy)
+            found = run_cases(ranks, [case.run for case in group], folder / strategy, steps=LONG)
             print(
                 f"{axis}, {ranks} ranks, {strategy}: {len(group)} cases, {time.monotonic() - began:.0f} s", flush=True
             )

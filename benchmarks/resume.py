@@ -20,7 +20,7 @@ from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run.directory import Run
 from brigade.train.strategy import choose
 from testing.resume import DIVIDED, TOLERANCE, Resume, Side, checkpoint_of, continued, in_groups, run_of, worst
-from testing.runs import write_inputs
+from testing.runs import LONG, write_inputs
 
 OF_RANKS = {"full": ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme", "fsdp2"),
             "LoRA": ("ddp", "zero2", "zero3", "fsdp2"), "QLoRA": ("zero2", "zero3", "fsdp2")}  # fmt: skip
@@ -58,11 +58,11 @@ def refused(resume: Resume, shared: list[str], folder: Path) -> str | None:
 def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
     """Raises RuntimeError where a cell is not as it must be, once all have been measured."""
     shared = write_inputs(folder)
-    whole = in_groups([(cell.before, run_of(cell.method, cell.before)) for cell in cells], folder)
+    whole = in_groups([(cell.before, run_of(cell.method, cell.before)) for cell in cells], folder, LONG)
     reasons = {cell: refused(cell, shared, folder) for cell in cells}
     words = {cell: f"refused: {reason}" for cell, reason in reasons.items() if reason}
     going = [cell for cell in cells if cell not in words]
-    found = in_groups([(cell.after, continued(cell, folder)) for cell in going], folder)
+    found = in_groups([(cell.after, continued(cell, folder)) for cell in going], folder, LONG)
     wrong = []
     for cell in going:
         try:

@@ -78,7 +78,7 @@ def case(strategy: str, ranks: int, accumulation: int, variant: str = "") -> dic
     """One run over so many ranks, as parity.cases has them. variant: a model or one of VARIANTS"""
     micro = GLOBAL_BATCH // (ranks // 2) // accumulation
     name = f"{strategy}-w{ranks}-k{accumulation}{variant and '+'}{variant}"
-    of_it = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(1 + ranks)]
+    of_it = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(4 + ranks)]
     return _case(name, of_it, micro, variant)
 
 

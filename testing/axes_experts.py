@@ -1,6 +1,6 @@
 """The cases of expert parallelism: against one process, and from one topology to another.
 
-As in parity.py: 14 steps in fp32 with SGD at a rate that moves the loss by more than 10 %, on tiny mixtures of experts with
+As in parity.py: fp32, SGD at a rate that moves the loss, on tiny mixtures of experts with
 random weights, four experts of which a token sees two.
 """
 

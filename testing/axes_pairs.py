@@ -14,7 +14,7 @@ TENSOR, PIPELINE = Axes(tensor=2, sequence=2), Axes(stages=2, sequence=2)
 CASES = [
     *((TENSOR, kind, 2, "plain") for kind in ("ddp", "zero1", "zero2", "zero3", "fsdp2")),
     *((TENSOR, kind, 1, "packed") for kind in ("zero3", "fsdp2")),
-    *((TENSOR, kind, 4, "lora") for kind in ("zero3", "fsdp2")),
+    *((TENSOR, kind, 2, "lora") for kind in ("zero3", "fsdp2")),
     *((PIPELINE, kind, accumulation, "plain") for kind in ("ddp", "zero1") for accumulation in (2, 4)),
     (PIPELINE, "zero1", 2, "packed"),
     (PIPELINE, "ddp", 4, "lora"),
@@ -27,7 +27,7 @@ def case(
 ) -> dict[str, Any]:
     """A run over so many ranks, as axes_sequence.case has them."""
     micro = max(1, (6 if variant == "packed" else GLOBAL_BATCH) // axes.data(ranks) // accumulation)
-    usual = f"--optim sgd --learning_rate 0.6 --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
+    usual = f"--optim sgd --learning_rate 0.6 --per_device_train_batch_size {micro} --per_device_eval_batch_size 7"
     words = [*usual.split(), *flags(axes, kind), *VARIANTS[variant]]
     name = f"{axes}-{kind}-k{accumulation}-{variant}"
     return {"name": name, "variant": variant, "flags": words, "model": None, **more}

@@ -63,7 +63,7 @@ def case(name: str, kind: str, strategy: list[str], data: int, accumulation: int
     flags, model = KINDS[kind]
     rate = LEARNING_RATE.get(model or "", LEARNING_RATE["sgd"])
     micro = GLOBAL_BATCH // data // accumulation
-    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
+    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 7"
     if model == "deep":
         flags, model = [*flags, *deep(folder)], None
     return {"name": name, "flags": [*strategy, *usual.split(), *flags], "model": model, **more}

@@ -66,7 +66,7 @@ def case(
     name = f"{kind}-sp{size}-w{world_size}-k{accumulation}-{variant}" + (f"-{model}" if model else "")
     rate = parity.LEARNING_RATE.get(model or "sgd", "0.1")
     flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", str(micro)]
-    flags += [*strategy(kind, size, world_size), *VARIANTS[variant], "--per_device_eval_batch_size", str(1 + size)]
+    flags += [*strategy(kind, size, world_size), *VARIANTS[variant], "--per_device_eval_batch_size", str(4 + size)]
     return {"name": name, "variant": variant, "model": model, "flags": flags, **more}
 
 

@@ -9,7 +9,7 @@ HSDP = "hsdp"  # its groups are the replicas
 INSIDE = ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "fsdp2", HSDP)
 STREAM = ["--sync_every", "4", "--sync_fragments", "2", "--outer_optim", "nesterov"]
 DILOCO = ["--sync_every", "4", "--outer_optim", "nesterov"]
-STOPS = (4, 8)
+STOPS, STEPS = (4, 8), 10  # the run ends in the middle of a round
 
 
 def every_step(world_size: int, strategy: str, accumulation: int) -> list[dict[str, Any]]:
@@ -25,7 +25,16 @@ def every_step(world_size: int, strategy: str, accumulation: int) -> list[dict[s
 
 def exact(world_size: int, strategy: str, how: list[str]) -> list[dict[str, Any]]:
     """Two cases with AdamW: undisturbed, and one that dies after each of STOPS and goes on."""
-    flags = [*resume.SHARED, *parity.STRATEGIES[strategy], *how, "--per_device_train_batch_size", "2"]
+    flags = [
+        *resume.SHARED,
+        "--max_steps",
+        str(STEPS),
+        "--eval_steps",
+        str(STEPS // 2),
+        *parity.STRATEGIES[strategy],
+        *how,
+    ]
+    flags += ["--per_device_train_batch_size", "4"]
     name = f"{strategy}-w{world_size}"
     whole = {"name": name, "flags": flags} | ({"per_host": 2} if world_size > 2 and strategy != HSDP else {})
     return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

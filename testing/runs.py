@@ -17,11 +17,15 @@ from typing import Any, NoReturn
 from .ranks import REPOSITORY, run_ranks
 
 GLOBAL_BATCH = 16
-STEPS = 14  # five make an epoch of 67 chats
+STEPS = 8  # five make an epoch of 67 chats, and the fifth ends it in the middle of a batch
+LONG = 14  # of those whose figures docs/evidence/ shows, and where a recipe is used by itself
 
 
-def write_inputs(folder: Path) -> list[str]:
-    """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
+def write_inputs(folder: Path, steps: int = LONG) -> list[str]:
+    """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share.
+
+    steps: of a run, which is evaluated before them, after half of them and after the last
+    """
     from brigade.train.data import builtin
 
     model = folder / "model"
@@ -50,10 +54,10 @@ def write_inputs(folder: Path) -> list[str]:
         "training": {
             "global_batch_size": GLOBAL_BATCH,
             "per_device_train_batch_size": 8,
-            "max_steps": STEPS,
+            "max_steps": steps,
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0,
-            "eval_steps": STEPS // 2,
+            "eval_steps": steps // 2,
             "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them
             "save_steps": None,
             "report_to": [],
@@ -100,7 +104,9 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
-def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> dict[str, Any]:
+def run_cases(
+    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800, steps: int = STEPS
+) -> dict[str, Any]:
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
     of experts "expert_balance", too.
 
@@ -111,7 +117,7 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
     Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host.
     Raises RuntimeError when a case fails.
     """
-    shared = write_inputs(folder)
+    shared = write_inputs(folder, steps)
     for case in cases:
         if model := case.get("model"):
             named = str(write_model(folder / model, model))

@@ -41,7 +41,7 @@ def test_averaging_after_every_step_is_ddp(replica, each_step):
     ours, ddp = (each_step[f"{name}-w{size}-k2, {which}"] for which in ("replicas", "reference"))
     norms = {"grad_norm": [1.0]}  # a replica's is of its own gradient
     differences = parity.worst(ours | norms, ddp | norms)
-    assert ddp["loss"][-1] < 0.8 * ddp["loss"][0]
+    assert ddp["loss"][-1] < 0.9 * ddp["loss"][0]
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     size, strategy, how = CASES[name]
     cases = local_steps.exact(size, strategy, how)
     whole, stopped = runs.run_cases(size, cases, tmp_path).values()
-    assert whole["loss"][-1] < 0.9 * whole["loss"][0]
+    assert whole["loss"][-1] < 0.95 * whole["loss"][0]
     for figure in ("loss", "grad_norm", "eval_loss"):
         assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
     models = [(tmp_path / "outputs" / case["name"] / "model.safetensors").read_bytes() for case in cases]
@@ -80,7 +80,7 @@ def test_more_replicas_go_on_from_what_fewer_left(tmp_path):
     case = {"name": "grows", "flags": flags, "stops": (8,), "dies": True}
     runs.run_cases(2, [case], tmp_path)
     grown = runs.run_cases(4, [{"name": "grows", "flags": flags}], tmp_path)["grows"]
-    assert len(grown["loss"]) == runs.STEPS and grown["loss"][-1] < 0.9 * grown["loss"][0]
+    assert len(grown["loss"]) == local_steps.STEPS and grown["loss"][-1] < 0.95 * grown["loss"][0]
     line = "replica 2 takes the optimizer states of replica 0, replica 3 takes the optimizer states of replica 0"
     assert line in said(tmp_path, "grows")
 

@@ -8,8 +8,8 @@ from testing import marks, parity, runs
 
 # Each strategy with one accumulation on each number of ranks, and the light ones with others; the whole product is
 # `python -m benchmarks.parity` (docs/evidence/parity.md).
-ONE_EACH = {1: (4,), 2: (2,), 4: (1,)}
-FURTHER = {1: (), 2: (1, 4), 4: (4,)}
+ONE_EACH = {1: (2,), 2: (2,), 4: (1,)}
+FURTHER = {1: (4,), 2: (1, 4), 4: (4,)}
 LIGHT = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
 
 
@@ -51,7 +51,7 @@ def results(tmp_path_factory, asked_for):
 def test_the_reference_learns(reference):
     """A comparison of losses that hardly move would prove nothing."""
     for name, result in reference.items():
-        most = 0.9 if name.partition("+")[2] in parity.MODELS else 0.8
+        most = 0.95 if name.partition("+")[2] in parity.MODELS else 0.9
         assert result["loss"][-1] < most * result["loss"][0], name
         assert len(result["loss"]) == runs.STEPS
 
@@ -68,7 +68,7 @@ def test_the_reference_learns(reference):
         *("zero3+deepseek_v3-w2-k2", "fsdp2+gemma3-w2-k2", "ddp+lamb-w2-k2", "fsdp2+lars-w2-k2", "hsdp-w4-k1"),
         # On one rank and on four each kind of engine; offloaded states on one, groups in a host on four.
         slow=[
-            *(f"{strategy}-w1-k4" for strategy in ("zero2_offload", "zero3", "fsdp2")),
+            *(f"{strategy}-w1-k2" for strategy in ("zero2_offload", "zero3", "fsdp2")),
             *(f"{strategy}-w4-k1" for strategy in ("ddp", "zero2", "zero3_hpz", "fsdp2")),
             *("zero3+gemma3-w2-k2", "fsdp2+deepseek_v3-w2-k2", "fsdp2+lamb-w2-k2"),
         ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from testing import axes_pairs, marks, parity, runs
+from testing import axes_pairs, marks, parity, resume, runs
 
 CASES = {case["name"]: case for case in (axes_pairs.case(*which) for which in axes_pairs.CASES)}
 STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
@@ -41,7 +41,7 @@ def references(folder, asked_for):
         "sequence 2 x pipeline 2-zero1-k2-packed",
         slow=[
             "tensor 2 x sequence 2-zero3-k1-packed",
-            "tensor 2 x sequence 2-fsdp2-k4-lora",
+            "tensor 2 x sequence 2-fsdp2-k2-lora",
             "sequence 2 x pipeline 2-zero1-k2-clipped",
         ],
         matrix=CASES,
@@ -76,7 +76,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(which, folder):
     cases = [axes_pairs.case(*STOPPED[which], 2, name=f"{which}{stop}") for stop in ("", "-stopped")]
     for case in cases:
         case["flags"] += ["--optim", "adamw_torch_fused", "--learning_rate", "3e-3"]
-    cases[1]["stops"] = (4, 7)
+    cases[1]["stops"] = resume.STOPS
     whole, stopped = runs.run_cases(4, cases, folder).values()
     for figure in ("loss", "grad_norm", "eval_loss"):
         assert stopped[figure] == whole[figure] and len(whole[figure]) > 2

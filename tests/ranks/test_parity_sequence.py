@@ -41,7 +41,7 @@ def references(tmp_path_factory, asked_for):
                 f"zero3-sp2-w2-k1-{of}"
                 for of in ("clipped", "tiled-checkpointing", "qlora", "plain-gemma3", "plain-mistral")
             ),
-            *("zero3-sp1-w2-k2-tiled", "zero3-sp2-w2-k4-plain"),
+            *("zero3-sp1-w2-k2-tiled", "zero3-sp2-w2-k2-plain"),
             *("fsdp2-sp4-w4-k1-plain", "fsdp2-sp2-w4-k2-packed", "hsdp-sp2-w4-k2-plain"),
         ],
         matrix=[case["name"] for case in (*EVERY[2], *EVERY[4])],
@@ -50,7 +50,7 @@ def references(tmp_path_factory, asked_for):
 def test_divided_sequences_equal_one_process(name, references, results):
     world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)
     reference = references[cases.reference_of(case)]
-    moved = 0.985 if "lora" in case["variant"] else 0.9  # adapters on random weights learn little
+    moved = 0.985 if "lora" in case["variant"] else 0.95  # adapters on random weights learn little
     assert len(reference["loss"]) == runs.STEPS and reference["loss"][-1] < moved * reference["loss"][0]
     differences = parity.worst(results(world_size)[name], reference)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences

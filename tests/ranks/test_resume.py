@@ -48,7 +48,7 @@ NVME = ["zero3_nvme"] if resume.HAS_LIBAIO else []
     "name",
     marks.cases(
         *("zero2_offload", "fsdp2+best"),
-        slow=["zero3", *NVME, "hsdp", "zero3+qlora", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
+        slow=["zero3", *NVME, "hsdp", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
         matrix=resume.EXACT,
     ),
 )

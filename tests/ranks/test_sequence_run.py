@@ -18,7 +18,7 @@ EXACT = {
     "zero3-sp2+lora": [*cases.strategy("zero3", 2, 2), *_LORA],
     "fsdp2-sp2+packing": [*cases.strategy("fsdp2", 2, 2), "--packing", "true"],
 }
-ASKED = ["--eval_answers", "3", "--eval_steps", "7"]
+ASKED = ["--eval_answers", "3"]
 # From what a run of two ranks has saved, under this name: (ranks, strategy) that go on.
 OTHERS = {
     "zero3-sp2 to zero3 on 2": (2, parity.STRATEGIES["zero3"]),
@@ -100,7 +100,7 @@ def test_answers_are_those_of_undivided_rows(asking, done):
 def test_the_export_of_a_checkpoint_is_a_whole_model(done, tmp_path):
     _, folder = done
     output = folder / "outputs" / "zero3-sp2"
-    assert main(["export", str(output), str(tmp_path / "out"), "--step", "12"]) == 0
+    assert main(["export", str(output), str(tmp_path / "out"), "--step", str(resume.SAVED)]) == 0
     exported, saved = load_file(tmp_path / "out" / "model.safetensors"), load_file(output / "model.safetensors")
     assert {name: tensor.shape for name, tensor in exported.items()} == {name: t.shape for name, t in saved.items()}
 
