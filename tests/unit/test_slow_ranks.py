@@ -54,6 +54,7 @@ def test_a_gpu_is_measured_by_a_product_that_takes_it_a_while(rate, memory, size
 
     monkeypatch.setattr(slow_ranks, "measured", measured)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     assert seconds_of_a_product() == pytest.approx(2 * 8192**3 / rate, rel=0.06)
     assert asked == sizes
 

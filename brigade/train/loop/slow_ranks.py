@@ -24,10 +24,11 @@ from ..run.directory import Run
 WINDOW = 20  # steps
 PROBE_EVERY = 60.0  # seconds
 PROBES = 5  # of which the median counts: one may have met another program
-# A product's size, and the largest, on a GPU: from 1,024 on it doubles until one lasts LONG, or starting a kernel would be what
-# is measured (25 us for 2,048 on an H100). Half precision that every GPU with tensor cores has.
-GPU, CPU = (1024, 8192, torch.float16), (256, 256, torch.float32)
+# A product's size, and the largest. On a GPU the size doubles until a product lasts LONG, or starting a kernel would be what is
+# measured (25 us for 2,048 on an H100).
+GPU, CPU = (1024, 8192), (256, 256)
 LONG = 1e-3  # seconds
+ENOUGH = 0.5  # seconds of measuring after which no larger one is tried
 REPEATS = 5  # of which the median counts
 AT_ONCE = 3  # products for which the host waits once
 ALONE = ("ddp", "zero1", "zero2")  # strategies in whose forward pass each rank is alone
@@ -112,11 +113,13 @@ def seconds_of_a_product() -> float:
     """Return the seconds that this rank's device takes for a product of two matrices of the largest size, as it computes the
     largest for which it needs no longer than a few milliseconds. 0 where memory is short."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    size, largest, dtype = GPU if device == "cuda" else CPU
-    taken = 0.0
+    size, largest = GPU if device == "cuda" else CPU
+    dtype, taken, began = torch.float32, 0.0, time.monotonic()
+    if device == "cuda":
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     with suppress(torch.OutOfMemoryError):
         taken = measured(device, size, dtype)
-        while taken < LONG and size < largest:
+        while taken < LONG and size < largest and time.monotonic() - began < ENOUGH:
             taken, size = measured(device, 2 * size, dtype), 2 * size
     return taken * (largest / size) ** 3
 
