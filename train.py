@@ -63,6 +63,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         ranks.start(world, alone=strategy.kind != "single")
         config = steps.load_config(settings)
         steps.check_host(settings, strategy, world)
+    steps.check_gpus_differ(world)
     offered = offers(world)
     proofs = steps.prove_kernels(settings, strategy, world, config, offered)
     settings = settings.with_training(**proofs.values)

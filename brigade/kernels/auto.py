@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import first_line
 from ..train.cluster import World
 from ..train.distributed import ranks
+from ..train.distributed.devices import index as gpu_index
 from ..train.model import attention
 from ..train.offers import Proofs
 from ..train.recipe.flags import Settings
@@ -117,7 +118,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
     """{kind: {path: milliseconds}, fastest first} of what this rank's device has proven, by the proof in the cache or by a new
     short one; and "with": the attention that sets were tried with. None where nothing is asked for or proven."""
     written, shapes = models.as_json(config), prove.shapes_of(settings)
-    proof, note = proofs.read(proofs.key(written, shapes, proofs.device(world.local_rank)))
+    proof, note = proofs.read(proofs.key(written, shapes, proofs.device(gpu_index(world) or 0)))
     for name in asked_for(settings):  # the user's choice counts, but a proof that it is wrong is told
         row = (proof or {"paths": {}})["paths"].get(name, {})
         if row.get("status") == "wrong":
@@ -132,7 +133,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
             world,
             f"proving kernels on {device} (at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions)",
         )
-        proof = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, **how)
+        proof = prove.on_this_host(written, shapes, quick=True, index=gpu_index(world) or 0, **how)
         for line in in_words(proof):
             _say(world, line)
         if ATTENTION in kinds and not prove.proven_times(proof):
@@ -159,7 +160,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
 def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:
     """The proof with what it lacked; the old one, where that cannot be tried."""
     try:
-        new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof, **how)
+        new = prove.on_this_host(written, shapes, quick=True, index=gpu_index(world) or 0, known=proof, **how)
     except Exception as error:  # a run that trains does not end for a proof's sake
         _say(world, f"it cannot be tried: {type(error).__name__}: {first_line(error)}")
         return proof
@@ -201,8 +202,8 @@ def in_words(proof: Row) -> list[str]:
 def _device(world: World) -> str | None:
     import torch
 
-    there = torch.cuda.is_available() and torch.cuda.device_count() > world.local_rank
-    return torch.cuda.get_device_name(world.local_rank) if there else None
+    index = gpu_index(world)
+    return None if index is None else torch.cuda.get_device_name(index)
 
 
 def _say(world: World, line: str) -> None:

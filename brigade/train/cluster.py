@@ -56,6 +56,8 @@ class World:
         return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
 
 
+# This rank's number on its host, where LOCAL_RANK says which GPU is its: the only one that it sees (loop/environment.py).
+OWN_NUMBER = "BRIGADE_LOCAL_RANK"
 ELASTIC = "BRIGADE_ELASTIC"  # `launch --elastic` tells each replica its number, how many there are, and where they meet
 # Variables by which launchers are known, in this order: torchrun's is set under accelerate too.
 _SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
@@ -75,7 +77,8 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     launcher = next((launcher for name, launcher in _SIGNS.items() if name in env), "environment")
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
     hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
-    world = World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
+    local_rank = int(env.get(OWN_NUMBER, "") or env.get("LOCAL_RANK", "0"))
+    world = World(int(env["RANK"]), local_rank, size, local_size, host, launcher, hosts)
     return of_elastic_run(world, env)
 
 

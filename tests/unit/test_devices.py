@@ -11,7 +11,11 @@ import torch
 from brigade.check.checks import NotHere
 from brigade.check.run import STOP
 from brigade.launch.policy import Fault, would_repeat
+from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import devices
+from brigade.train.loop import environment as loop_environment
+from brigade.train.loop import preflight
+from brigade.train.strategy import Strategy
 from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
 from testing.ranks import REPOSITORY
 from testing.same_hosts import LOOK, judged
@@ -135,6 +139,67 @@ def test_no_restart_repeats_the_refusal():
     assert "no other host may take its place" in (would_repeat([refused], replaceable=False) or "")
     elsewhere = replace(refused, hosts=("node2",))
     assert "it is no host's own" in (would_repeat([refused, elsewhere]) or "")
+
+
+# ---- which GPU is a rank's -----------------------------------------------------------------------------------------------
+def sees(monkeypatch, count):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize("count, index", [(0, None), (1, 0), (2, None), (4, 3), (8, 3)])
+def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_that_it_sees(monkeypatch, count, index):
+    sees(monkeypatch, count)
+    assert devices.index(World(3, 3, 4, 4, "host", "torchrun")) == index
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """prepared(rank, count, **environment): the environment of a rank of four that sees so many GPUs."""
+
+    def make(rank, count, **environment):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+        monkeypatch.setattr(os, "environ", {"PATH": "", "OMP_NUM_THREADS": "1"} | own | environment)
+        sees(monkeypatch, count)
+        monkeypatch.setattr(loop_environment, "_silence", lambda world: None)
+        loop_environment.prepare_environment(world_from_environment(), Strategy("ddp", "ddp", "flag"))
+        return dict(os.environ)
+
+    return make
+
+
+def test_engines_take_the_only_gpu_that_a_rank_sees_and_the_rank_keeps_its_number(prepared):
+    """DeepSpeed sets device LOCAL_RANK (runtime/engine.py:1017)."""
+    made = prepared(3, 1)
+    assert made["LOCAL_RANK"] == "0"
+    world = world_from_environment(made)
+    assert (world.rank, world.local_rank, world.local_size) == (3, 3, 4)
+    assert devices.index(world) == 0
+    mpi = prepared(3, 1, OMPI_COMM_WORLD_LOCAL_RANK="3")
+    assert mpi["OMPI_COMM_WORLD_LOCAL_RANK"] == mpi["LOCAL_RANK"] == "0"
+    assert prepared(3, 4)["LOCAL_RANK"] == "3"
+
+
+def test_memory_is_taken_in_segments_that_grow_unless_the_user_says_otherwise(prepared):
+    assert prepared(0, 4)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    own = prepared(0, 4, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128")
+    assert own["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128" and "PYTORCH_ALLOC_CONF" not in own
+    assert "PYTORCH_ALLOC_CONF" not in prepared(0, 0)
+
+
+@pytest.mark.parametrize("own, told", [(("GPU-a", "GPU-b"), ""), (("GPU-a", "GPU-a"), "ranks 0, 1")])
+def test_two_ranks_that_see_the_same_gpu_are_refused(monkeypatch, capsys, own, told):
+    """Both see it as number 0, and NCCL would say "Duplicate GPU detected" in the first collective."""
+    gpus = [("node1", 0, name) for name in own]
+    monkeypatch.setattr(devices, "identity", lambda world: gpus[0])
+    monkeypatch.setattr(preflight.ranks, "gather", lambda value: gpus if value == gpus[0] else [value])
+    if not told:
+        preflight.check_gpus_differ(world(1))
+        return
+    with pytest.raises(SystemExit) as ended:
+        preflight.check_gpus_differ(world(1))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and told in said and "GPU-a" in said and "--gpus-per-task" in said
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------

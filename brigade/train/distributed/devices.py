@@ -89,6 +89,26 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
     return problem, f"`nvidia-smi` there; a reboot loads a driver that was updated while it ran{otherwise}"
 
 
+def index(world: World) -> int | None:
+    """Return the index of this rank's GPU among those that it sees: its number on the host, or 0 where it sees only its own, as
+    under `srun --gpus-per-task`. None where it has none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    return world.local_rank if count >= world.local_size else 0 if count == 1 else None
+
+
+def identity(world: World) -> tuple[str, int, str] | None:
+    """Return the host, the index and the UUID of this rank's GPU; None where it has none."""
+    import torch
+
+    if (number := index(world)) is None:
+        return None
+    return world.host, number, str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
+
+
 def wants_cpu(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for a CPU: by DeepSpeed's variable, by Accelerate's, or by hiding all GPUs."""
     first = environment.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip().lower()

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from ..cluster import World
-from . import one_host, stop, supervised, tell
+from . import devices, one_host, stop, supervised, tell
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
@@ -42,9 +42,9 @@ def take_device(world: World) -> bool:
     """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
     # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
     # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
-    if not torch.cuda.is_available() or torch.cuda.device_count() < world.local_size:
+    if (device := devices.index(world)) is None:
         return False
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(device)
     return True
 
 

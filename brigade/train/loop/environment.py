@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 from .. import upstream
-from ..cluster import World
-from ..distributed import ranks
+from ..cluster import OWN_NUMBER, World
+from ..distributed import devices, ranks
 from ..strategy import Strategy
 from ..upstream import cpu_facts, locks
 from ..upstream import deepspeed_kernels as kernels
 from . import rank_marks
+
+DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both alike (runtime/engine.py:1960)
+# Of torch's allocator; read at its first use (c10/cuda/CUDAAllocatorConfig.h:136). The first is for all kinds of devices.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 # How lines and warnings begin that tell a user nothing, at these versions.
 NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
@@ -25,6 +29,9 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
     - DeepSpeed asks several times what the CPU can do, and an answer takes a second.
+    - A rank that sees only its own GPU has number 0 for it, whatever its number on the host: DeepSpeed and accelerate take
+      LOCAL_RANK for the device.
+    - Sequences without padding have another length in each step, and fixed blocks of memory become fragments.
     """
     import torch
 
@@ -50,6 +57,12 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(ranks.free_port()),
         )
+    if (device := devices.index(world)) is not None:
+        if device != world.local_rank:
+            os.environ[OWN_NUMBER] = str(world.local_rank)
+            os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
+        if not any(name in os.environ for name in ALLOCATOR):
+            os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import UserError
 from ...errors.console import counted
 from ..cluster import World
+from ..distributed import devices, ranks
 from ..model import adapters, attention, experts, layer_classes, packed_samples
 from ..model.location import check_beside
 from ..parallel import checks, tiled
@@ -50,7 +51,7 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     import torch
 
     gpu = torch.cuda.is_available()
-    if gpu and torch.cuda.device_count() < world.local_size:
+    if gpu and devices.index(world) is None:
         problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
         cure = "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
         raise UserError(f"host {world.host}", problem, cure, "host")
@@ -59,6 +60,17 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     if strategy.is_deepspeed:
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure, "host")
+
+
+def check_gpus_differ(world: World) -> None:
+    """Raise UserError where two ranks have the same GPU: each sees one, and not one of its own. A collective."""
+    gpus = ranks.gather(devices.identity(world))
+    with ranks.agreed(world):
+        same = [rank for rank, gpu in enumerate(gpus) if gpu and gpu == gpus[world.rank]]
+        if len(same) > 1:
+            problem = f"ranks {', '.join(map(str, same))} see one GPU each, and it is the same ({gpus[world.rank][2]})"
+            cure = "give each rank a GPU of its own: srun --gpus-per-task=1, or let all ranks of a host see all of its GPUs"
+            raise UserError(f"host {world.host}", problem, cure, "host")
 
 
 def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mistake]:

@@ -15,7 +15,7 @@ from .environment import prepare_environment
 from .kernels import choose_kernels, prove_kernels
 from .lengthening import how_lengthened
 from .micro_batch import settle_batch
-from .preflight import check_callbacks, check_host, check_run, check_steps
+from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
 from .summary import summary as print_summary
 from .watch_thread import watched
 
@@ -24,6 +24,7 @@ __all__ = [
     "build_trainer",
     "check_callbacks",
     "check_gpus_are_seen",
+    "check_gpus_differ",
     "check_host",
     "check_run",
     "check_steps",

@@ -1,5 +1,6 @@
 """What a run says of itself before its first step."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..data import report
 from ..model import adapters, packed_samples
 from ..model.sizes import beyond_texts, parameter_count, untaught
 from ..run.directory import Kernels, Run
+from .environment import ALLOCATOR
 
 
 def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
@@ -35,7 +37,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
         **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
-        f"device {trainer.args.device.type}",
+        f"device {trainer.args.device.type}{_allocator(trainer.args.device.type)}",
         "strategy": f"{strategy.label} (from {strategy.source})",
         **trainer.engine.summary(),
         **trainer.replica.summary(),
@@ -69,6 +71,12 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         report.show_sample(data, trainer.processing_class)
     for note in (*run.settings.overridden, *run.strategy.overridden):
         print(f"overridden: {note}")
+
+
+def _allocator(device: str) -> str:
+    """What is set for torch's allocator on GPUs."""
+    said = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
+    return f" ({said})" if said and device != "cpu" else ""
 
 
 def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
