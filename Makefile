@@ -10,7 +10,7 @@ JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo skypilot test test-all test-matrix test-cluster soak lint clean
+.PHONY: help setup demo skypilot test test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's kernels for CPUs"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all       the other tests that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
+	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu-proof.md)"
 	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
 	@echo "make lint    ruff and mypy"
 
@@ -62,6 +63,11 @@ test-matrix: setup
 CLUSTERS ?= 3
 test-cluster: setup
 	$(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m "not matrix"
+
+# Without `make setup`, which wants a network: it takes .venv where that is complete, or WHEELS, or the packages that are there.
+GPU_PYTHON = $(if $(wildcard $(VENV)/.complete),$(BIN)/python,$(PYTHON))
+test-gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu_proof $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare $(COMPARE))
 
 # No test: it writes its time line into docs/evidence/soak.md.
 MINUTES ?= 30

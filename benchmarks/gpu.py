@@ -23,6 +23,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import yaml
+
 from benchmarks import gpu_models, gpu_tables, pages, peers
 from benchmarks.gpu_plan import METHODS, STEPS, WARM_UP, Job, flags_of, plan, urgency
 from benchmarks.pages import REPOSITORY, Row
@@ -37,7 +39,8 @@ CODE = ("train.py", "brigade/**/*.py", "ds_configs/*.json", "benchmarks/gpu*.py"
 # ---- one row -----------------------------------------------------------------------------------------------------------
 def run_process(command: list[str], log: Path, **variables: str) -> tuple[str, str]:
     """("ok", the output), or the status and reason of a row that came to nothing."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)} | variables
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": path} | variables
     with log.open("w") as out:
         try:
             code = subprocess.run(
@@ -82,6 +85,7 @@ def train(job: Job, inputs: Row, work: Path, tiny: bool, steps: int, warm_up: in
         try:
             history = json.loads((output / "trainer_state.json").read_text())["log_history"]
             row |= figures(history, model["shape"], job, inputs["where"]["device"], steps, warm_up)
+            row["prediction"] = predicted(output)
         except (OSError, KeyError, ValueError, RuntimeError) as error:  # a run without a whole log is one row, no more
             row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
     shutil.rmtree(output, ignore_errors=True)  # of the 8B model up to 33 GB
@@ -94,6 +98,12 @@ def without_liger(words: list[str]) -> str:
     from brigade.train.recipe import flags
 
     return kernels.choose_liger(flags.load(words))[1].removeprefix("off: ")
+
+
+def predicted(output: Path) -> Row | None:
+    """Return what run.yaml says of the planner's estimate and of what the first ten steps took; None of a shorter run."""
+    record = yaml.safe_load((output / "run.yaml").read_text())
+    return record["run"].get("prediction")
 
 
 def figures(history: list[Row], shape: Row, job: Job, device: str, steps: int, warm_up: int) -> Row:
@@ -203,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=WORK, help="models, data and logs (default: outputs/gpu)")
     parser.add_argument("--tiny", action="store_true", help="the same code with tiny shapes, on any machine; no page")
     parser.add_argument("--again", action="store_true", help="measure also what the results file has")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/evidence/gpu.md as it is")
     parser.add_argument("--list", action="store_true", help="say what would be measured")
     parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the rows that are there")
     options = parser.parse_args(argv)
@@ -221,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
             if not options.tiny and not gpu_models.has_gpu():
                 parser.error("this host has no NVIDIA GPU that torch can use; --tiny runs the same code without one")
             measure(jobs, options)
-        if not options.tiny:
+        if not (options.tiny or options.no_page):
             pages.write(gpu_tables.PAGE, gpu_tables.tables(read_rows(options.results)))
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))

@@ -1,0 +1,125 @@
+"""The parts of the proof, and how one runs: a process with a time limit, whose rows count as they come."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LEAST = 15  # seconds that a part needs to be begun at all
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+MARK = "BRIGADE_GPU_PROOF"  # an environment variable
+
+
+class Part(NamedTuple):
+    """A subject of the proof: the module benchmarks/gpu_proof/NAME.py, with at most so many seconds."""
+
+    name: str
+    about: str
+    limit: float
+
+
+# In the order of their worth: who has less than 20 minutes leaves the last ones out.
+PARTS = (
+    Part("machine", "GPUs, driver and libraries", 60),
+    Part("strategies", "every strategy and method against one process, in each precision", 330),
+    Part("kernels", "every kernel against eager attention in fp32", 240),
+    Part("shapes", "tokens per second, MFU, and memory against the plan", 420),
+    Part("checkpoints", "seconds of a checkpoint, and a run that continues from it", 180),
+    Part("waits", "how often the host waits for the device in a step", 150),
+)
+
+
+def run_part(part: Part, python: str, output: Path, left: float, small: bool, gpus: int) -> dict[str, Any]:
+    """Run a part within its limit and the `left` seconds of all.
+
+    Returns {"rows", "seconds", "command", "fell_short"}; a row is {"what", "figures", "fell_short", "command"}.
+    fell_short: why it is not as it should be; "" where it is
+    """
+    folder, rows = output / part.name, output / f"{part.name}.jsonl"
+    rows.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    limit = min(part.limit, left)
+    words = ["-m", f"benchmarks.gpu_proof.{part.name}", "--rows", str(rows), "--work", str(folder)]
+    words += ["--seconds", f"{limit:.0f}", "--gpus", str(gpus), *(["--small"] if small else [])]
+    result: dict[str, Any] = {
+        "rows": [],
+        "seconds": 0.0,
+        "command": f"make test-gpu ONLY={part.name}",
+        "fell_short": "",
+    }
+    if limit < LEAST:
+        return result | {"fell_short": "not begun: the minutes were over"}
+    began, log = time.monotonic(), output / f"{part.name}.log"
+    with log.open("w") as out:
+        process, mark = start([python, *words], out, HF_HUB_OFFLINE="1", PYTHONPATH=path_with(str(REPOSITORY)))
+        try:
+            code = process.wait(timeout=limit)
+            result["fell_short"] = f"ended with exit code {code}: {last_line(log)}" if code else ""
+        except subprocess.TimeoutExpired:
+            result["fell_short"] = f"stopped after {limit:.0f} seconds; its last line: {last_line(log)}"
+        finally:
+            end(mark)
+    result["rows"] = read_rows(rows)
+    if not result["rows"] and not result["fell_short"]:
+        result["fell_short"] = f"left no result: {last_line(log)}"
+    return result | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def start(command: list[str], log: Any, **variables: str) -> tuple["subprocess.Popen[Any]", str]:
+    """Start a command that writes into an open file. Returns it, and the mark by which end() finds all that it starts."""
+    mark = os.environ.get(MARK, "") + f"{uuid.uuid4().hex}/"
+    environment = os.environ | variables | {MARK: mark}
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    return process, mark
+
+
+def end(mark: str) -> None:
+    """End a command and all that it has started. torchrun's ranks have sessions of their own, and one that hangs in NCCL ignores
+    SIGTERM."""
+    for signum, patience in (signal.SIGTERM, GRACE), (signal.SIGKILL, 5.0):
+        deadline = time.monotonic() + patience
+        for pid in marked(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        while marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have a mark in their environment; those that have ended have none."""
+    found, wanted = [], f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(variable.startswith(wanted) for variable in variables):
+                found.append(int(entry.name))
+    return found
+
+
+def path_with(first: str) -> str:
+    """Return PYTHONPATH with this folder before what it names already."""
+    return os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole rows of a part; the last line of one that was killed may be a piece."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a process wrote, or its last error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    return ((errors or lines)[-1] if lines else "it wrote nothing")[:300]

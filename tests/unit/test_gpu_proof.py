@@ -1,0 +1,208 @@
+"""`make test-gpu` without a GPU: parts that crash, hang or say nothing, versions that differ, the page and the comparison."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_proof import __main__ as command
+from benchmarks.gpu_proof import environment, parts, strategies
+
+MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
+ROW = {
+    "what": "zero3, 2 GPUs",
+    "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
+    "fell_short": "",
+    "command": "a",
+}
+
+
+def python(tmp_path, body):
+    """A program in Python's place: it gets the words of a part's process."""
+    path = tmp_path / "python"
+    path.write_text(
+        f"#!{sys.executable}\nimport os, subprocess, sys, time\nrows = sys.argv[sys.argv.index('--rows') + 1]\n{body}\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def run(tmp_path, body, limit=20.0):
+    return parts.run_part(parts.Part("kernels", "", limit), python(tmp_path, body), tmp_path, 1000.0, True, 1)
+
+
+WRITE = f"open(rows, 'a').write({json.dumps(json.dumps(ROW) + chr(10))})\n"
+
+
+def test_what_a_part_has_proven_before_it_crashes_stays(tmp_path):
+    found = run(tmp_path, WRITE + "sys.stderr.write('RuntimeError: NCCL went away\\nbye\\n')\nos._exit(7)")
+    assert found["rows"] == [ROW]
+    assert found["fell_short"] == "ended with exit code 7: RuntimeError: NCCL went away"
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "LEAST", 0)
+    monkeypatch.setattr(parts, "GRACE", 0.3)
+    ignores = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.setsid()"
+    ignores += "; print('hanging in', flush=True); time.sleep(60)"
+    hangs = f"child = subprocess.Popen([sys.executable, '-c', {ignores!r}])\nopen('child', 'w').write(str(child.pid))\n"
+    began = time.monotonic()
+    found = run(tmp_path, f"os.chdir({str(tmp_path)!r})\n{WRITE}{hangs}time.sleep(60)", limit=3.0)
+    assert time.monotonic() - began < 30 and found["rows"] == [ROW]
+    assert found["fell_short"] == "stopped after 3 seconds; its last line: hanging in"
+    pid, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 5
+    with suppress(FileNotFoundError):  # gone, or nobody has asked for its end yet
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, "the child still runs"
+
+
+def test_a_part_without_a_result_fell_short_and_one_without_time_is_not_begun(tmp_path):
+    assert run(tmp_path, "print('nothing to say')")["fell_short"] == "left no result: nothing to say"
+    part = parts.Part("kernels", "", 20.0)
+    assert parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)["fell_short"].startswith("not begun")
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path):
+    (tmp_path / "rows").write_text(json.dumps(ROW) + '\n{"what": "ze')
+    assert parts.read_rows(tmp_path / "rows") == [ROW]
+
+
+# ---- the whole command -----------------------------------------------------------------------------------------------
+def prove(tmp_path, monkeypatch, results, *words):
+    """The command's exit code and report, where the parts give these results."""
+
+    def result(part, *_):
+        rows, why = results.get(part.name, ([ROW], ""))
+        return {"rows": rows, "seconds": 1.0, "command": f"make test-gpu ONLY={part.name}", "fell_short": why}
+
+    monkeypatch.setattr(command, "run_part", result)
+    versions = environment.pinned()
+    monkeypatch.setattr(environment, "choose", lambda *_: ("python", environment.compare(versions)))
+    code = command.main(["--output", str(tmp_path), *words])
+    return code, json.loads((tmp_path / "report.json").read_text())
+
+
+def machine(**more):
+    return {"machine": ([{"what": "machine", "figures": MACHINE | more, "fell_short": "", "command": ""}], "")}
+
+
+def test_all_held(tmp_path, monkeypatch, capsys):
+    code, report = prove(tmp_path, monkeypatch, machine())
+    assert code == 0 and list(report["parts"]) == [part.name for part in parts.PARTS] and report["fell_short"] == []
+    assert "NVIDIA H100 80GB HBM3: all 6 rows hold." in capsys.readouterr().out
+
+
+def test_what_fell_short_is_named_with_its_command(tmp_path, monkeypatch, capsys):
+    bad = ROW | {"what": "fsdp2", "fell_short": "a loss differs", "command": "torchrun train.py"}
+    results = machine() | {"strategies": ([ROW, bad], ""), "kernels": ([], "stopped after 240 seconds")}
+    code, report = prove(tmp_path, monkeypatch, results)
+    assert code == 1 and [each["what"] for each in report["fell_short"]] == ["fsdp2", "kernels"]
+    out = capsys.readouterr().out
+    assert "- strategies, fsdp2: a loss differs\n      torchrun train.py\n" in out
+    assert "- kernels, kernels: stopped after 240 seconds\n      make test-gpu ONLY=kernels" in out
+    assert "| fsdp2 | fell short |" in (tmp_path / "report.md").read_text()
+
+
+def test_without_a_gpu_nothing_else_is_tried(tmp_path, monkeypatch):
+    code, report = prove(tmp_path, monkeypatch, machine(gpus=0, devices=[]))
+    assert code == 2 and list(report["parts"]) == ["machine"]
+
+
+def test_only_some_parts(tmp_path, monkeypatch):
+    _, report = prove(tmp_path, monkeypatch, machine(), "--only", "waits")
+    assert list(report["parts"]) == ["machine", "waits"]
+
+
+def test_two_machines_side_by_side(tmp_path, monkeypatch):
+    faster = ROW | {"figures": {"difference": 2e-6, "tokens_per_second": 18000.0}, "fell_short": "too far"}
+    other = tmp_path / "other"
+    prove(other, monkeypatch, machine(devices=["NVIDIA B200"]) | {"shapes": ([faster], "")})
+    prove(tmp_path, monkeypatch, machine(), "--compare", str(other / "report.json"))
+    text = (tmp_path / "report.md").read_text()
+    assert "here: NVIDIA H100 80GB HBM3 | there: NVIDIA B200" in text
+    assert "| shapes | zero3, 2 GPUs | tokens per second | 9,000 | 18,000 | 0.50 |" in text
+    assert "| shapes | zero3, 2 GPUs | holds | yes | no |  |" in text
+
+
+@pytest.mark.parametrize("content", ["{}", "no JSON", '{"format": 2, "parts": {}}'])
+def test_what_is_no_report_cannot_be_compared_with(tmp_path, content, capsys):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(SystemExit):
+        command.main(["--compare", str(tmp_path / "other.json"), "--output", str(tmp_path)])
+    assert "name a report.json that this command wrote" in capsys.readouterr().err
+
+
+# ---- versions --------------------------------------------------------------------------------------------------------
+def test_other_versions_say_what_the_run_proves_and_leaves_out():
+    pins = environment.pinned()
+    here = pins | {"torch": "2.11.0+cu128", "transformers": "5.17.0"}
+    found = environment.compare(here)
+    assert found["other"] == {
+        "torch": [pins["torch"], "2.11.0+cu128"],
+        "transformers": [pins["transformers"], "5.17.0"],
+    }
+    assert "torch 2.11.0+cu128 instead of" in found["proves"] and "Left out:" in found["proves"]
+    assert "older than anything" not in found["proves"]
+    assert "torch: older than anything" in environment.compare(here | {"torch": "2.4.1"})["proves"]
+    assert "the pinned ones" in environment.compare(pins | {"torch": f"{pins['torch']}+cu130"})["proves"]
+
+
+def test_what_is_missing_is_named_with_the_command_that_fetches_it(tmp_path, monkeypatch, capsys):
+    versions = {name: version for name, version in environment.pinned().items() if name != "deepspeed"}
+    monkeypatch.setattr(environment, "installed", lambda _: versions)
+    assert command.main(["--output", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "lacks deepspeed" in said and f"deepspeed=={environment.pinned()['deepspeed']}" in said
+
+
+def test_each_package_that_is_needed_is_pinned():
+    assert (environment.NEEDED | environment.OPTIONAL).keys() <= environment.pinned().keys()
+
+
+@pytest.mark.slow
+def test_from_a_folder_of_wheels_only_what_is_missing_is_installed(tmp_path, monkeypatch):
+    """Also where the Python that runs this is itself an environment; torch and the others that are there stay."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with pytest.raises(environment.Lacking, match="an empty one"):
+        environment.from_wheels(tmp_path / "venv", wheels)
+    (wheels / "about.txt").write_text("no wheel")
+    from_here = environment.from_wheels(tmp_path / "venv", wheels)
+    assert environment.installed(from_here) == environment.installed(sys.executable)
+    monkeypatch.setitem(environment.NEEDED, "torchaudio", "torchaudio")
+    pins = environment.pinned() | {"torchaudio": "2.11.0"}
+    monkeypatch.setattr(environment, "pinned", lambda: pins)
+    with pytest.raises(environment.Lacking, match=r"(?s)does not hold what is missing: ERROR: .*torchaudio"):
+        environment.from_wheels(tmp_path / "venv", wheels)
+
+
+# ---- subjects --------------------------------------------------------------------------------------------------------
+def test_a_difference_counts_held_out_losses_and_needs_as_many():
+    log = [{"loss": 2.0}, {"eval_loss": 4.0}]
+    assert strategies.difference([{"loss": 2.0}, {"eval_loss": 4.1}], log) == pytest.approx(0.025)
+    with pytest.raises(ValueError, match="0 values of eval_loss"):
+        strategies.difference(log[:1], log)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_case_has_a_reference_and_one_name(ranks):
+    cases, names = (
+        strategies.cases_of(ranks, small=False),
+        {each["name"] for each in strategies.references(small=False)},
+    )
+    assert {each["reference"] for each in cases} <= names
+    assert len({each["name"] for each in cases}) == len(cases)
+
+
+def test_the_command_needs_the_standard_library_only():
+    """It has to say what is missing where nothing is installed."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import sys; import benchmarks.gpu_proof.__main__; print('numpy' in sys.modules)"],
+        cwd=environment.REPOSITORY, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n", done.stderr
