@@ -6,7 +6,6 @@ from typing import Any
 from .. import upstream
 from ..data.prepare import Prepared
 from ..model.compiled import compile_layers
-from ..recipe.flags import Settings
 from ..run.directory import Run
 
 
@@ -17,7 +16,7 @@ def build_trainer(
 
     checkpoint: from which it goes on; callbacks: further TrainerCallbacks
     """
-    with upstream.quick_imports(_needs_bitsandbytes(run.settings)):  # seconds, all the same
+    with upstream.quick_imports(run.settings.recipe.needs_bitsandbytes):  # seconds, all the same
         from . import arguments, choose_engine
 
         trainer_class = choose_engine.trainer_class_of(run)
@@ -29,8 +28,3 @@ def build_trainer(
     if run.settings.recipe.training.torch_compile:
         compile_layers(model)
     return trainer_class(run, engine, model, args, data, tokenizer, callbacks)
-
-
-def _needs_bitsandbytes(settings: Settings) -> bool:
-    optim = settings.recipe.training.optim
-    return settings.recipe.model.load_in_4bit or "8bit" in optim or "paged" in optim

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
+from .. import upstream
 from ..data.sampling import GlobalBatches
 from ..recipe.schedules import DECAY
 from ..run.directory import Run
@@ -37,7 +38,9 @@ def schedule_arguments(run: Run, total: float) -> dict[str, Any]:
 def rate(run: Run, total: float, step: int) -> float:
     """The learning rate of the 1-based `step` of a run of so many steps."""
     import torch
-    from transformers import get_scheduler
+
+    with upstream.quick_imports(run.settings.recipe.needs_bitsandbytes):
+        from transformers import get_scheduler
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=run.batch.learning_rate)
     name = run.settings.recipe.training.lr_scheduler_type

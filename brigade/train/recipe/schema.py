@@ -310,6 +310,12 @@ class Recipe(Section):
     training: TrainingSection
     cluster: ClusterSection = ClusterSection()
 
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether the run computes with it: weights in 4 bits, or an optimizer of theirs."""
+        optim = self.training.optim
+        return self.model.load_in_4bit or "8bit" in optim or "paged" in optim
+
 
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}

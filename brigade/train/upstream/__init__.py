@@ -60,9 +60,10 @@ def without_zero3() -> Iterator[None]:
 def quick_imports(bitsandbytes: bool) -> Iterator[None]:
     """Transformers' Trainer is imported here: without looking for garbage in what stays, and without torch's inductor.
 
-    The Trainer imports PEFT, and PEFT bitsandbytes, whoever trains. That hands four functions to torch.compile while it is
-    imported (backends/default/ops.py:199), which takes a second. Dynamo leaves them as they are while this variable is set
-    (_dynamo/eval_frame.py: _optimize). bitsandbytes: whether this run computes with it, and wants them compiled.
+    The Trainer imports PEFT, as get_scheduler does, and PEFT bitsandbytes, whoever trains. That hands four functions to
+    torch.compile while it is imported (backends/default/ops.py:199), which takes a second. Dynamo leaves them as they are while
+    this variable is set (_dynamo/eval_frame.py: _optimize). bitsandbytes: whether this run computes with it, and wants them
+    compiled.
     """
     quick = not bitsandbytes and "TORCHDYNAMO_DISABLE" not in os.environ
     if quick:
