@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +59,13 @@ def check(cluster: Cluster, size: str = "quick", words: str = "", timeout: float
     return Attempt(found, seconds, done.stdout + done.stderr, done.returncode)
 
 
-def provoke(cluster: Cluster, fault: Injected) -> Attempt:
-    """Bring a fault about, check, and undo it."""
-    fault.arrange(cluster)
-    try:
-        return check(cluster, fault.size, fault.words)
-    finally:
-        fault.heal(cluster)
+def provoke(cluster: Cluster, *faults: Injected) -> Attempt:
+    """Bring faults that one size of the check finds about, on one host; check, and undo them."""
+    with ExitStack() as undo:
+        for fault in faults:
+            fault.arrange(cluster)
+            undo.callback(fault.heal, cluster)
+        return check(cluster, faults[0].size, " ".join(fault.words for fault in faults))
 
 
 def misses(fault: Injected, attempt: Attempt) -> str:

@@ -7,28 +7,49 @@ import time
 
 import pytest
 
+from testbed.check_network import even
 from testbed.preflight import INJECTED, RECIPE, check, misses, provoke
+from testing import marks
 from testing.clusters import PATIENCE, SHORT
 from testing.ranks import REPOSITORY
 
+# Faults of one host that do not hide each other: one check of a host that has them all has to find each.
+TOGETHER = [
+    "own-name-is-loopback small-mtu other-accelerate other-tqdm changed-file few-open-files tiny-shm clock disk-nearly-full",
+    "name-is-loopback lost-packets other-variable",
+    "name-is-unknown other-python other-commit",
+    "not-shared missing-data",
+]
+MATRIX = ["powered-off"]  # a host whose link is cut answers as little
+BY_NAME = {fault.name: fault for fault in INJECTED}
+ONE_BY_ONE = [name for name in BY_NAME if name not in " ".join(TOGETHER).split()]
 
-@pytest.mark.parametrize("fault", INJECTED, ids=lambda fault: fault.name)
-def test_an_injected_fault_is_found_where_it_is(cluster_of_three, fault):
+
+@pytest.mark.parametrize(
+    "names", marks.cases(*TOGETHER, *(name for name in ONE_BY_ONE if name not in MATRIX), matrix=MATRIX)
+)
+def test_an_injected_fault_is_found_where_it_is(cluster_of_three, names):
     cluster_of_three.hostfile(1)
-    attempt = provoke(cluster_of_three, fault)
-    assert not (missed := misses(fault, attempt)), f"check does not say {missed}\n{attempt.said[-3000:]}"
-    assert attempt.exit_code == (3 if fault.level == "red" else 1)
+    faults = [BY_NAME[name] for name in names.split()]
+    attempt = provoke(cluster_of_three, *faults)
+    missed = [what for fault in faults if (what := misses(fault, attempt))]
+    assert not missed, f"check does not say {missed}\n{attempt.said[-3000:]}"
+    assert attempt.exit_code == (3 if any(fault.level == "red" for fault in faults) else 1)
 
 
 def test_a_sound_cluster_is_sound_and_rehearses(cluster_of_three):
-    """The usual size: rates, network and dress rehearsal too. Nothing of it is left behind."""
+    """The usual size: rates, a network of known rates and the dress rehearsal too. Nothing of it is left behind."""
     cluster_of_three.hostfile(1)
+    even(cluster_of_three)
     before = sorted(path.name for path in cluster_of_three.shared.iterdir())
     attempt = check(cluster_of_three, "usual")
     levels = {level for levels in attempt.levels().values() for level in levels}
     assert levels <= {"green", "grey"}, attempt.said
     assert attempt.exit_code == 0
-    assert attempt.levels("dress rehearsal") == {host.name: ["green"] for host in cluster_of_three}
+    for name in ("dress rehearsal", "collectives"):
+        assert attempt.levels(name) == {host.name: ["green"] for host in cluster_of_three}
+    pairs = next(row["results"] for row in attempt.found["checks"] if row["name"] == "pairs")
+    assert len(pairs) == 3 and all(0.3 < one["amount"] < 0.55 for one in pairs)  # Gbit/s, of 0.5
     assert sorted(path.name for path in cluster_of_three.shared.iterdir()) == before
 
 
@@ -37,7 +58,7 @@ def test_stopped_in_the_rehearsal_it_leaves_nothing(cluster_of_three):
     cluster = cluster_of_three
     before = sorted(path.name for path in cluster.shared.iterdir())
     words = ["python", "-m", "brigade", "check", RECIPE, "--hostfile", str(cluster.hostfile(1)), "--json", "-"]
-    words += ["--output_dir", f"{cluster.shared}/stopped"]
+    words += ["--only", "dress rehearsal", "--output_dir", f"{cluster.shared}/stopped"]
     process = cluster["node1"].popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + PATIENCE
     while not all(host.find("train.py --recipe") for host in cluster):
@@ -58,7 +79,7 @@ def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
     for host in cluster:  # rank 1's own process finds that it is meant
         host.environment(BRIGADE_TEST_FAULT="killed-in-forward", PYTHONPATH=str(REPOSITORY / "tests/ranks/bad_input"))
     try:
-        attempt = check(cluster, "usual")
+        attempt = check(cluster, "usual", '--only "dress rehearsal"')
     finally:
         for host in cluster:
             host.environment()
@@ -68,15 +89,16 @@ def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
     assert "killed by signal 9" in attempt.said
 
 
-def launched(cluster, name, words=""):
+def launched(cluster, name, words="", hosts=3):
     words = f"--output_dir {cluster.shared}/{name} --log_dir {cluster.shared}/{name}-logs {' '.join(SHORT)} {words}"
-    command = f"python -m brigade launch {RECIPE} --hostfile {cluster.hostfile(1)} {words}"
+    hostfile = cluster.hostfile({host.name: 1 for host in cluster.hosts[:hosts]})
+    command = f"python -m brigade launch {RECIPE} --hostfile {hostfile} {words}"
     return cluster["node1"].run(command.replace("SHARED", str(cluster.shared)), timeout=PATIENCE, check=False)
 
 
 def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(cluster_of_three):
     """A file to train on that one host lacks: the quick checks find it before any rank has begun."""
-    cluster, fault = cluster_of_three, next(fault for fault in INJECTED if fault.name == "missing-data")
+    cluster, fault = cluster_of_three, BY_NAME["missing-data"]
     fault.arrange(cluster)
     try:
         refused = launched(cluster, "refused", fault.words)
@@ -92,10 +114,10 @@ def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(c
 
 
 def test_launch_tells_of_other_faults_and_goes_on(cluster_of_three):
-    cluster, fault = cluster_of_three, next(fault for fault in INJECTED if fault.name == "clock")
+    cluster, fault = cluster_of_three, BY_NAME["clock"]
     fault.arrange(cluster)
     try:
-        done = launched(cluster, "told")
+        done = launched(cluster, "told", hosts=2)
         assert done.returncode == 0, done.stderr
         assert re.search(rf"FAIL clock, {fault.host}: {fault.says}", done.stderr), done.stderr
     finally:
