@@ -93,7 +93,7 @@ def forwarded(cluster):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        *("deepspeed-include", "deepspeed-3d", "accelerate-zero3", "accelerate-ddp", "accelerate-fsdp2", "torchrun"),
+        *("deepspeed-include", "accelerate-zero3", "accelerate-ddp", "torchrun"),
         matrix=LAUNCHES,
     ),
 )
