@@ -164,7 +164,8 @@ FAULTS: dict[str, Fault] = {
                                                  r"cure: make room: a disk of node2 is full"), 2,
                        arrange=storage.tiny_disk, repair=storage.no_tiny_disk, variables={"BRIGADE_CACHE": storage.TINY}),
     "disk-full-saving": Fault("a host's disk is full while a checkpoint is saved", (
-        r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left"), 2,
+        r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left",
+        r"cure: make room: a disk of node2 is full"), 2,
         lost=SINCE_CHECKPOINT,
         arrange=storage.small_disks, after=storage.whole_on_small_disks("checkpoint-2"), repair=storage.no_small_disks,
         save_steps=2, output=f"{storage.SMALL}/run"),
@@ -177,9 +178,9 @@ FAULTS: dict[str, Fault] = {
         arrange=storage.read_only_disks, repair=storage.no_small_disks, output=f"{storage.SMALL}/run"),
     "killed-saving": Fault("kill -9 of a rank while a checkpoint is saved", (
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=storage.kill_while_saving,
-        after=storage.only_whole_checkpoints, when="step 4/", save_steps=2),
+        after=storage.only_whole_checkpoints, when="step 4/", save_steps=2, words="--report_page true"),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
-                         strike=strikes.signal_rank, words="--report_page true"),
+                         strike=strikes.signal_rank),
     **{f"killed-in-{where}": Fault(f"kill -9 of a rank in its {what}", (
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), lost=SINCE_CHECKPOINT,
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": f"killed-in-{where}"})

@@ -1,6 +1,8 @@
 """Whatever goes wrong on a cluster, the launch ends within a minute, says on which host and why, and leaves no process on
 any host."""
 
+from dataclasses import replace
+
 import pytest
 
 from testbed.faults import FAULTS, misses, provoke
@@ -11,22 +13,20 @@ TO_THE_END = 180.0  # where the run starts again and trains to its last step
 
 # In the matrix is what tests/ranks has on one host, and another fault that differs in its place or its moment only.
 MATRIX = [
-    *(
-        "checkpoint-truncated",
-        "checkpoint-missing",
-        "checkpoint-of-other-code",
-        "slow-rank",
-        "rank-stopped",
-        "data-sleeps",
-    ),
-    *("raises-among-others", "killed-in-forward", "killed-in-optimizer", "leaves-with-0", "port-blocked-on-one"),
-    *("host-killed", "link-cut", "sigterm-launcher", "sigterm-rank", "sigterm-storm"),
-]
+    "checkpoint-truncated", "checkpoint-missing", "checkpoint-of-other-code", "slow-rank", "rank-stopped", "data-sleeps", "nan",
+    "raises-among-others", "killed-in-forward", "killed-in-optimizer", "rank-killed", "leaves-with-0", "port-blocked-on-one",
+    "disk-full", "host-killed", "link-cut", "sigterm-launcher", "sigterm-rank", "sigterm-storm", "sigterm", "ctrl-c", "clocks",
+]  # fmt: skip
+# A second fault that one of the others meets: it has to say of both what it says of each.
+ALSO = {"checkpoint-flipped": "clocks"}
 
 
 @pytest.mark.parametrize("name", marks.cases(*(name for name in FAULTS if name not in MATRIX), matrix=MATRIX))
 def test_fault(request, name):
     fault = FAULTS[name]
+    if name in ALSO:
+        other = FAULTS[ALSO[name]]
+        fault = replace(fault, says=(*fault.says, *other.says), arrange=other.arrange, repair=other.repair)
     cluster = request.getfixturevalue("cluster" if fault.hosts == 2 else "cluster_of_three")
     attempt = provoke(cluster, fault)
     if not fault.gone:  # else nobody is left to speak
