@@ -21,14 +21,13 @@ from ..train.distributed.supervised import RUN
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
 PROJECT = Path(__file__).resolve().parents[2]
 SIOCGIFADDR = 0x8915
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def look_around() -> dict[str, Any]:
     """Say who this host is and what it has."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), **dict.fromkeys(PACKAGES, "missing")}
-    for package in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions |= {package: _version(package) for package in PACKAGES}
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = str(Path("/proc/self/ns/net").readlink())  # containers of one machine are hosts too
@@ -40,6 +39,13 @@ def look_around() -> dict[str, Any]:
         "gpus": gpus(),
         "addresses": addresses(),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
 
 
 def project_hash() -> str:
@@ -62,13 +68,21 @@ def _project_files() -> list[Path]:
 
 
 def gpus() -> int | None:
-    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer."""
+    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer. AMD's count where torch is a build
+    for ROCm: those of which the kernel driver (KFD) tells this process the number; a CPU has 0 there."""
     if not shutil.which("nvidia-smi"):
-        return 0
+        return sum(_number_in(node) > 0 for node in KFD.glob("*/gpu_id")) if "rocm" in _version("torch") else 0
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
     return None
+
+
+def _number_in(file: Path) -> int:
+    """The number that a file holds; 0 for a GPU that a container's devices do not include: its file cannot be read there."""
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return 0
 
 
 # Each device multiplies ones, whose sums are known, on torch's own path to it.

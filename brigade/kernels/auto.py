@@ -137,7 +137,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
         for line in in_words(proof):
             _say(world, line)
         if ATTENTION in kinds and not prove.proven_times(proof):
-            reason = models.unprovable(written) or "see `python -m brigade.kernels`"
+            reason = models.unprovable(written) or _held(proof) or "see `python -m brigade.kernels`"
             _say(world, f"no attention is proven here ({reason}): `auto` goes by what is installed")
             return None
         if proofs.write(proof) is None:
@@ -168,6 +168,14 @@ def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row
         _say(world, line)
     proofs.write(new)
     return judging.merged(proof, new)
+
+
+def _held(proof: Row) -> str:
+    """Say where no other process gets the GPU that this one holds: its compute mode is EXCLUSIVE_PROCESS; else ""."""
+    if not any("busy or unavailable" in row.get("why", "") for row in proof["paths"].values()):
+        return ""
+    why = "this run holds the GPU, whose compute mode, EXCLUSIVE_PROCESS, lets no other process in"
+    return f"{why}; `python -m brigade.kernels RECIPE` before a run makes the proof and keeps it"
 
 
 def asked_for(settings: Settings) -> list[str]:

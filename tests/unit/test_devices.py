@@ -10,6 +10,8 @@ import torch
 
 from brigade.check.checks import NotHere
 from brigade.check.run import STOP
+from brigade.hosts import host_facts
+from brigade.kernels import auto
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import devices
@@ -200,6 +202,26 @@ def test_two_ranks_that_see_the_same_gpu_are_refused(monkeypatch, capsys, own, t
         preflight.check_gpus_differ(world(1))
     said = capsys.readouterr().err
     assert ended.value.code == 2 and told in said and "GPU-a" in said and "--gpus-per-task" in said
+
+
+def test_gpus_of_amd_are_counted_by_their_kernel_driver(monkeypatch, tmp_path):
+    """A host without nvidia-smi was taken for one without GPUs. KFD lists CPUs too, with the number 0."""
+    monkeypatch.setattr(host_facts, "KFD", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host_facts, "_version", lambda package: "2.13.0+rocm7.1")
+    assert host_facts.gpus() == 0
+    for node, number in enumerate(("0", "51140", "4719", "")):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "gpu_id").write_text(f"{number}\n")
+    assert host_facts.gpus() == 2
+    monkeypatch.setattr(host_facts, "_version", lambda package: "2.13.0+cpu")
+    assert host_facts.gpus() == 0, "torch does not see them"
+
+
+def test_a_gpu_that_no_second_process_gets_is_named_as_the_reason_that_nothing_is_proven():
+    why = "the process that tries it does not start: RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert "EXCLUSIVE_PROCESS" in auto._held({"paths": {"sdpa": {"status": "failed", "why": why}, "eager": {}}})
+    assert auto._held({"paths": {"sdpa": {"status": "failed", "why": "no answer within 8 s"}}}) == ""
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
