@@ -17,7 +17,7 @@ from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
 from brigade.train.loop.trainer import Trainer
 
-STEP = 4  # whose checkpoint it is: the second, which goes through memory
+STEP = 4  # whose checkpoint it is: the second
 
 
 def die(*_: Any) -> None:

@@ -61,7 +61,7 @@ def test_a_checkpoint_says_what_it_holds_and_older_ones_go(undisturbed):
     assert 0 < before["tokens"] < record["tokens"] and record["run"]["run"]["data"] == before["run"]["run"]["data"]
     saved = [entry for entry in events.read(undisturbed) if entry["event"] == "checkpoint"]
     assert [entry["step"] for entry in saved] == [2, 4, 6]
-    assert [entry["through"] for entry in saved] == ["disk", "memory", "memory"]
+    assert [entry["through"] for entry in saved] == ["memory", "memory", "memory"]
     assert saved[-1]["bytes"] == sum(manifest.sizes(record).values())
 
 

@@ -103,3 +103,19 @@ def test_a_directory_that_a_file_system_does_not_show_costs_an_event_and_not_the
     events.add(run.directory, "step", step=4)
     monkeypatch.undo()
     assert not (run.directory / events.FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("expected", "room", "first"), [(100, 1000, "memory"), (1001, 1000, "disk"), (0, 1000, "disk"), (100, 0, "disk")]
+)
+def test_the_first_checkpoint_goes_through_memory_too_where_its_size_has_a_bound(
+    run, monkeypatch, expected, room, first
+):
+    monkeypatch.setattr(RECIPE.training, "async_save", True)
+    monkeypatch.setattr(saving.memory_stage, "room", lambda: room)
+    checkpoints = saving.Saving(run, expected)
+    for step in (2, 4):
+        checkpoints.save(step, write, {}, None)
+    checkpoints.wait()
+    through = [entry["through"] for entry in events.read(run.directory) if entry["event"] == "checkpoint"]
+    assert through == [first, "memory" if room else "disk"]

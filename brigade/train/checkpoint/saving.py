@@ -60,7 +60,8 @@ class _Job:
 class Saving:
     """Saves the checkpoints of one run. blocked: seconds for which the last save() held this rank up"""
 
-    def __init__(self, run: runs.Run) -> None:
+    def __init__(self, run: runs.Run, expected: int = 0) -> None:
+        """expected: the most bytes that the first checkpoint may have on a host; 0: nobody knows"""
         self.run, self.world, self.blocked = run, run.world, 0.0
         given = ranks.gather((secrets.token_hex(8), run.world.host))
         self.name = f"{given[0][0]}-{run.world.host}"
@@ -69,7 +70,7 @@ class Saving:
         self.closers = (
             [0] if run.shared else list({host: rank for rank, (_, host) in reversed([*enumerate(given)])}.values())
         )
-        self._on_host = 0  # bytes of the last checkpoint on this host
+        self._on_host = expected  # then the bytes of the last checkpoint on this host
         self._memory: Path | None = None
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None
@@ -141,7 +142,7 @@ class Saving:
 
     def _stage(self, step: int) -> tuple[Path, bool]:
         """(this host's directory to write into, whether it is in memory). It is if all hosts have room for as much as the last
-        checkpoint took. Nobody knows the size of the first one."""
+        checkpoint took, and before the first one for as much as it may take."""
         wanted = self.run.settings.recipe.training.async_save and self._on_host > 0
         fits = all(ranks.gather(bool(wanted) and self._on_host <= memory_stage.room()))
         if fits and self._memory is None:

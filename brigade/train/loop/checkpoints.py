@@ -23,8 +23,9 @@ class Checkpoints(Feature):
     saving: from the first checkpoint on
     """
 
-    def __init__(self, trainer: "Trainer") -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: "Trainer", most_on_host: int) -> None:
+        """most_on_host: bytes of a checkpoint that a host may have to write"""
+        self.trainer, self._most_on_host = trainer, most_on_host
         self.saving: Saving | None = None
         self._state_file = StateFile()
 
@@ -56,7 +57,7 @@ class Checkpoints(Feature):
         trainer = self.trainer
         bad_steps.check_weights(trainer)
         if self.saving is None:
-            self.saving = Saving(trainer.run)
+            self.saving = Saving(trainer.run, self._most_on_host)
         best = trainer.state.best_model_checkpoint
         place = self._place_in_run()
         self.saving.save(trainer.state.global_step, self._write, place, Path(best) if best else None)

@@ -106,7 +106,7 @@ class Trainer(EvaluatingTrainer):
         )
         if run.world.size > 1:
             self.meter.slow = SlowRanks(run)
-        self.nonfinite, self.checkpoints = nonfinite.NonFinite(self), Checkpoints(self)
+        self.nonfinite, self.checkpoints = nonfinite.NonFinite(self), Checkpoints(self, int(4 * total + states))
         self.stopping, self.replica = Stopping(run, self.meter), replica_of(self)
         self._attach(experts, run.offers.callbacks(run, self.meter, model.config, trained))
 
