@@ -18,6 +18,7 @@ def install() -> None:
     library.impl("_flash_attention_backward", backward, "CUDA")
 
 
+@torch.autocast("cuda", enabled=False)
 def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _key_starts: Any, _longest_query: int,
     _longest_key: int, dropout: float, causal: bool, _debug: bool = False, *, scale: float | None = None,
@@ -33,6 +34,7 @@ def forward(
     return torch.cat(parts).to(q.dtype), log_sum_exp, seed, seed, q.new_zeros(0)
 
 
+@torch.autocast("cuda", enabled=False)
 def backward(
     gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _out: Any, _log_sum_exp: Any,
     starts: torch.Tensor, _key_starts: Any, _longest_query: int, _longest_key: int, dropout: float, causal: bool,

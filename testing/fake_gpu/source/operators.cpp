@@ -4,7 +4,11 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -140,6 +144,24 @@ Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntA
 }
 
 void record_stream(Tensor&, c10::Stream) {}  // memory is released when nobody holds it, and by then nobody reads it
+
+// CUDA's kernels take half precision and return fp32, which the CPU's refuse.
+Tensor softmax(const Tensor& self, int64_t dim, bool half_to_float) {
+  auto cpu = half_to_float ? on_cpu(self).to(at::kFloat) : on_cpu(self);
+  return on_device(at::_softmax(cpu, dim, false), self.device());
+}
+Tensor softmax_backward(const Tensor& gradient, const Tensor& output, int64_t dim, at::ScalarType dtype) {
+  auto result = at::_softmax_backward_data(on_cpu(gradient), on_cpu(output), dim, output.scalar_type());
+  return on_device(result.to(dtype), output.device());
+}
+Tensor log_softmax(const Tensor& self, int64_t dim, bool half_to_float) {
+  auto cpu = half_to_float ? on_cpu(self).to(at::kFloat) : on_cpu(self);
+  return on_device(at::_log_softmax(cpu, dim, false), self.device());
+}
+Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_t dim, at::ScalarType dtype) {
+  auto result = at::_log_softmax_backward_data(on_cpu(gradient), on_cpu(output), dim, output.scalar_type());
+  return on_device(result.to(dtype), output.device());
+}
 
 // SDPBackend::math: the one that is made of other operators.
 int64_t sdpa_backend(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
@@ -283,6 +305,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_reshape_alias", reshape_alias);
   library.impl("unfold", at::native::unfold);
   library.impl("record_stream", record_stream);
+  library.impl("_softmax", softmax);
+  library.impl("_softmax_backward_data", softmax_backward);
+  library.impl("_log_softmax", log_softmax);
+  library.impl("_log_softmax_backward_data", log_softmax_backward);
   library.impl("_fused_sdp_choice", sdpa_backend);
 }
 

@@ -1,0 +1,86 @@
+"""What a test asks of the fake GPU, in processes that find it: python -m testing.fake_gpu_proof [PORT RANK DEVICE]."""
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+
+def error_of(call: Any) -> str:
+    """Return what a call raises; an empty text if it raises nothing."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def operators() -> None:
+    from testing.fake_gpu.native import native
+
+    assert torch.cuda.device_count() == 2 and torch.cuda.is_available()
+    on_0, on_1 = torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:1", requires_grad=True)
+    assert "all tensors to be on the same device" in error_of(lambda: on_0 @ torch.ones(4))
+    assert "all tensors to be on the same device" in error_of(lambda: on_0 @ on_1)
+    assert "invalid device ordinal" in error_of(lambda: torch.ones(1, device="cuda:2"))
+    (on_1 * 3).sum().backward()
+    assert on_1.grad is not None and on_1.grad.device.index == 1 and on_1.grad.tolist() == [3, 3, 3, 3]
+
+    half = torch.randn(3, 5).half()
+    softmax = torch.softmax(half.to("cuda"), -1, dtype=torch.float32)
+    assert torch.equal(softmax.cpu(), torch.softmax(half.float(), -1))
+
+    native.reset_counts()
+    on_0.to("cpu"), on_0.sum().item(), on_0[on_0 > 0]
+    pinned = torch.empty(4, pin_memory=True)
+    assert pinned.is_pinned() and not torch.empty(4).is_pinned()
+    pinned.copy_(on_0, non_blocking=True), on_0.copy_(pinned, non_blocking=True)  # no wait
+    torch.empty(4).copy_(on_0, non_blocking=True)
+    counts = native.counts()
+    assert counts["wait: copy to host"] == counts["wait: item"] == 1, counts
+    assert counts["wait: copy to host memory that is not pinned"] == 1 and sum("mask" in name for name in counts) == 1
+
+
+def attention() -> None:
+    """Flash attention of two sequences, with grouped heads, against scaled dot products on the CPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    torch.manual_seed(0)
+    on_cpu = [torch.randn(7, heads, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+    q, k, v = on_gpu = [each.detach().to("cuda").requires_grad_() for each in on_cpu]
+    starts = torch.tensor([0, 3, 7], dtype=torch.int32, device="cuda")
+    out = varlen_attn(q, k, v, starts, starts, 4, 4, window_size=(-1, 0), enable_gqa=True)
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(each[a:b].transpose(0, 1).float() for each in on_cpu), is_causal=True, enable_gqa=True
+        ).transpose(0, 1)
+        for a, b in ((0, 3), (3, 7))
+    ]
+    torch.testing.assert_close(out.cpu().float(), torch.cat(parts), rtol=0.02, atol=0.02)
+    weights = torch.randn(7, 4, 8)
+    (out.float() * weights.to("cuda")).sum().backward()
+    (torch.cat(parts) * weights).sum().backward()
+    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=0.05, atol=0.05)
+
+
+def collectives(port: int, rank: int, device: int) -> None:
+    """Print what NCCL makes of a sum on this rank's device; CPU tensors are refused before."""
+    import torch.distributed as dist
+
+    torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=120))
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=2)
+    assert "No backend type associated with device type cpu" in error_of(lambda: dist.all_reduce(torch.ones(1)))
+    values = torch.full((3,), 1.0 + rank, device="cuda")
+    print(error_of(lambda: dist.all_reduce(values)) or values.tolist(), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        collectives(*map(int, sys.argv[1:]))
+    else:
+        operators()
+        attention()
