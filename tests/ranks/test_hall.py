@@ -68,7 +68,10 @@ def test_the_hall_trains_without_any_other_room(launcher, hall, whole, tmp_path)
     program, *words = (str(free_port()) if word == "PORT" else word for word in LAUNCHERS[launcher])
     command = [str(BIN / program), *words, *SHORT, "--output_dir", str(tmp_path / "run")]
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPROFILEIMPORTTIME": "1"} if launcher == "python" else {}
     done = subprocess.run(command, cwd=hall, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert len(whole) == 4 and losses(tmp_path / "run") == pytest.approx(whole, rel=1e-5)
     assert (tmp_path / "run" / "model.safetensors").is_file()
+    if launcher == "python":  # torch's compiler takes each rank a second, and this run compiles nothing
+        assert " torch" in done.stderr and "torch._inductor.compile_fx" not in done.stderr
