@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from ..upstream import foreach
+
 
 @torch.no_grad()  # to_local() then hands out what is there
 def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | None = None) -> torch.Tensor:
@@ -26,7 +28,7 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
     total = torch.zeros((), dtype=torch.float64, device=next(iter(layouts), (device,))[0])
     for (of, layout), parts in layouts.items():
         # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
-        norms = torch._foreach_norm(parts, 2, torch.float64 if of.type == "cpu" else torch.float32)
+        norms = foreach.norms(parts, torch.float64 if of.type == "cpu" else torch.float32)
         square = torch.stack(norms).double().square().sum()
         if layout is not None:
             mesh, placements = layout
@@ -59,4 +61,4 @@ def scale_(gradients: Iterable[torch.Tensor | None], norm: torch.Tensor, max_nor
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             alike[local.device, local.dtype].append(local)
     for (device, dtype), parts in alike.items():
-        torch._foreach_mul_(parts, scale.to(device, dtype))
+        foreach.scale_(parts, scale.to(device, dtype))
