@@ -38,6 +38,7 @@ class DDP(Engine):
         }
 
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
+        super().begin(trainer, checkpoint, steps)
         if self.training.ddp_comm_hook != "none":
             self.power_sgd = register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
             if self.power_sgd and checkpoint:

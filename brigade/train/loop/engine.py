@@ -22,6 +22,7 @@ from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
+from ..upstream.trainer import clear_only
 from . import resharding
 from .gradient_clipping import clip_
 
@@ -88,6 +89,7 @@ class Engine:
 
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         """Once the model has its weights, before the first of so many steps."""
+        clear_only(trainer.model_wrapped, trainer.parameters)
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
         """Count the parameters of the whole model, whatever part of it this rank has."""
@@ -108,7 +110,7 @@ class Engine:
     def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
         """Clip gradients, and return their norm before; it stays on the device, for only logging waits for it."""
         trainer.accelerator.unscale_gradients()
-        return clip_(model.parameters(), max_norm)
+        return clip_(trainer.parameters, max_norm)
 
     def drop_step(self, trainer: "Trainer") -> None:
         """Leave the optimizer's step out: without gradients it has nothing to do, and changes no state."""

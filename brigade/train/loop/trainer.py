@@ -54,6 +54,7 @@ class Trainer(EvaluatingTrainer):
 
     place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
     tokens_before: of this run, when the checkpoint that it continues from was written
+    parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
     """
 
     def __init__(
@@ -169,6 +170,8 @@ class Trainer(EvaluatingTrainer):
             resharding.reshard(self, checkpoint)
         if checkpoint:
             upstream.take_rates_of(self.lr_scheduler)
+        self.parameters = list(self.model.parameters())
+        self.model_wrapped.train()  # all modules: from_pretrained leaves them in eval mode, and a wrapper's own mode hides it
         self.engine.begin(self, checkpoint, steps)
         for feature in self.features:
             feature.begin(checkpoint)
@@ -228,7 +231,7 @@ class Trainer(EvaluatingTrainer):
         self.engine.before_micro_step(self, model)
         for feature in self.features:
             feature.before_micro_batch(inputs)
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = self.forward_and_backward(model, inputs, num_items_in_batch)
         for feature in self.features:
             feature.after_micro_batch(loss)
         heartbeat.enter(heartbeat.OPTIMIZER)  # under DeepSpeed it was a part of the backward pass

@@ -1,5 +1,5 @@
-"""Functions over many tensors at once, which torch's own clipping calls (torch/nn/utils/clip_grad.py): one call of Python for all of
-them, and on a GPU few kernels."""
+"""Functions over many tensors at once, which torch's own clipping calls (torch/nn/utils/clip_grad.py): a single call of Python,
+and on a GPU few kernels."""
 
 import torch
 

@@ -19,6 +19,8 @@ from . import any_layer_kinds
 class HookedTrainer(transformers.Trainer):
     """Transformers' Trainer, which tells ours when it prepares a run, has gradients, and wants a checkpoint."""
 
+    counted: int | None = None  # that floating_point_ops counts
+
     @abstractmethod
     def before_wrapping(self, checkpoint: Path | None) -> None:
         """Prepare what must be ready before the model is wrapped. The state is the checkpoint's."""
@@ -74,9 +76,43 @@ class HookedTrainer(transformers.Trainer):
         """The norm that DeepSpeed has measured, and clipped by (line 2781)."""
         return super()._get_grad_norm(model)
 
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
+        """Those of a micro-batch, for total_flos (line 4216). Transformers walks through the whole model for its number of
+        parameters, in each micro-step (modeling_utils.py, line 914)."""
+        if not hasattr(self.model, "floating_point_ops"):
+            return 0
+        if self.counted is None:
+            self.counted = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * self.model.estimate_tokens(inputs) * self.counted
+
+    def forward_and_backward(
+        self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any
+    ) -> torch.Tensor:
+        """Return the loss of a micro-batch, whose gradients are there then.
+
+        It is what training_step (line 2043) does for our engines and optimizers, but for its walk through all modules, in each
+        micro-step, to tell them that they train.
+        """
+        if not (model.training and self.model.training):
+            model.train()
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, self.to_device(inputs), num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
+        return loss.detach()
+
     def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A micro-batch as the model takes it (line 2379: _prepare_inputs)."""
         return self._prepare_inputs(inputs)
+
+
+def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
+    """Let model.zero_grad() clear these parameters' gradients, and not look for them in all modules (line 1944)."""
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    model.zero_grad = zero_grad
 
 
 class ResumedTensorBoard(TensorBoardCallback):
