@@ -24,21 +24,27 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import fake_gpu
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 GRACE = 10  # seconds from SIGTERM to SIGKILL, for the ranks that are left when one has failed
 # Not among the ports that the kernel hands out (from 32768 on): nobody takes one between its choice and its use.
 PORTS = range(20000, 30000)
-_server: subprocess.Popen[str] | None = None
+MOST_GPUS = 8  # that a server is started with; each rank then finds as many as there are ranks
+_servers: dict[bool, subprocess.Popen[str]] = {}  # without fake GPUs, and with them
 
 
-def run_ranks(module: str, *arguments: str, ranks: int, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_ranks(
+    module: str, *arguments: str, ranks: int, timeout: float, gpus: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m module arguments` on `ranks` ranks, one thread each; returns exit code and output.
 
     As under torchrun a rank that fails ends the others, and its exit code is that of all. After `timeout` seconds all are killed.
+    gpus: on a fake GPU for each rank (testing/fake_gpu/)
     """
-    global _server
-    if _server is None or _server.poll() is not None:
-        _server = _start()
+    server = _servers.get(gpus)
+    if server is None or server.poll() is not None:
+        server = _servers[gpus] = _start(gpus)
     with tempfile.TemporaryDirectory() as folder:
         job = {
             "module": module,
@@ -46,19 +52,21 @@ def run_ranks(module: str, *arguments: str, ranks: int, timeout: float) -> subpr
             "ranks": ranks,
             "timeout": timeout,
             "folder": folder,
-            "environment": dict(os.environ),
+            "environment": os.environ | (fake_gpu.environment(ranks) if gpus else {}),
+            "gpus": gpus,
         }
-        assert _server.stdin and _server.stdout
-        print(json.dumps(job), file=_server.stdin, flush=True)
-        answer = _server.stdout.readline()
+        assert server.stdin and server.stdout
+        print(json.dumps(job), file=server.stdin, flush=True)
+        answer = server.stdout.readline()
         if not answer:
             raise RuntimeError("the process that forks ranks has ended")
         out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
     return subprocess.CompletedProcess([module, *arguments], json.loads(answer)["code"], out, err)
 
 
-def _start() -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+def _start(gpus: bool) -> subprocess.Popen[str]:
+    found = fake_gpu.environment(MOST_GPUS) if gpus else {}
+    environment = os.environ | found | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     server = subprocess.Popen(
         [sys.executable, "-m", "testing.ranks"],
         cwd=REPOSITORY,
@@ -176,6 +184,10 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
             MASTER_PORT=str(port),
             TORCHELASTIC_RUN_ID="none",
         )
+        if job["gpus"]:
+            from .fake_gpu.native import native
+
+            native.set_device_count(size)
         sys.argv = [job["module"], *job["arguments"]]
         runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
         code = 0

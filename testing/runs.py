@@ -105,7 +105,12 @@ def write_model(folder: Path, name: str) -> Path:
 
 
 def run_cases(
-    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800, steps: int = STEPS
+    ranks: int,
+    cases: list[dict[str, Any]],
+    folder: Path,
+    timeout: float = 1800,
+    steps: int = STEPS,
+    gpus: bool = False,
 ) -> dict[str, Any]:
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
     of experts "expert_balance", too.
@@ -115,6 +120,7 @@ def run_cases(
     one with "stops" dies after each of these steps, with a checkpoint, and goes on;
     one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one with "saves_to" calls the
     Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host.
+    gpus: as run_ranks has it
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder, steps)
@@ -123,7 +129,7 @@ def run_cases(
             named = str(write_model(folder / model, model))
             case["flags"] = [*case["flags"], "--model_name_or_path", named, "--from_scratch", "false"]
         case["flags"] = [*shared, *case["flags"], "--output_dir", str(folder / "outputs" / case["name"])]
-    found, done = run_all(ranks, cases, folder, timeout)
+    found, done = run_all(ranks, cases, folder, timeout, gpus=gpus)
     for case in cases:
         if case["name"] not in found:
             said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -136,7 +142,12 @@ def run_cases(
 
 
 def run_all(
-    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float, longest_answer: int | None = None
+    ranks: int,
+    cases: list[dict[str, Any]],
+    folder: Path,
+    timeout: float,
+    longest_answer: int | None = None,
+    gpus: bool = False,
 ) -> Any:
     """Run train.main with the "flags" of each case in the directory `folder`, all in one group of ranks.
 
@@ -145,7 +156,7 @@ def run_all(
     """
     job = folder / f"job-{ranks}.json"
     job.write_text(json.dumps({"folder": str(folder), "longest_answer": longest_answer, "cases": cases}))
-    done = run_ranks("testing.runs", str(job), ranks=ranks, timeout=timeout)
+    done = run_ranks("testing.runs", str(job), ranks=ranks, timeout=timeout, gpus=gpus)
     files = {case["name"]: folder / f"{case['name']}.result.json" for case in cases}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}, done
 
