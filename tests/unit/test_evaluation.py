@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 from brigade.errors import UserError
 from brigade.train.loop import progress, sample_answers
 from brigade.train.loop.early_stopping import EarlyStopping
+from brigade.train.loop.evaluation import forget_other_samples
 from brigade.train.recipe import flags
 from brigade.train.run import best_checkpoint
 
@@ -114,6 +115,21 @@ def test_early_stopping_goes_on_counting_after_a_resume():
     control = SimpleNamespace(should_training_stop=False)
     resumed.on_epoch_begin(None, None, control)  # it died after the checkpoint with which it stopped
     assert control.should_training_stop
+
+
+@pytest.mark.parametrize(("logged", "evaluated"), [({"eval_samples": 20}, 5), ({}, 5), ({"eval_samples": 5}, 20)])
+def test_a_best_loss_of_other_samples_is_forgotten(logged, evaluated, capsys):
+    stopping = EarlyStopping(2)
+    stopping.best, stopping.without = 2.5, 1
+    state = SimpleNamespace(log_history=[{"eval_loss": 2.5} | logged, {"loss": 1.0}], is_world_process_zero=True)
+    state.best_metric, state.best_model_checkpoint, state.best_global_step = 2.5, "o/checkpoint-1", 1
+    same = logged.get("eval_samples", 20)
+    forget_other_samples(state, [stopping], same, 20)
+    assert (state.best_metric, stopping.best, stopping.without, capsys.readouterr().out) == (2.5, 2.5, 1, "")
+    forget_other_samples(state, [stopping], evaluated, 20)
+    assert (state.best_metric, state.best_model_checkpoint, state.best_global_step) == (None, None, None)
+    assert (stopping.best, stopping.without) == (math.inf, 0)
+    assert f"of {evaluated} samples from here on, and were of {same}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

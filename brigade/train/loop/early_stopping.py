@@ -18,6 +18,10 @@ class EarlyStopping(TrainerCallback, ExportableState):
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as before the first evaluation."""
         self.best, self.without = math.inf, 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..data.collate import on_device
 from ..data.sampling import Loader
@@ -15,6 +16,7 @@ from ..distributed import heartbeat, ranks
 from ..run.directory import Run
 from ..upstream.trainer import HookedTrainer
 from . import sample_answers
+from .early_stopping import EarlyStopping
 from .engine import Engine
 from .throughput import Meter
 
@@ -45,11 +47,15 @@ class EvaluatingTrainer(HookedTrainer):
         """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
         with heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.at_rest():
             metrics = self.held_out()
+            forget_other_samples(self.state, self.callback_handler.callbacks, metrics["eval_samples"], self._stored())
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             if self.state.global_step and self.run.settings.recipe.training.eval_answers:
                 sample_answers.ask(self)
         return metrics
+
+    def _stored(self) -> int:
+        return sum(samples.stored for samples in self.eval_dataset.values())
 
     def held_out(self) -> dict[str, float]:
         """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
@@ -109,12 +115,10 @@ class EvaluatingTrainer(HookedTrainer):
             metrics, then = self.held_out(), self.state.best_metric
             loss, best = metrics["eval_loss"], self.state.best_global_step
             evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry and entry["step"] == best]
-            same = (
-                evaluations and evaluations[-1].get("eval_samples") == metrics["eval_samples"]
-            )  # since it was resumed
-            if same and not math.isclose(
-                loss, then, rel_tol=CLOSE
-            ):  # Transformers only warns when it finds no file to load
+            # A run that was resumed with another max_eval_samples has nothing to compare with.
+            same = evaluations and evaluations[-1].get("eval_samples", self._stored()) == metrics["eval_samples"]
+            # Transformers only warns when it finds no file to load.
+            if same and not math.isclose(loss, then, rel_tol=CLOSE):
                 raise RuntimeError(
                     f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
                     f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?"
@@ -124,3 +128,22 @@ class EvaluatingTrainer(HookedTrainer):
         if not evaluations or evaluations[-1]["step"] != self.state.global_step:
             return self.evaluate()["eval_loss"]
         return evaluations[-1]["eval_loss"]
+
+
+def forget_other_samples(state: Any, callbacks: list[Any], evaluated: float, stored: int) -> None:
+    """Forget the best held-out loss where it is of other samples: a run may go on with another max_eval_samples than before.
+
+    evaluated: how many samples the next loss is of; stored: how many are held out, all of which earlier versions evaluated
+    """
+    before = next((entry for entry in reversed(state.log_history) if "eval_loss" in entry), None)
+    if before is None or before.get("eval_samples", stored) == evaluated:
+        return
+    state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping):
+            callback.forget()
+    if state.is_world_process_zero:
+        tqdm.write(
+            f"Held-out losses are of {evaluated:,} samples from here on, and were of {before.get('eval_samples', stored):,}: "
+            "the best one is looked for anew (max_eval_samples)."
+        )

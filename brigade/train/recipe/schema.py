@@ -149,8 +149,8 @@ class DataSection(Source):
     max_train_samples: Positive | None = None
     """Train on at most so many, from all sources together."""
     max_eval_samples: Positive | Literal["auto"] | None = "auto"
-    """Hold out at most so many from each source. auto: of held-out samples that the recipe neither names nor gives a share, 2000
-    are evaluated, spread evenly. null: all."""
+    """Hold out at most so many from each source. auto: 2000 of the held-out samples are evaluated, spread evenly, where the
+    recipe names none and validation_split has its default. null: all."""
 
     @property
     def most_held_out(self) -> int | None:
