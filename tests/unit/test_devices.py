@@ -1,5 +1,6 @@
 """Drivers that are too old for torch, GPUs that it does not see, and which of them is a rank's."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -84,6 +85,8 @@ def test_gpus_that_torch_does_not_see_are_refused_with_the_reason(host, mistake,
         ("CUDA_VISIBLE_DEVICES", "-1"),
         ("DS_ACCELERATOR", "cpu"),
         ("ACCELERATE_USE_CPU", "true"),
+        ("ACCELERATE_USE_CPU", "Yes"),
+        ("ACCELERATE_USE_CPU", "on"),
     ],
 )
 def test_who_asks_for_a_cpu_gets_one(host, monkeypatch, name, value):
@@ -111,6 +114,29 @@ def test_where_nvml_fails_the_device_nodes_count(host, mistake, monkeypatch, tmp
     monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("Error 803")))
     message = mistake(devices.check, world())
     assert "2 GPUs" in message and "Error 803" in message and "reboot" in message
+
+
+def test_gpus_of_other_jobs_do_not_count(host, mistake, monkeypatch, tmp_path):
+    """A job for CPUs on a GPU node: NVML and /dev list the node's GPUs, and its control group opens none of them."""
+    host("580.65.06", "13.0", others=list(range(8)))
+    assert devices.count_by_driver() == 0
+    devices.check(world())
+    host("580.65.06", "13.0", others=[0, 1], lost=[7])
+    assert devices.count_by_driver() == 6, "a lost GPU is this job's"
+
+    for number in range(3):
+        (tmp_path / f"nvidia{number}").touch()
+    why = {"nvidia0": errno.EPERM, "nvidia1": errno.EIO}
+
+    def opened(node, flags, real=os.open):
+        if node.name in why:
+            raise OSError(why[node.name], "")
+        return real(node, flags)
+
+    monkeypatch.setattr(devices, "NODES", tmp_path)
+    monkeypatch.setattr(devices.os, "open", opened)
+    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None))
+    assert devices.count_by_driver() == 2, "one that answers, and a lost one"
 
 
 def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):

@@ -1,11 +1,13 @@
 """The GPUs of this host: what its driver counts, what torch sees of it, and which one is this rank's."""
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...errors import UserError, first_line
 from ...errors.console import counted
@@ -15,6 +17,7 @@ VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 NODES = Path("/dev")
 # CUDA's major version -> the first driver for all of its minor versions (NVIDIA, "CUDA Compatibility").
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+YES = ("1", "true", "yes", "on", "t", "y")  # as accelerate reads it (utils/environment.py: str_to_bool)
 HIDDEN = ("", "-1", "none", "nodevfiles")  # a first word of CUDA_VISIBLE_DEVICES with which a program sees no GPU
 
 
@@ -31,24 +34,44 @@ def count_by_driver() -> int:
     """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, by the device nodes."""
     count, _ = _asked_of_nvml()
     if count is None:
-        count = sum(os.access(node, os.R_OK | os.W_OK) for node in NODES.glob("nvidia[0-9]*"))
+        count = sum(map(_may_open, NODES.glob("nvidia[0-9]*")))
     return count
 
 
+def _may_open(node: Path) -> bool:
+    """Whether this process may use the GPU. access(2) does not ask the control group of a batch job, only open(2) does."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EIO  # a GPU that is lost: it is this process's, and of no use
+    return True
+
+
 def _asked_of_nvml() -> tuple[int | None, str | None]:
-    """How many GPUs NVML counts, and the driver's version; None for what it does not say."""
+    """How many of the GPUs that NVML counts this process may use, and the driver's version; None for what it does not say."""
     count = version = None
     with suppress(Exception):  # no package, no library, no driver, or one that was updated while it ran
         import pynvml as nvml
 
         nvml.nvmlInit()
         try:
-            count = int(nvml.nvmlDeviceGetCount())
+            count = sum(_has_permission(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
             told = nvml.nvmlSystemGetDriverVersion()
             version = told.decode() if isinstance(told, bytes) else str(told)
         finally:
             nvml.nvmlShutdown()
     return count, version
+
+
+def _has_permission(nvml: Any, number: int) -> bool:
+    """Whether this process may use the GPU. NVML counts also those of others' jobs (nvml.h: nvmlDeviceGetCount_v2)."""
+    try:
+        nvml.nvmlDeviceGetHandleByIndex(number)
+    except nvml.NVMLError_NoPermission:
+        return False
+    except nvml.NVMLError:  # a GPU that is lost, or without power
+        return True
+    return True
 
 
 def too_old(driver: str | None, cuda: str | None) -> tuple[str, str] | None:
@@ -112,7 +135,7 @@ def identity(world: World) -> tuple[str, int, str] | None:
 def wants_cpu(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for a CPU: by DeepSpeed's variable, by Accelerate's, or by hiding all GPUs."""
     first = environment.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip().lower()
-    by_accelerate = environment.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    by_accelerate = environment.get("ACCELERATE_USE_CPU", "").lower() in YES
     return first in HIDDEN or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
 
 

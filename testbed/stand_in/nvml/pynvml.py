@@ -25,6 +25,11 @@ class NVMLError_NotSupported(NVMLError):
         return "Not Supported"
 
 
+class NVMLError_NoPermission(NVMLError):
+    def __str__(self) -> str:
+        return "Insufficient Permissions"
+
+
 class c_nvmlGpuFabricInfoV_t(ctypes.Structure):
     _fields_ = [("state", ctypes.c_uint), ("status", ctypes.c_uint)]
 
@@ -56,6 +61,8 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(number: int) -> SimpleNamespace:
+    if number in _said.get("others", []):  # of another job
+        raise NVMLError_NoPermission
     if number in _said.get("lost", []):
         raise NVMLError("GPU is lost")
     return SimpleNamespace(number=number, said=_said["gpu"] | _said.get("own", {}).get(number, {}))
