@@ -215,19 +215,41 @@ def test_memory_is_taken_in_segments_that_grow_unless_the_user_says_otherwise(pr
     assert "PYTORCH_ALLOC_CONF" not in prepared(0, 0)
 
 
-@pytest.mark.parametrize("own, told", [(("GPU-a", "GPU-b"), ""), (("GPU-a", "GPU-a"), "ranks 0, 1")])
-def test_two_ranks_that_see_the_same_gpu_are_refused(monkeypatch, capsys, own, told):
-    """Both see it as number 0, and NCCL would say "Duplicate GPU detected" in the first collective."""
+@pytest.mark.parametrize(
+    "own, count, says",
+    [
+        (("GPU-a", "GPU-b"), 8, ()),
+        (("GPU-a", "GPU-a"), 8, ("ranks 0, 1 use the same GPU (UUID GPU-a)", "LOCAL_RANK", "--gpus-per-task")),
+        (("GPU-a", "GPU-a"), 1, ("2 ranks on this host, but 1 GPU", "one rank per GPU: --num_gpus, --nproc_per_node")),
+    ],
+)
+def test_two_ranks_with_the_same_gpu_are_refused(monkeypatch, capsys, own, count, says):
+    """NCCL would say "Duplicate GPU detected" in the first collective. count: what the driver counts; they see one"""
     gpus = [("node1", 0, name) for name in own]
+    sees(monkeypatch, 1)
+    monkeypatch.setattr(devices, "count_by_driver", lambda: count)
     monkeypatch.setattr(devices, "identity", lambda world: gpus[0])
     monkeypatch.setattr(preflight.ranks, "gather", lambda value: gpus if value == gpus[0] else [value])
-    if not told:
-        preflight.check_gpus_differ(world(1))
+    two = replace(world(1), local_size=2)
+    if not says:
+        preflight.check_gpus_differ(two)
         return
     with pytest.raises(SystemExit) as ended:
-        preflight.check_gpus_differ(world(1))
+        preflight.check_gpus_differ(two)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and told in said and "GPU-a" in said and "--gpus-per-task" in said
+    assert ended.value.code == 2 and all(word in said for word in says), said
+
+
+def test_a_gpu_on_which_cuda_does_not_start_ends_all_ranks_with_one_message(monkeypatch, capsys):
+    """It is held by another process (EXCLUSIVE_PROCESS) or lost. Out of agreed() the other ranks wait in gather for this one."""
+
+    def busy(world):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    monkeypatch.setattr(devices, "identity", busy)
+    with pytest.raises(SystemExit):
+        preflight.check_gpus_differ(world(1))
+    assert "busy or unavailable" in capsys.readouterr().err
 
 
 def test_gpus_of_amd_are_counted_by_their_kernel_driver(monkeypatch, tmp_path):

@@ -52,9 +52,7 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
 
     gpu = torch.cuda.is_available()
     if gpu and devices.index(world) is None:
-        problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
-        cure = "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
-        raise UserError(f"host {world.host}", problem, cure, "host")
+        raise _too_few_gpus(world)
     for key, problem, cure in _lacking(settings, strategy, gpu):
         raise UserError(settings.place(key), problem, cure, "host")
     if strategy.is_deepspeed:
@@ -63,14 +61,28 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
 
 
 def check_gpus_differ(world: World) -> None:
-    """Raise UserError where two ranks have the same GPU: each sees one, and not one of its own. A collective."""
-    gpus = ranks.gather(devices.identity(world))
+    """Raise UserError where two ranks have the same GPU. A collective."""
+    import torch
+
+    with ranks.agreed(world):  # a GPU that is lost, or held by another process, does not tell
+        own = devices.identity(world)
+    gpus = ranks.gather(own)
     with ranks.agreed(world):
-        same = [rank for rank, gpu in enumerate(gpus) if gpu and gpu == gpus[world.rank]]
-        if len(same) > 1:
-            problem = f"ranks {', '.join(map(str, same))} see one GPU each, and it is the same ({gpus[world.rank][2]})"
-            cure = "give each rank a GPU of its own: srun --gpus-per-task=1, or let all ranks of a host see all of its GPUs"
+        same = [rank for rank, gpu in enumerate(gpus) if gpu and gpu == own]
+        if own and len(same) > 1:
+            if max(devices.count_by_driver(), torch.cuda.device_count()) == 1:
+                raise _too_few_gpus(world)
+            problem = f"ranks {', '.join(map(str, same))} use the same GPU (UUID {own[2] or 'unknown'})"
+            cure = "let all ranks of a host see all of its GPUs, each with its LOCAL_RANK, or one each: srun --gpus-per-task=1"
             raise UserError(f"host {world.host}", problem, cure, "host")
+
+
+def _too_few_gpus(world: World) -> UserError:
+    import torch
+
+    problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
+    cure = "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
+    return UserError(f"host {world.host}", problem, cure, "host")
 
 
 def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mistake]:
