@@ -166,6 +166,8 @@ def _drive(job: Row, results: dict[str, Row], limits: Row, clock: Clock) -> None
             break
         todo = [name for name, row in results.items() if "status" not in row]
         agreed = [name for name, row in results.items() if row.get("status") == PROVEN and may_be_timed(row)]
+        if not todo and not agreed:
+            break
         if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, results, limits["path"], clock):
             break
     for row in results.values():
@@ -212,7 +214,8 @@ def _work(job: Row, results: dict[str, Row], patience: float, clock: Clock) -> b
             except queue.Empty:
                 if not ready:
                     _not_started(results, f"it was not ready within {READY:.0f} s")
-                elif current and left > 0:
+                    return True  # the next one would keep all ranks waiting as long
+                if current and left > 0:
                     _timed_out(results[current], f"no answer within {patience:.0f} s")
                 return left <= 0
             if event is None:

@@ -228,8 +228,16 @@ def test_a_workers_imports_are_no_part_of_a_proofs_seconds(monkeypatch):
     monkeypatch.setattr(prove.queue, "Queue", Events)
     for imports, path, status in ((60, 10, "proven"), (60, 20, "failed"), (200, 1, "failed")):
         script = [(imports, {"ready": True}), (0, {"begin": "varlen"}), (path, proven), (0, {"end": True})]
-        results, clock = {"varlen": {"kind": "attention"}}, prove.Clock(15.0)
+        results, clock, began = {"varlen": {"kind": "attention"}}, prove.Clock(15.0), now[0]
         prove._drive({}, results, {"seconds": 15.0, "path": 30.0, "rounds": 1}, clock)
         assert results["varlen"]["status"] == status, (imports, path)
         assert clock.seconds == (5.0 if status == "proven" else 0.0 if imports == 60 else 15.0)
+        assert now[0] - began <= 180, "one that does not get ready is not started again"
     assert "not ready within 180 s" in results["varlen"]["why"]
+
+
+def test_no_worker_is_started_where_nothing_is_to_be_tried_or_timed(monkeypatch):
+    monkeypatch.setattr(prove.subprocess, "Popen", None)
+    results = {"varlen": {"kind": "attention", "status": "absent"}, "sdpa": {"kind": "attention", "status": "wrong"}}
+    prove._drive({}, results, {"seconds": 15.0, "path": 30.0, "rounds": 1}, prove.Clock(15.0))
+    assert [row["status"] for row in results.values()] == ["absent", "wrong"]
