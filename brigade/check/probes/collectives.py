@@ -18,6 +18,7 @@ SPENT = 0.6  # seconds at most for the repetitions of one payload
 MEET = 90.0  # seconds that ranks wait for each other at first: torch is imported from slow file systems too
 SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, may take then, and more for each rank
 HERE, MET = "here", "met"  # what a rank says before it waits for the others, and then
+GRACE = 5.0  # seconds for a rank to say that it has timed out, and for a process to end that was killed
 STAGES = ("", HERE, MET)
 
 
@@ -55,12 +56,12 @@ def sweep(first: int, ranks: int, limit: float, **how: Any) -> dict[str, Any]:
     """
     alike = How(per_host=ranks, **how)
     if ranks == 1 and alike.backend == "gloo":
-        answers, ended = [_rank(first, 0, alike)], ""
+        answers = [_rank(first, 0, alike)]
+        ended, error = "", answers[0]["error"]
     else:
         workers = [_Worker(first + local, local, alike) for local in range(ranks)]
-        ended = _watch(workers, limit, alike.patience)
+        ended, error = _watch(workers, limit, alike.patience)
         answers = [worker.answer for worker in workers]
-    error = ended or next((answer["error"] for answer in answers if answer["error"]), "")
     slowest = [
         [*rows[0][:2], max(row[2] for row in rows)]
         for rows in zip(*(answer["figures"] for answer in answers), strict=False)
@@ -91,11 +92,12 @@ class _Worker:
         try:
             said = self.pipe.recv()
         except (EOFError, OSError):
-            self.process.join()
-            self.died, code = True, self.process.exitcode or 0
-            self.fail(
-                f"its process {f'was ended by {signal.Signals(-code).name}' if code < 0 else f'ended with code {code}'}"
-            )
+            self.process.join(GRACE)
+            self.died, code = True, self.process.exitcode
+            how = "is ending and does not end" if code is None else f"ended with code {code}"
+            if code is not None and code < 0:
+                how = f"was ended by {signal.Signals(-code).name}"
+            self.fail(f"its process {how}")
             return False
         if isinstance(said, str):
             self.stage, self.met = said, time.monotonic() if said == MET else self.met
@@ -109,14 +111,16 @@ class _Worker:
         self.answer["error"] = f"{self.name}: {problem}"
 
 
-def _watch(workers: list[_Worker], limit: float, patience: float) -> str:
-    """Wait until all have answered, died, or had their time. Return which died or hung, and so ended the others, or "".
+def _watch(workers: list[_Worker], limit: float, patience: float) -> tuple[str, str]:
+    """Wait until all have answered, died, or had their time. Return which died or hung, and so ended the others, or ""; and
+    that, else what the first that failed said, or "".
 
     A rank that dies or hangs ends the others by the time-outs of gloo and NCCL, which may end their processes too. So the first
     death counts if it came before any time-out; after one, the rank that still runs. Once one has failed, the others have
-    `patience` and 5 seconds to find out.
+    `patience` and GRACE seconds to find out. A process that the kernel does not let go (a GPU fell off the bus) is left behind.
     """
     end, running, first = time.monotonic() + limit, {worker.pipe: worker for worker in workers}, None
+    early, problem = False, f"it did not end within {limit:.0f} s"
     while running and (left := end - time.monotonic()) > 0:
         ready = wait(list(running), timeout=left)
         for pipe in [pipe for pipe in running if pipe in ready]:
@@ -126,17 +130,22 @@ def _watch(workers: list[_Worker], limit: float, patience: float) -> str:
             del running[pipe]
             if worker.answer["error"] and first is None:
                 first, early = worker, time.monotonic() < worker.met + 0.9 * patience
-                end = min(end, time.monotonic() + patience + 5)
+                end = min(end, time.monotonic() + patience + GRACE)
+                problem = f"it still ran {max(0.0, end - time.monotonic()):.0f} s after {worker.name} had failed"
     for worker in workers:
         worker.process.kill()  # those that have answered too: NCCL's destructors may hang
-        worker.process.join()
+    killed = time.monotonic()
+    for worker in workers:
+        worker.process.join(max(0.0, killed + GRACE - time.monotonic()))
     for worker in running.values():
-        worker.fail(f"it did not end within {limit:.0f} s")
+        worker.fail(problem)
     if first is not None and early:
-        return first.answer["error"] if first.died else ""
+        return first.answer["error"] if first.died else "", first.answer["error"]
     latest = max((STAGES.index(worker.stage) for worker in workers), default=0)
     late = [worker for worker in running.values() if first is not None or STAGES.index(worker.stage) < latest]
-    return "; ".join(worker.answer["error"] for worker in late)
+    ended = "; ".join(worker.answer["error"] for worker in late)
+    failed = running.values() if first is None else [first]
+    return ended, ended or next((worker.answer["error"] for worker in failed), "")
 
 
 def _tell_rank(pipe: Connection, rank: int, local: int, how: How) -> None:
