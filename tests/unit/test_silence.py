@@ -227,11 +227,12 @@ def test_a_hang_is_found_also_where_the_flight_recorder_fails(tmp_path, monkeypa
 
 def test_the_watch_looks_from_its_ranks_own_device(tmp_path, monkeypatch):
     """NCCL's records ask a device, and a thread begins with the first one: there each rank would take memory."""
-    taken, cuda = [], watch_thread.process_group.torch.cuda
+    taken, cuda = [], watch_thread.torch.cuda
     monkeypatch.setattr(cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(cuda, "current_device", lambda: 3)
     monkeypatch.setattr(cuda, "set_device", lambda device: taken.append((device, threading.current_thread().name)))
-    watch = watching(tmp_path, World(3, 3, 4, 4, "node1", "torchrun"), monkeypatch)
+    # Its replica has ranks 2 and 3 of the host: there it is number 1.
+    watch = watching(tmp_path, World(3, 3, 4, 4, "node1", "torchrun").part(2), monkeypatch)
     watch.start()
     watch.end()
     assert taken == [(3, "watch")]

@@ -24,11 +24,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ...errors.console import counted
 from .. import files
-from ..distributed import hang_verdict, heartbeat, process_group, ranks, supervised, tell
+from ..distributed import hang_verdict, heartbeat, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
 from ..run import events
 from ..run.directory import Run
@@ -82,14 +83,17 @@ class Watch(threading.Thread):
         self.beside: dict[int, int] = {}  # process of each rank of this host, where they watch over each other
         self.stopped_looks = 0  # since a rank beside this one was stopped
         self.told: set[int] = set()  # phases whose limit was said
+        # This rank's GPU, which the main thread has taken; a replica's world does not give its number on the host.
+        self.device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def end(self) -> None:
         self.ended.set()
         self.join(timeout=2 * LOOK)
 
     def run(self) -> None:
-        with suppress(Exception):  # of this rank: NCCL's records ask a device, and a thread begins with the first one
-            process_group.take_device(self.world)
+        if self.device is not None:  # NCCL's records ask a device, and a thread begins with the first one
+            with suppress(Exception):
+                torch.cuda.set_device(self.device)
         while not self.ended.wait(LOOK):
             with suppress(Exception):  # who watches a run must not be what ends it
                 self.look()
