@@ -215,6 +215,15 @@ def test_memory_is_taken_in_segments_that_grow_unless_the_user_says_otherwise(pr
     assert "PYTORCH_ALLOC_CONF" not in prepared(0, 0)
 
 
+def test_memory_stays_in_blocks_where_segments_cannot_grow(prepared, monkeypatch, tmp_path):
+    (kernel := tmp_path / "osrelease").write_text("5.15.167.4-microsoft-standard-WSL2\n")
+    with monkeypatch.context() as here:
+        here.setattr(loop_environment, "KERNEL", kernel)
+        assert "PYTORCH_ALLOC_CONF" not in prepared(0, 4)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert "PYTORCH_ALLOC_CONF" not in prepared(0, 4)
+
+
 @pytest.mark.parametrize(
     "own, count, says",
     [

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .. import upstream
@@ -16,6 +17,7 @@ from . import rank_marks
 DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both alike (runtime/engine.py:1960)
 # Of torch's allocator; read at its first use (c10/cuda/CUDAAllocatorConfig.h:136). The first is for all kinds of devices.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+KERNEL = Path("/proc/sys/kernel/osrelease")  # 5.15.167.4-microsoft-standard-WSL2 for instance
 
 # How lines and warnings begin that tell a user nothing, at these versions.
 NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
@@ -61,11 +63,22 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         if device != world.local_rank:
             os.environ[OWN_NUMBER] = str(world.local_rank)
             os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
-        if not any(name in os.environ for name in ALLOCATOR):
+        if not any(name in os.environ for name in ALLOCATOR) and _has_segments_that_grow():
             os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)
+
+
+def _has_segments_that_grow() -> bool:
+    """Whether memory can be mapped into a segment that is there: not in WSL2, where the first allocation fails under drivers
+    before 615 (pytorch#192330), and not under ROCm, where nobody has tried it here."""
+    import torch
+
+    with suppress(OSError):
+        if "microsoft" in KERNEL.read_text().lower():
+            return False
+    return torch.version.hip is None
 
 
 def clear_accelerate_variables() -> None:
