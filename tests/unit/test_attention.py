@@ -58,6 +58,23 @@ def test_auto_on_a_gpu(family, flash):
     assert implementation == "sdpa" and "bf16" in why
 
 
+@pytest.mark.parametrize(
+    "family, values, expected",
+    [
+        ("deepseek_v3", {}, "sdpa"),  # queries of 192, values of 128; head_dim says 64
+        ("glm4_moe_lite", {}, "varlen"),  # both 256
+        ("glm4_moe_lite", {"v_head_dim": 128}, "sdpa"),
+        ("gpt2", {}, "sdpa"),  # attn_pdrop is 0.1
+        ("gpt2", {"attn_pdrop": 0.0}, "varlen"),
+        ("qwen2", {"attention_dropout": 0.1}, "sdpa"),
+        ("qwen2", {}, "varlen"),
+    ],
+)
+def test_auto_on_a_gpu_is_varlen_only_where_its_kernel_computes_the_heads(family, values, expected, flash):
+    """Without the kernel, varlen asks the device for the samples' lengths in each layer."""
+    assert choose("auto", family, gpu=True, half=True, **values)[0] == expected
+
+
 @pytest.mark.parametrize("gpu, half", [(False, False), (True, True)])
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma2"])
 def test_models_without_sdpa_are_eager(family, gpu, half):

@@ -21,6 +21,11 @@ FLASH = ("flash_attention_2", "flash_attention_3")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
 # Implementations that compute no products between the samples of a sequence. Others compute them, and hide them by a mask.
 SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
+ATTENTION_DROPOUT = (
+    "attention_dropout",
+    "attn_pdrop",
+    "attention_probs_dropout_prob",
+)  # by the key of a model's config
 # What varlen does not compute of a model's attention, by the key of its config.
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
 
@@ -69,14 +74,19 @@ def choose(
         return "flash_attention_2", "it is installed"
     if not beyond and _has_varlen_kernel(config):
         return VARLEN, "it computes nothing between samples"
-    return "sdpa", "flash-attn is not installed; `varlen` needs no package"
+    return "sdpa", "flash-attn is not installed"
 
 
 def _has_varlen_kernel(config: Any) -> bool:
-    """Whether torch's varlen_attn, a FlashAttention 2, computes this model's heads in half precision on this rank's GPU: from
-    compute capability 8.0 on, up to 256 wide (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    """Whether varlen() takes torch's varlen_attn, a FlashAttention 2, for this model in half precision on this rank's GPU: from
+    compute capability 8.0 on, for heads up to 256 wide whose values are as wide as their keys, and without dropout
+    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp). DeepSeek-V3's head_dim is a part of its keys."""
     text = config.get_text_config()
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    width = getattr(text, "qk_head_dim", None) or getattr(text, "head_dim", None)
+    width = width or text.hidden_size // text.num_attention_heads
+    dropout = any(getattr(text, key, None) for key in ATTENTION_DROPOUT)
+    if dropout or getattr(text, "v_head_dim", None) not in (None, width):
+        return False
     nvidia = torch.version.hip is None
     return nvidia and torch.cuda.get_device_capability() >= (8, 0) and width <= 256 and width % 8 == 0
 
