@@ -55,6 +55,21 @@ def test_lines_that_were_changed_removed_or_replaced_since_are_written_as_they_a
     written(state)
 
 
+@pytest.mark.parametrize("before, after", [({"a": 1.0}, {"b": 1.0}), ({"a": 1}, {"a": 1.0}), ({"a": True}, {"a": 1})])
+def test_a_line_whose_new_values_equal_the_old_ones_is_written_as_it_is(written, before, after):
+    state = TrainerState(log_history=[before])
+    written(state)
+    state.log_history[0] = after
+    written(state)
+
+
+def test_a_list_in_a_line_that_was_changed_in_place_is_written_as_it_is(written):
+    state = TrainerState(log_history=[{"a": [1]}])
+    written(state)
+    state.log_history[0]["a"].append(2)
+    written(state)
+
+
 def test_a_line_is_made_into_text_once_however_many_checkpoints_hold_it(tmp_path, monkeypatch):
     state, file, texts, dumps = TrainerState(), StateFile(), [], json.dumps
 
