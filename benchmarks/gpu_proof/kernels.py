@@ -7,13 +7,18 @@ import sys
 from .parts import REPOSITORY
 from .subject import Subject
 
+SHARE = 0.6  # of the part's seconds, for trying paths; the others are for imports, of each process that tries them too
 RECIPES = ("recipes/qwen3-0.6b/full.yaml",)
 SMALL = ("recipes/tiny/full.yaml", "--quick", "--bf16", "true")
 
 
 def main() -> None:
     subject = Subject(__doc__)
-    words = ["-m", "brigade.kernels", *(SMALL if subject.small else RECIPES)]
+    words = [
+        "-m",
+        "brigade.kernels",
+        *(SMALL if subject.small else (*RECIPES, "--seconds", f"{SHARE * subject.left:.0f}")),
+    ]
     command = f"python {' '.join(words)}"
     with (subject.work / "log").open("w") as log:
         done = subprocess.run(

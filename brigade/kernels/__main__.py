@@ -26,9 +26,14 @@ def main(argv: list[str] | None = None) -> int:
     text = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m brigade.kernels", description=text, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="for trying paths (default: 1200, or 15 with --quick)"
+    )
     parser.add_argument("--device", type=int, default=0, metavar="N", help="the GPU's index (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the proof as JSON")
-    parser.usage = "python -m brigade.kernels [RECIPE] [--quick] [--device N] [--json] [flags of train.py]"
+    parser.usage = (
+        "python -m brigade.kernels [RECIPE] [--quick] [--seconds S] [--device N] [--json] [flags of train.py]"
+    )
     options, more = parser.parse_known_args(argv)
     options.recipe = more.pop(0) if more and not more[0].startswith("-") else None
     try:
@@ -45,7 +50,13 @@ def run(options: argparse.Namespace, more: list[str]) -> int:
     settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
     _check_device(options.device)
-    proof = prove.on_this_host(config, shapes, options.quick, index=options.device, **auto.words_for(settings))
+    limits = prove.QUICK if options.quick else prove.FULL
+    if options.seconds is not None:
+        if not options.seconds > 0:
+            raise UserError("flag --seconds", f"{options.seconds:g} is no time for a proof", "give more than 0")
+        limits = limits | {"seconds": options.seconds}
+    how = auto.words_for(settings)
+    proof = prove.on_this_host(config, shapes, options.quick, index=options.device, limits=limits, **how)
     kept = proofs.write(proof) if prove.proven_times(proof) else None
     if options.json:
         print(json.dumps(proof, indent=1))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_proof import __main__ as command
-from benchmarks.gpu_proof import environment, parts, strategies
+from benchmarks.gpu_proof import environment, kernels, parts, strategies
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
 ROW = {
@@ -65,6 +65,24 @@ def test_a_part_without_a_result_fell_short_and_one_without_time_is_not_begun(tm
     assert run(tmp_path, "print('nothing to say')")["fell_short"] == "left no result: nothing to say"
     part = parts.Part("kernels", "", 20.0)
     assert parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)["fell_short"].startswith("not begun")
+
+
+def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_proven(tmp_path, monkeypatch):
+    late = {"status": "failed", "why": "not reached within 144 s"}
+    proof = {"paths": {"sdpa": {"status": "proven", "ms": 1.5}, "flex_attention": late}}
+    asked = []
+
+    def proved(command, timeout, **_):
+        asked.append((float(command[command.index("--seconds") + 1]), timeout))
+        return subprocess.CompletedProcess(command, 1, f"{json.dumps(proof)}\n")
+
+    monkeypatch.setattr(kernels.subprocess, "run", proved)
+    rows = tmp_path / "rows"
+    monkeypatch.setattr(sys, "argv", ["x", "--rows", str(rows), "--work", str(tmp_path), "--seconds", "240"])
+    kernels.main()
+    ((seconds, until),) = asked
+    assert 0 < seconds < until - 60 and until < 240, "before it is ended, its imports included"
+    assert [row["fell_short"] for row in parts.read_rows(rows)] == ["", "failed: not reached within 144 s"]
 
 
 def test_a_row_that_was_cut_off_is_left_out(tmp_path):

@@ -193,6 +193,24 @@ def test_a_gpu_that_is_not_there_is_a_users_mistake(capsys):
     assert command.main([str(Path("no") / "recipe.yaml")]) == 2
 
 
+@pytest.mark.parametrize("words, limits", [
+    ((), prove.FULL), (("--quick",), prove.QUICK), (("--seconds", "90"), prove.FULL | {"seconds": 90.0}),
+])  # fmt: skip
+def test_the_command_takes_the_seconds_that_it_is_given(made, words, limits):
+    row = {"kind": "attention", "status": "absent", "why": ""}
+    device = {"name": "CPU", "driver": ""}
+    key = {"device": device, "attention": "varlen", "shapes": SHAPES}
+    calls = made({"key": key, "paths": {"sdpa": row}, "fastest": {}, "seconds": 1.0})
+    assert command.main([*words]) == 0
+    assert calls[0][1]["limits"] == limits
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_no_time_for_a_proof_is_a_users_mistake(capsys, seconds):
+    assert command.main(["--seconds", seconds]) == 2
+    assert "flag --seconds" in capsys.readouterr().err
+
+
 def test_a_workers_imports_are_no_part_of_a_proofs_seconds(monkeypatch):
     """On a shared file system torch alone may take the 15 seconds of a first run's proof."""
     now, told = [100.0], queue.Queue()
