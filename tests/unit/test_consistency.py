@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig
 
 from brigade.errors import UserError
-from brigade.train.cluster import World
+from brigade.train.cluster import OWN_NUMBER, World
 from brigade.train.distributed import consistency, ranks, shared_directory
 from brigade.train.model.tokenizer import load_tokenizer
 from brigade.train.strategy import Strategy
@@ -109,6 +109,21 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != "!")
     assert not any("host" in path for path in left)
     assert bool(left) is isinstance(expected, bool), left  # what was refused left nothing
+
+
+@pytest.mark.parametrize(
+    "places, expected", [("aaa", True), ("abc", "all ranks of a host would write its checkpoints")]
+)
+def test_ranks_with_one_gpu_each_need_a_directory_that_hosts_share(places, expected, on_hosts, tmp_path, monkeypatch):
+    """LOCAL_RANK is 0 for all of them then, and who has that writes for its host where each has a directory of its own."""
+    monkeypatch.setenv(OWN_NUMBER, "1")
+
+    def work(world):
+        return shared_directory.is_shared(tmp_path / places[world.rank] / "run", None, world, DDP.writes_in_parts)
+
+    for answer in on_hosts(work, 3):
+        assert answer is True if expected is True else expected in str(answer)
+    assert any(tmp_path.iterdir()) is (expected is True), "what was refused left nothing"
 
 
 def test_the_first_key_that_differs_is_named_with_both_values_and_hosts(on_hosts, load):

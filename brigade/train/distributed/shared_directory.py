@@ -1,5 +1,6 @@
 """Whether all hosts see one output directory. This module imports no torch."""
 
+import os
 import re
 import secrets
 import time
@@ -7,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
-from ..cluster import World
+from ..cluster import OWN_NUMBER, World
 from . import ranks
 
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
@@ -21,8 +22,8 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
 
     The first rank of each host makes the directory where it is missing and leaves a note in it for a moment; then each looks
     whose notes it sees. Ends all ranks with one message where a host cannot write, where only some hosts share it or the
-    strategy writes its checkpoints in parts, and where hosts would continue from different checkpoints. The directory is
-    then as it was.
+    strategy writes its checkpoints in parts, where ranks see one GPU each and hosts have a directory each, and where hosts
+    would continue from different checkpoints. The directory is then as it was.
     """
     token = ranks.gather(secrets.token_hex(8))[0]
     leads, note = world.local_rank == 0, directory / f".host-{token}-{world.rank}"
@@ -37,9 +38,10 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
         problem = f"the output directory cannot be written: {caught.strerror}"
         # Where others can write, it is this host's fault, whatever the system calls it: what is not mounted is root's, say.
         error = UserError(str(directory), problem, "give another --output_dir", "host")
-    every = ranks.gather((error is None, (world.host, checkpoint and checkpoint.name) if leads else None))
-    leaders = {rank: leader for rank, (_, leader) in enumerate(every) if leader}
-    written = all(can_write for can_write, _ in every)
+    leader = (world.host, checkpoint and checkpoint.name) if leads else None
+    every = ranks.gather((error is None, leader, OWN_NUMBER in os.environ))
+    leaders = {rank: leader for rank, (_, leader, _) in enumerate(every) if leader}
+    written = all(can_write for can_write, _, _ in every)
     seen = [set(notes) for notes in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
     shared = all(seen[rank] == set(leaders) for rank in leaders)
     if written and not shared and (in_parts or any(seen[rank] != {rank} for rank in leaders)):
@@ -48,6 +50,8 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
         )
     elif written:
         error = _other_checkpoint(directory, leaders)
+        if not shared and not error and any(one_gpu for _, _, one_gpu in every):
+            error = _all_would_write(directory)
     with suppress(OSError):
         note.unlink(missing_ok=True)
     for path in made if any(ranks.gather(error is not None)) else []:
@@ -83,6 +87,16 @@ def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], i
     return UserError(
         str(directory), problem, f"{cure}train with DDP (--ds_config none): it keeps whole checkpoints on each"
     )
+
+
+def _all_would_write(directory: Path) -> UserError:
+    """The fault of ranks that see one GPU each, all by LOCAL_RANK 0: so does the rank that writes for its host, as Transformers
+    (training_args.py: should_save) and DeepSpeed take it."""
+    problem = (
+        "hosts do not share it, and each rank sees only its own GPU: all ranks of a host would write its checkpoints"
+    )
+    cure = "give an --output_dir that all hosts share, or let all ranks of a host see all of its GPUs"
+    return UserError(str(directory), problem, cure)
 
 
 def _other_checkpoint(directory: Path, leaders: dict[int, _Leader]) -> UserError | None:
