@@ -108,6 +108,7 @@ def load_model(
     return load_base(settings, source, dtype, attn_implementation=implementation, **options)
 
 
+@fsdp2.by_number_on_host()
 def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
     """Load the model without adapters: in `dtype`, or in 4 bits with `dtype` for the computation.
 

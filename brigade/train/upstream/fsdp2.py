@@ -1,10 +1,14 @@
 """FSDP2 as torch, Accelerate, Transformers and PEFT have it together."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from ..cluster import OWN_NUMBER
 
 
 def shard_on_cpus() -> None:
@@ -12,6 +16,23 @@ def shard_on_cpus() -> None:
     from accelerate.state import DistributedType, PartialState
 
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+@contextmanager
+def by_number_on_host() -> Iterator[None]:
+    """Let only a host's first rank own weights while a model is loaded for FSDP2, also where ranks see one GPU each. Transformers
+    goes by LOCAL_RANK (distributed/utils.py: is_local_dist_rank_0), which is 0 for all of them: each would own a copy."""
+    from transformers.distributed.fsdp import is_fsdp_enabled
+
+    device, own = os.environ.get("LOCAL_RANK"), os.environ.get(OWN_NUMBER)
+    if device is None or own is None or not is_fsdp_enabled():  # ZeRO-3 takes it for the device meanwhile
+        yield
+        return
+    os.environ["LOCAL_RANK"] = own
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_RANK"] = device
 
 
 def send_buffers_with_weights() -> None:
