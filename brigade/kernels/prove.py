@@ -216,7 +216,7 @@ def _work(job: Row, results: dict[str, Row], patience: float, clock: Clock) -> b
                     _not_started(results, f"it was not ready within {READY:.0f} s")
                     return True  # the next one would keep all ranks waiting as long
                 if current and left > 0:
-                    _timed_out(results[current], f"no answer within {patience:.0f} s")
+                    _timed_out(results[current], f"no answer within {min(left, patience):.0f} s")
                 return left <= 0
             if event is None:
                 break

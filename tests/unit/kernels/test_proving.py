@@ -250,6 +250,8 @@ def test_a_workers_imports_are_no_part_of_a_proofs_seconds(monkeypatch):
         prove._drive({}, results, {"seconds": 15.0, "path": 30.0, "rounds": 1}, clock)
         assert results["varlen"]["status"] == status, (imports, path)
         assert clock.seconds == (5.0 if status == "proven" else 0.0 if imports == 60 else 15.0)
+        if (imports, path) == (60, 20):
+            assert results["varlen"]["why"] == "no answer within 15 s", "that is what was left, and not a path's 30"
         assert now[0] - began <= 180, "one that does not get ready is not started again"
     assert "not ready within 180 s" in results["varlen"]["why"]
 
