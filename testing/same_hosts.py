@@ -32,13 +32,15 @@ def judged(
     projects: Any = None,
     imports: Any = None,
     gpus: int = 0,
+    sees: Any = None,
+    environment: Any = None,
 ) -> dict[str, list[Result]]:
     """Results by host of one check. own: for node1, node2, ... what differs from LOOK; gpus: of each host"""
     looks = {f"node{number}": LOOK | one for number, one in enumerate(own, 1)}
     hello = {host: {"project": (projects or {}).get(host, "same"), "gpus": gpus} for host in looks}
     answers = {"sameness.look": looks, "sameness.files": files or {}, "sameness.loaded": loaded or {}}
-    answers["sameness.imports"] = imports or {}
-    hosts = Recorded(Wanted(dict.fromkeys(looks, 8)), answers, hello)
+    answers |= {"sameness.imports": imports or {}, "sameness.sees_gpus": sees or {}}
+    hosts = Recorded(Wanted(dict.fromkeys(looks, 8), environment=environment or {}), answers, hello)
     check = next(check for check in checks() if check.name == name)
     found: dict[str, list[Result]] = {}
     for result in asyncio.run(judge(check, hosts)):

@@ -83,27 +83,38 @@ async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
         yield result
 
 
-@check("driver", seconds=30)
+@check("driver", seconds=90)
 async def driver(hosts: Hosts) -> AsyncIterator[Result]:
     """Compares the driver's version with the CUDA version that torch is built for, where a run would use GPUs. Threshold: the
-    first driver for all minor versions of that CUDA (NVIDIA's "CUDA Compatibility"); torch has to be a build for CUDA."""
+    first driver for all minor versions of that CUDA (NVIDIA's "CUDA Compatibility"); torch has to be a build for CUDA. A host
+    that is below it is asked whether torch sees its GPUs, as with a forward compatibility package: then all is well."""
+    if devices.wants_cpu(hosts.wanted.environment):
+        raise NotHere
     visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
     using = [host for host, hello in hosts.hello.items() if usable_gpus(hello.get("gpus"), visible)]
     looked = await look(hosts) if using else {}
     using = [host for host in using if host in looked and looked[host]["driver"]]
     if not using:
         raise NotHere
+    unfit = {host: found for host in using if (found := _unfit(looked[host]))}
+    seen = await hosts.ask("sameness.sees_gpus", 60, each={host: Facts() for host in unfit}) if unfit else {}
     why = "torch sees none of its GPUs then, and ranks are refused"
     for host in using:
         version, cuda = looked[host]["driver"], looked[host]["torch"]["cuda"]
-        old = devices.too_old(version, cuda)
-        if not cuda:
-            old = "torch is a build without CUDA", f"install one for driver {version} (docs/troubleshooting.md)"
-        yield (
-            Result(host, "red", version, None, old[0], why, old[1])
-            if old
-            else sound(host, f"{version} for CUDA {cuda}")
-        )
+        if host not in unfit:
+            yield sound(host, f"{version} for CUDA {cuda}")
+        elif seen.get(host, {}).get("sees"):
+            yield sound(host, f"{version} for CUDA {cuda}, compatible")
+        else:  # what torch does not say is not certain
+            problem, cure = unfit[host]
+            yield Result(host, "red" if host in seen else "yellow", version, None, problem, why, cure)
+
+
+def _unfit(looked: Facts) -> tuple[str, str] | None:
+    """Why torch would see none of a host's GPUs, by its versions, and the cure; None where they fit."""
+    if looked["torch"]["cuda"]:
+        return devices.too_old(looked["driver"], looked["torch"]["cuda"])
+    return "torch is a build without CUDA", f"install one for driver {looked['driver']} (docs/troubleshooting.md)"
 
 
 @check("CUDA libraries as loaded", size="usual", seconds=90)

@@ -5,10 +5,12 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from ..errors import UserError, Whose
 from ..errors.console import counted
+from ..train.distributed.devices import HIDDEN
 from .connection import Channel
 
 DEFAULT_PORT = 29500  # at which rank 0 waits, as with torchrun and deepspeed
@@ -118,7 +120,9 @@ def usable_gpus(gpus: int | None, visible_devices: str | None) -> int:
     gpus = gpus or 0
     if visible_devices is None:
         return gpus
-    return min(gpus, len([device for device in visible_devices.split(",") if device.strip()]))
+    # CUDA takes the list as far as the first name that is none (the guide's "CUDA environment variables").
+    seen = takewhile(lambda device: device.strip().lower() not in HIDDEN, visible_devices.split(","))
+    return min(gpus, len([*seen]))
 
 
 async def check_files(channels: list[Channel], paths: list[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from brigade.check.checks import NotHere
 from brigade.check.run import STOP
 from brigade.hosts import host_facts
+from brigade.hosts.rendezvous import usable_gpus
 from brigade.kernels import auto
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.cluster import World, world_from_environment
@@ -282,19 +283,45 @@ def test_a_gpu_that_no_second_process_gets_is_named_as_the_reason_that_nothing_i
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
-def rows(*own, gpus=8):
-    return judged("driver", *own, gpus=gpus)
+OLD = {"driver": "535.129.03", "torch": LOOK["torch"] | {"cuda": "13.0"}}
+BLIND = {f"node{number}": {"sees": False} for number in (1, 2, 3)}
+
+
+def rows(*own, gpus=8, sees=BLIND, **environment):
+    return judged("driver", *own, gpus=gpus, sees=sees, environment=environment)
 
 
 def test_check_compares_them_too_and_stops_a_launch():
-    old = {"driver": "535.129.03", "torch": LOOK["torch"] | {"cuda": "13.0"}}
-    (sound,), (red,), (without,) = rows({}, old, {"torch": {"cuda": None}}).values()
+    (sound,), (red,), (without,) = rows({}, OLD, {"torch": {"cuda": None}}).values()
     assert sound.level == "green" and sound.value == "570.86.15 for CUDA 12.8"
     assert red.level == "red" and "wants 580" in red.problem and "CUDA 12" in red.cure
     assert without.level == "red" and "without CUDA" in without.problem
     assert "driver" in STOP
 
 
+def test_an_old_driver_under_which_torch_sees_gpus_stops_nothing():
+    """R535 with the forward compatibility package, as in NVIDIA's containers. A host that does not tell stops nothing either."""
+    answers = {"node1": {"sees": True}, "node2": {"sees": False}}
+    (compatible,), (red,), (silent,) = rows(OLD, OLD, OLD, sees=answers).values()
+    assert (compatible.level, compatible.value) == ("green", "535.129.03 for CUDA 13.0, compatible")
+    assert red.level == "red" and silent.level != "red"
+
+
+@pytest.mark.parametrize(
+    "environment", [{"DS_ACCELERATOR": "cpu"}, {"ACCELERATE_USE_CPU": "1"}, {"CUDA_VISIBLE_DEVICES": "-1"}]
+)
+def test_a_run_on_cpus_asks_for_no_driver(environment):
+    with pytest.raises(NotHere):
+        rows(OLD, **environment)
+
+
+@pytest.mark.parametrize(
+    "visible, count", [(None, 8), ("0,1", 2), ("", 0), ("-1", 0), ("none", 0), ("NoDevFiles", 0), ("0,-1,1", 1)]
+)
+def test_gpus_that_are_hidden_count_as_none(visible, count):
+    assert usable_gpus(8, visible) == count
+
+
 def test_hosts_without_gpus_have_no_row_of_their_driver():
     with pytest.raises(NotHere):
-        rows({"driver": "535.129.03", "torch": {"cuda": "13.0"}}, gpus=0)
+        rows(OLD, gpus=0)

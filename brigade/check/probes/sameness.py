@@ -77,6 +77,13 @@ def loaded() -> dict[str, Any]:
     return found
 
 
+def sees_gpus() -> dict[str, bool]:
+    """sees: whether torch finds a GPU here. Imports torch."""
+    import torch
+
+    return {"sees": torch.cuda.is_available()}
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
