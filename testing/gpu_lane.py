@@ -1,27 +1,96 @@
-"""The cases of the GPU lane: strategies for a few steps on fake GPUs, and the same without an engine on a CPU."""
+"""The cases of the GPU lane: every engine, axis and method for a few steps on fake GPUs, and without an engine on a CPU."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import parity
+from brigade.train.strategy.axes import Axes
+
+from . import axes, axes_experts, parity
 from .runs import GLOBAL_BATCH
 
-STEPS, RANKS = 3, 2
-TOLERANCE = {"fp32": parity.TOLERANCE, "bf16": 0.02}  # relative, of fp32's losses on the CPU
-CASES = {"ddp": "bf16", "zero3": "bf16", "fsdp2": "fp32"}  # strategy -> precision
+STEPS = 3
+# Of the losses of fp32 on the CPU. Three steps of SGD part by less.
+TOLERANCE = {"fp32": parity.TOLERANCE, "bf16": 0.02, "fp16": 0.02}
+EXPERTS = "qwen3_moe"
+LORA = ("--use_peft", "--learning_rate", "2")
+METHODS: dict[str, tuple[str, ...]] = {
+    "full": (),
+    "lora": LORA,
+    "packing": ("--packing", "true", "--learning_rate", "0.3"),
+}
 
 
-def run_case(strategy: str) -> dict[str, Any]:
-    """Return a run on fake GPUs as testing.runs.run_cases takes it."""
-    precision = [] if CASES[strategy] == "fp32" else [f"--{CASES[strategy]}"]
-    return _run(strategy, [*parity.STRATEGIES[strategy], *precision], GLOBAL_BATCH // RANKS // 2)
+class Case(NamedTuple):
+    """One run: a strategy on so many ranks, what it trains and how it computes."""
+
+    ranks: int
+    strategy: list[str]
+    precision: str = "fp32"
+    method: str = "full"
+    model: str | None = None
+    data: int | None = None  # data-parallel size, where that is not the number of ranks
+    more: tuple[str, ...] = ()
 
 
-def reference() -> dict[str, Any]:
+def _axes(ranks: int, kind: str, *more: str, model: str | None = None, **sizes: int) -> Case:
+    divided = Axes(**sizes)
+    flags = axes.flags(divided, kind, **axes.two_copies(kind, divided, ranks))
+    return Case(ranks, flags, model=model, data=divided.data(ranks), more=more)
+
+
+CASES: dict[str, Case] = {
+    # NVMe needs libaio and CUDA's headers; the CPU's tests have it (tests/ranks/test_parity.py).
+    **{
+        name: Case(2, flags)
+        for name, flags in parity.STRATEGIES.items()
+        if name not in ("hsdp", "zero3_nvme")
+    },
+    "hsdp": Case(4, parity.STRATEGIES["hsdp"]),
+    "ddp tensor": _axes(2, "ddp", tensor=2),
+    "zero1 tensor": _axes(2, "zero1", tensor=2),
+    "fsdp2 tensor": _axes(4, "fsdp2", tensor=2),
+    "ddp pipeline": _axes(2, "ddp", stages=2),
+    "zero1 pipeline": _axes(4, "zero1", stages=2),
+    "3D": _axes(4, "zero1", stages=2, tensor=2),
+    "zero3 sequence": _axes(2, "zero3", sequence=2),
+    "fsdp2 sequence": _axes(2, "fsdp2", sequence=2),
+    "fsdp2 experts": _axes(2, "fsdp2", model=EXPERTS, experts=2),
+    "ddp lora": Case(2, parity.STRATEGIES["ddp"], method="lora"),
+    "zero3 lora": Case(2, parity.STRATEGIES["zero3"], method="lora"),
+    "fsdp2 packing": Case(2, parity.STRATEGIES["fsdp2"], method="packing"),
+    "ddp bf16": Case(2, parity.STRATEGIES["ddp"], "bf16"),
+    "zero3 bf16": Case(2, parity.STRATEGIES["zero3"], "bf16"),
+    "fsdp2 bf16": Case(2, parity.STRATEGIES["fsdp2"], "bf16"),
+    "zero2 fp16": Case(2, parity.STRATEGIES["zero2"], "fp16"),
+    "ddp fp16": Case(2, parity.STRATEGIES["ddp"], "fp16"),
+}  # fmt: skip
+QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
+
+
+def run_case(name: str) -> dict[str, Any]:
+    """Return the case as testing.runs.run_cases takes it."""
+    case = CASES[name]
+    micro = GLOBAL_BATCH // (case.data or case.ranks) // 2
+    precision = [] if case.precision == "fp32" else [f"--{case.precision}"]
+    return _run(name, case, [*case.strategy, *precision, *case.more], max(1, micro))
+
+
+def group(name: str) -> tuple[int, str]:
+    """Return which cases may share a group of ranks: DeepSpeed keeps a tensor group for whoever comes next."""
+    return CASES[name].ranks, name if (name.startswith("zero") and "tensor" in name) or name == "3D" else ""
+
+
+def reference_of(name: str) -> str:
+    case = CASES[name]
+    return f"one process, {case.method}, {case.model or 'llama'}"
+
+
+def reference(name: str) -> dict[str, Any]:
     """Return one process without any engine, in fp32."""
-    return _run("reference", [], GLOBAL_BATCH)
+    return _run(reference_of(name), CASES[name], [], GLOBAL_BATCH)
 
 
-def _run(name: str, flags: list[str], micro: int) -> dict[str, Any]:
-    usual = f"--optim sgd --learning_rate 0.6 --per_device_train_batch_size {micro} --max_steps {STEPS}"
+def _run(name: str, case: Case, flags: list[str], micro: int) -> dict[str, Any]:
+    rate = axes_experts.METHODS["full"][1] if case.model else "0.6"
+    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --max_steps {STEPS}"
     usual += f" --eval_steps {STEPS} --per_device_eval_batch_size 3 --attn_implementation varlen"
-    return {"name": name, "flags": [*flags, *usual.split()]}
+    return {"name": name, "model": case.model, "flags": [*flags, *usual.split(), *METHODS[case.method]]}

@@ -1,4 +1,4 @@
-"""Compile the fake GPU: half a minute, once per version of its sources and of torch."""
+"""Compile the fake GPU: one CPU minute, once per version of its sources and of torch."""
 
 import fcntl
 import hashlib

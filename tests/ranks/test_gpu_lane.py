@@ -1,23 +1,108 @@
-"""Strategies on fake GPUs (testing/fake_gpu/) give the losses of one process on the CPU (docs/gpu.md)."""
+"""Every engine and axis on fake GPUs (testing/fake_gpu/) gives the losses of one process on the CPU (docs/gpu.md)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from testing import gpu_lane, parity, runs
+from testing import fake_gpu, gpu_lane, marks, parity, runs
+from testing.command_line import as_flags
+from testing.launch_commands import COMMANDS
+from testing.ranks import REPOSITORY, run_ranks
+
+BIN = Path(sys.executable).parent
+RESUMED = ("ddp", "zero3", "fsdp2")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    return runs.run_cases(1, [gpu_lane.reference()], tmp_path_factory.mktemp("reference"))["reference"]
+def reference(tmp_path_factory, asked_for):
+    cases = {gpu_lane.reference_of(name): gpu_lane.reference(name) for name in asked_for("name")}
+    return runs.run_cases(1, list(cases.values()), tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
-    todo = [gpu_lane.run_case(strategy) for strategy in sorted(asked_for("strategy"))]
-    return runs.run_cases(gpu_lane.RANKS, todo, tmp_path_factory.mktemp("gpus"), gpus=True)
+    groups = defaultdict(list)
+    for name in sorted(asked_for("name")):
+        groups[gpu_lane.group(name)].append(gpu_lane.run_case(name))
+    for name in sorted(asked_for("resumed")):
+        groups[gpu_lane.group(name)].append(gpu_lane.run_case(name) | {"name": f"{name}, stopped", "stops": (1, 2)})
+    found = {}
+    for which, cases in groups.items():
+        found |= runs.run_cases(which[0], cases, tmp_path_factory.mktemp("gpus"), gpus=True)
+    return found
 
 
-@pytest.mark.parametrize("strategy", gpu_lane.CASES)
-def test_a_gpu_gives_the_losses_of_the_cpu(strategy, reference, results):
-    differences = parity.worst(results[strategy], reference)
-    tolerance = gpu_lane.TOLERANCE[gpu_lane.CASES[strategy]]
+@pytest.mark.parametrize(
+    "name", marks.cases(*gpu_lane.QUICK, slow=[n for n in gpu_lane.CASES if n not in gpu_lane.QUICK])
+)
+def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
+    differences = parity.worst(results[name], reference[gpu_lane.reference_of(name)])
+    tolerance = gpu_lane.TOLERANCE[gpu_lane.CASES[name].precision]
     assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "resumed"), [(name, name) for name in RESUMED], ids=RESUMED)
+def test_a_run_that_died_twice_goes_on_bit_for_bit(name, resumed, results):
+    assert results[f"{resumed}, stopped"] == results[name]
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_the_cpu(tmp_path_factory):
+    given = []
+    for gpus in (False, True):
+        folder = tmp_path_factory.mktemp("answers")
+        case = gpu_lane.run_case("zero3") if gpus else gpu_lane.reference("zero3")
+        case["flags"] = [*runs.write_inputs(folder), *case["flags"], "--eval_answers", "3"]
+        case["flags"] += ["--output_dir", str(folder / "run")]
+        found, done = runs.run_all(2 if gpus else 1, [case], folder, 300, longest_answer=6, gpus=gpus)
+        assert found, done.stderr[-2000:]
+        lines = (folder / "run/answers.jsonl").read_text().splitlines()
+        given.append([json.loads(line)["answer"] for line in lines])
+    assert given[0] == given[1] and len(given[0]) == 3
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_that_step_and_no_more(tmp_path, monkeypatch):
+    more = as_flags(max_steps=4, save_steps=1, attn_implementation="varlen", async_save=False)
+    flags = [*runs.write_inputs(tmp_path), *more, "--ds_config", "none", "--output_dir", str(tmp_path / "run")]
+    monkeypatch.setenv("BRIGADE_TEST_FAULT", "killed-in-forward")
+    assert run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True).returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    monkeypatch.delenv("BRIGADE_TEST_FAULT")
+    again = run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert json.loads((tmp_path / "run/success.json").read_text())["steps"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate-ddp"])
+def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
+    words, world_size, strategy = COMMANDS[launcher]
+    short = as_flags(max_steps=2, max_train_samples=100, max_eval_samples=10, eval_answers=0, report_page=False)
+    done = subprocess.run(
+        [
+            str(BIN / words[0]),
+            *words[1:],
+            *short,
+            "--attn_implementation",
+            "varlen",
+            "--output_dir",
+            str(tmp_path / "run"),
+        ],
+        cwd=REPOSITORY,
+        env=os.environ | fake_gpu.environment(2) | {"PATH": f"{BIN}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
+    assert "cuda" in done.stdout
+    assert json.loads((tmp_path / "run/success.json").read_text())["steps"] == 2

@@ -10,6 +10,7 @@
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
@@ -163,6 +164,13 @@ Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_
   return on_device(result.to(dtype), output.device());
 }
 
+// CUDA's kernel counts integers too.
+Tensor histc(const Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  auto cpu = on_cpu(self);
+  if (!at::isIntegralType(cpu.scalar_type(), false)) return on_device(at::histc(cpu, bins, min, max), self.device());
+  return on_device(at::histc(cpu.to(at::kDouble), bins, min, max).to(cpu.scalar_type()), self.device());
+}
+
 // SDPBackend::math: the one that is made of other operators.
 int64_t sdpa_backend(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
                      std::optional<double>, bool) {
@@ -305,6 +313,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_reshape_alias", reshape_alias);
   library.impl("unfold", at::native::unfold);
   library.impl("record_stream", record_stream);
+  library.impl("histc", histc);
   library.impl("_softmax", softmax);
   library.impl("_softmax_backward_data", softmax_backward);
   library.impl("_log_softmax", log_softmax);

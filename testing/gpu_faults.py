@@ -1,0 +1,61 @@
+"""Faults planted in a run on fake GPUs, of kinds that no run on a CPU can show: run_ranks("testing.gpu_faults", FAULT, FLAGS)."""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def tensor_left_on_the_cpu() -> None:
+    """A decoder layer's output is added to a tensor that nobody moved to the device."""
+    import torch
+
+    from brigade.train.model import load
+
+    whole = load.load_model
+
+    def damage(_: Any, __: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        return hidden + torch.zeros(hidden.shape[-1])
+
+    def damaged(*arguments: Any, **named: Any) -> Any:
+        model = whole(*arguments, **named)
+        model.get_decoder().layers[0].register_forward_hook(damage)
+        return model
+
+    load.load_model = damaged
+
+
+def cpu_tensor_given_to_nccl() -> None:
+    """Before the first step ranks sum a CPU tensor in a group that has only NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    from brigade.train.loop.trainer import Trainer
+
+    begin = Trainer.get_batch_samples
+
+    def summed(self: Any, *arguments: Any) -> Any:
+        dist.all_reduce(torch.ones(1), group=dist.new_group(backend="nccl"))
+        return begin(self, *arguments)
+
+    Trainer.get_batch_samples = summed  # type: ignore[method-assign]
+
+
+def device_of_another_rank() -> None:
+    """Both ranks believe that they are the first of their host, and take its first GPU."""
+    os.environ["LOCAL_RANK"] = "0"
+
+
+FAULTS = {
+    "a tensor left on the CPU": (tensor_left_on_the_cpu, "Expected all tensors to be on the same device"),
+    "a CPU tensor given to NCCL": (cpu_tensor_given_to_nccl, "No backend type associated with device type cpu"),
+    "the device of another rank": (device_of_another_rank, "use the same GPU"),
+}
+
+if __name__ == "__main__":
+    import train
+    from brigade.train.distributed.ranks import run_to_the_end
+
+    FAULTS[sys.argv[1]][0]()
+    run_to_the_end(lambda: train.main(json.loads(sys.argv[2])))
