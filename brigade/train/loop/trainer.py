@@ -23,7 +23,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
-from ..upstream.trainer import resume_tensorboard
+from ..upstream.trainer import count_once, resume_tensorboard
 from . import nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
@@ -171,6 +171,7 @@ class Trainer(EvaluatingTrainer):
         if checkpoint:
             upstream.take_rates_of(self.lr_scheduler)
         self.parameters = list(self.model.parameters())
+        count_once(self.model)
         self.model_wrapped.train()  # all modules: from_pretrained leaves them in eval mode, and a wrapper's own mode hides it
         self.engine.begin(self, checkpoint, steps)
         for feature in self.features:

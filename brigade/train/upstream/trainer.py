@@ -19,8 +19,6 @@ from . import any_layer_kinds
 class HookedTrainer(transformers.Trainer):
     """Transformers' Trainer, which tells ours when it prepares a run, has gradients, and wants a checkpoint."""
 
-    counted: int | None = None  # that floating_point_ops counts
-
     @abstractmethod
     def before_wrapping(self, checkpoint: Path | None) -> None:
         """Prepare what must be ready before the model is wrapped. The state is the checkpoint's."""
@@ -76,15 +74,6 @@ class HookedTrainer(transformers.Trainer):
         """The norm that DeepSpeed has measured, and clipped by (line 2781)."""
         return super()._get_grad_norm(model)
 
-    def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
-        """Those of a micro-batch, for total_flos (line 4216). Transformers walks through the whole model for its number of
-        parameters, in each micro-step (modeling_utils.py, line 914)."""
-        if not hasattr(self.model, "floating_point_ops"):
-            return 0
-        if self.counted is None:
-            self.counted = self.model.num_parameters(exclude_embeddings=True)
-        return 6 * self.model.estimate_tokens(inputs) * self.counted
-
     def forward_and_backward(
         self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any
     ) -> torch.Tensor:
@@ -113,6 +102,19 @@ def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
             parameter.grad = None
 
     model.zero_grad = zero_grad
+
+
+def count_once(model: Any) -> None:
+    """Let model.floating_point_ops(), of each micro-batch (line 4216), not look for parameters in all modules each time
+    (modeling_utils.py, line 914)."""
+    if not hasattr(model, "floating_point_ops"):
+        return
+    counted = model.num_parameters(exclude_embeddings=True)
+
+    def floating_point_ops(inputs: Mapping[str, Any], exclude_embeddings: bool = True) -> int:
+        return 6 * model.estimate_tokens(inputs) * counted
+
+    model.floating_point_ops = floating_point_ops
 
 
 class ResumedTensorBoard(TensorBoardCallback):
