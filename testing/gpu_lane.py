@@ -75,8 +75,10 @@ def run_case(name: str) -> dict[str, Any]:
 
 
 def group(name: str) -> tuple[int, str]:
-    """Return which cases may share a group of ranks: DeepSpeed keeps a tensor group for whoever comes next."""
-    return CASES[name].ranks, name if (name.startswith("zero") and "tensor" in name) or name == "3D" else ""
+    """Return which cases may share a group of ranks: those of one engine. DeepSpeed keeps a tensor
+    group for whoever comes next."""
+    alone = name == "3D" or (name.startswith("zero") and "tensor" in name)
+    return CASES[name].ranks, name if alone else name[:4]
 
 
 def reference_of(name: str) -> str:

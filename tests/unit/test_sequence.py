@@ -167,6 +167,7 @@ def test_an_attention_that_wants_a_mask_is_refused(load, mistake):
 
 def test_auto_on_a_gpu_is_one_without_masks(load, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
     settings = load("--bf16")
     assert attention.choose(settings, config("llama"))[0] == "sdpa"
     assert attention.choose(settings, config("llama"), divides_sequences=True)[0] == "varlen"
