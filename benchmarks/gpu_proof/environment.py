@@ -145,17 +145,8 @@ def install(python: str, wanted: list[str], wheels: Path) -> str:
     """Install packages from a folder of wheels only; returns "" or why that failed. A source of DeepSpeed's is built there."""
     if not wanted:
         return ""
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-build-isolation",
-        "--find-links",
-        str(wheels),
-    ]
+    offline = ["--no-index", "--no-build-isolation", "-f", str(wheels)]
+    command = [python, "-m", "pip", "install", "--quiet", *offline]
     done = subprocess.run([*command, *wanted], capture_output=True, text=True)
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
     return (errors or ["pip failed"])[-1].strip()[:300] if done.returncode else ""

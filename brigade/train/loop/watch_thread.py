@@ -104,9 +104,8 @@ class Watch(threading.Thread):
             try:
                 records = flight_records.records()
                 self.waits = flight_records.waits_in(records)
-            except (
-                Exception
-            ) as error:  # torch promises no format: a hang is one also where nothing is known of collectives
+            except Exception as error:
+                # torch promises no format: a hang is one also where nothing is known of collectives
                 records, self.waits = {"error": f"{type(error).__name__}: {error}"}, {}
             self.record(records)
             supervised.note(waits=self.waits, records=str(self.folder.absolute()))
