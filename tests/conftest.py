@@ -13,6 +13,16 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _the_next_file_has_the_same_environment():
+    """What train.main leaves there must not reach the processes of another file's tests: with DS_ACCELERATOR=cpu, DeepSpeed
+    gathers weights on the CPU whatever GPUs torch has."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What only `make test-matrix` runs is slow too, so that `-m "not slow"` is `make test`."""
