@@ -107,6 +107,15 @@ def test_a_host_without_gpus_and_one_whose_gpus_are_seen_pass(host, monkeypatch,
     devices.check(world())
 
 
+def test_deepspeed_on_the_cpu_beside_torch_on_gpus_is_refused(host, mistake, monkeypatch):
+    """ZeRO-3 would look its samples, which are on a GPU, up in an embedding on the CPU."""
+    host("580.65.06", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    message = mistake(devices.check, world())
+    assert "DS_ACCELERATOR=cpu" in message and "unset it" in message and "CUDA_VISIBLE_DEVICES= " in message
+
+
 def test_where_nvml_fails_the_device_nodes_count(host, mistake, monkeypatch, tmp_path):
     for number in range(2):
         (tmp_path / f"nvidia{number}").touch()
