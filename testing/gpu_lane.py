@@ -8,8 +8,10 @@ from . import axes, axes_experts, parity
 from .runs import GLOBAL_BATCH
 
 STEPS = 3
+LANE = f"--max_steps {STEPS} --eval_steps {STEPS} --attn_implementation varlen".split()
 # Of the losses of fp32 on the CPU. Three steps of SGD part by less.
 TOLERANCE = {"fp32": parity.TOLERANCE, "bf16": 0.02, "fp16": 0.02}
+PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("--bf16",), "fp16": ("--fp16",)}
 EXPERTS = "qwen3_moe"
 LORA = ("--use_peft", "--learning_rate", "2")
 METHODS: dict[str, tuple[str, ...]] = {
@@ -27,14 +29,15 @@ class Case(NamedTuple):
     precision: str = "fp32"
     method: str = "full"
     model: str | None = None
-    data: int | None = None  # data-parallel size, where that is not the number of ranks
+    divided: int = 1  # ranks that together compute one micro-batch
+    unit: int = 1  # what another number of ranks has to be a multiple of
     more: tuple[str, ...] = ()
 
 
-def _axes(ranks: int, kind: str, *more: str, model: str | None = None, **sizes: int) -> Case:
+def _axes(ranks: int, kind: str, *more: str, model: str | None = None, **sizes: Any) -> Case:
     divided = Axes(**sizes)
     flags = axes.flags(divided, kind, **axes.two_copies(kind, divided, ranks))
-    return Case(ranks, flags, model=model, data=divided.data(ranks), more=more)
+    return Case(ranks, flags, model=model, divided=divided.model, unit=ranks, more=more)
 
 
 CASES: dict[str, Case] = {
@@ -44,7 +47,7 @@ CASES: dict[str, Case] = {
         for name, flags in parity.STRATEGIES.items()
         if name not in ("hsdp", "zero3_nvme")
     },
-    "hsdp": Case(4, parity.STRATEGIES["hsdp"]),
+    "hsdp": Case(4, parity.STRATEGIES["hsdp"], unit=4),
     "ddp tensor": _axes(2, "ddp", tensor=2),
     "zero1 tensor": _axes(2, "zero1", tensor=2),
     "fsdp2 tensor": _axes(4, "fsdp2", tensor=2),
@@ -68,17 +71,17 @@ QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
 
 def run_case(name: str) -> dict[str, Any]:
     """Return the case as testing.runs.run_cases takes it."""
-    case = CASES[name]
-    micro = GLOBAL_BATCH // (case.data or case.ranks) // 2
-    precision = [] if case.precision == "fp32" else [f"--{case.precision}"]
-    return _run(name, case, [*case.strategy, *precision, *case.more], max(1, micro))
+    return {"name": name, "model": CASES[name].model, "flags": [*flags_of(name), *LANE]}
 
 
 def group(name: str) -> tuple[int, str]:
-    """Return which cases may share a group of ranks: those of one engine. DeepSpeed keeps a tensor
-    group for whoever comes next."""
-    alone = name == "3D" or (name.startswith("zero") and "tensor" in name)
-    return CASES[name].ranks, name if alone else name[:4]
+    """Return which cases may share a group of ranks: those of one engine."""
+    return CASES[name].ranks, name if is_alone(name) else name[:4]
+
+
+def is_alone(name: str) -> bool:
+    """Whether a case shares its ranks with no other: DeepSpeed keeps a tensor group for whoever comes next."""
+    return name == "3D" or (name.startswith("zero") and "tensor" in name)
 
 
 def reference_of(name: str) -> str:
@@ -88,11 +91,22 @@ def reference_of(name: str) -> str:
 
 def reference(name: str) -> dict[str, Any]:
     """Return one process without any engine, in fp32."""
-    return _run(reference_of(name), CASES[name], [], GLOBAL_BATCH)
+    return {"name": reference_of(name), "model": CASES[name].model, "flags": [*reference_flags(name), *LANE]}
 
 
-def _run(name: str, case: Case, flags: list[str], micro: int) -> dict[str, Any]:
+def flags_of(name: str, ranks: int | None = None) -> list[str]:
+    """Return the flags of a case without steps and attention. ranks: instead of its own number"""
+    case = CASES[name]
+    micro = GLOBAL_BATCH * case.divided // (ranks or case.ranks) // 2
+    return [*case.strategy, *PRECISIONS[case.precision], *case.more, *_training(case, max(1, micro))]
+
+
+def reference_flags(name: str, precision: str = "fp32") -> list[str]:
+    """Return those of one process without any engine."""
+    return [*PRECISIONS[precision], *_training(CASES[name], GLOBAL_BATCH)]
+
+
+def _training(case: Case, micro: int) -> list[str]:
     rate = axes_experts.METHODS["full"][1] if case.model else "0.6"
-    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --max_steps {STEPS}"
-    usual += f" --eval_steps {STEPS} --per_device_eval_batch_size 3 --attn_implementation varlen"
-    return {"name": name, "model": case.model, "flags": [*flags, *usual.split(), *METHODS[case.method]]}
+    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
+    return [*usual.split(), *METHODS[case.method]]

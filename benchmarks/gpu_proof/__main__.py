@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import environment, page
-from .parts import PARTS, run_part
+from .parts import LONGER, PARTS, run_part
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MINUTES = 20.0
@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     about = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu_proof", description=about, allow_abbrev=False)
     names = [part.name for part in PARTS]
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of all parts together (default: {MINUTES:g})")
+    default = f"{MINUTES:g}, with --small {LONGER * MINUTES:g}"
+    parser.add_argument("--minutes", type=float, help=f"of all parts together (default: {default})")
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}")
     parser.add_argument("--compare", type=Path, metavar="OTHER.json", help="another host's report, beside this one")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="install what is missing from this folder only")
@@ -88,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
         "--small", action="store_true", help="tiny shapes and few steps: proves this command, not a GPU"
     )
     options = parser.parse_args(argv)
+    if options.minutes is None:
+        options.minutes = MINUTES * (LONGER if options.small else 1)
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: a number above 0")
     if options.compare:

@@ -1,13 +1,12 @@
 """What a checkpoint costs by strategy: the seconds for which it holds training up, until it is whole, and its bytes."""
 
 import json
-import shlex
 import sys
 from typing import Any
 
-from testing import parity, runs
+from testing import parity
 
-from .subject import Subject, run
+from .subject import Subject, command, run
 
 # Some 0.4 billion parameters in fp32 with two moments: 4.5 GiB
 MODEL = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 10, "num_attention_heads": 12,
@@ -18,39 +17,27 @@ FEWEST = 20  # seconds
 
 def main() -> None:
     subject = Subject(__doc__)
-    ranks = max(size for size in (1, 2, 4) if size <= max(1, subject.gpus))
-    shared = runs.write_inputs(subject.work)
+    shared = subject.inputs(subject.work)
     if not subject.small:
         config = subject.work / "model" / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | MODEL))
     for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
         output = subject.work / name
         words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
-        words += [
-            "--max_steps",
-            str(EVERY * SAVES),
-            "--save_steps",
-            str(EVERY),
-            "--save_total_limit",
-            "1",
-            "--eval_steps",
-            "99",
-        ]
+        words += f"--max_steps {EVERY * SAVES} --save_steps {EVERY} --save_total_limit 1 --eval_steps 99".split()
         words += ["--per_device_train_batch_size", "4", "--max_eval_samples", "1"]
-        launcher = f"torch.distributed.run --standalone --nproc_per_node={ranks}"
-        command = f"python -m {launcher} train.py {shlex.join(words)}"
+        full = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}", "train.py", *words]
         if subject.left < FEWEST:
-            subject.row(name, {}, "not begun: the part's time was over", command)
+            subject.row(name, {}, "not begun: the part's time was over", command(full))
             continue
-        full = [sys.executable, "-m", *launcher.split(), "train.py", *words]
-        failed = run(full, subject.work / f"{name}.log", subject.left - 5)
+        failed = run([sys.executable, *full], subject.work / f"{name}.log", subject.left - 5)
         if failed:
-            subject.row(name, {}, failed, command)
+            subject.row(name, {}, failed, command(full))
             continue
         lines = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
         saved = [line for line in lines if line["event"] == "checkpoint"]
         shortfall = "" if len(saved) == SAVES else f"{len(saved)} checkpoints of {SAVES}"
-        subject.row(f"{name}, {ranks} GPUs", figures_of(saved), shortfall, command)
+        subject.row(f"{name}, {subject.on}", figures_of(saved), shortfall, command(full))
 
 
 def figures_of(saved: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from .parts import REPOSITORY
-from .subject import Subject
+from .subject import Subject, command
 
 SHARE = 0.6  # of the part's seconds, for trying paths; the others are for imports, of each process that tries them too
 RECIPES = ("recipes/qwen3-0.6b/full.yaml",)
@@ -14,12 +14,8 @@ SMALL = ("recipes/tiny/full.yaml", "--quick", "--bf16", "true")
 
 def main() -> None:
     subject = Subject(__doc__)
-    words = [
-        "-m",
-        "brigade.kernels",
-        *(SMALL if subject.small else (*RECIPES, "--seconds", f"{SHARE * subject.left:.0f}")),
-    ]
-    command = f"python {' '.join(words)}"
+    seconds = ["--seconds", f"{SHARE * subject.left:.0f}"]
+    words = ["-m", "brigade.kernels", *(SMALL if subject.small else RECIPES), *seconds]
     with (subject.work / "log").open("w") as log:
         done = subprocess.run(
             [sys.executable, *words, "--json"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True,
@@ -32,7 +28,8 @@ def main() -> None:
     for name, path in proof["paths"].items():
         figures = {key: value for key, value in path.items() if isinstance(value, int | float | str)}
         wrong = path["status"] in ("wrong", "failed")
-        subject.row(name, figures, f"{path['status']}: {path.get('why', '')}".strip(": ") if wrong else "", command)
+        shortfall = f"{path['status']}: {path.get('why', '')}".strip(": ") if wrong else ""
+        subject.row(name, figures, shortfall, command(words))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from .parts import REPOSITORY
-from .subject import Subject
+from .subject import Subject, command
 
 SHAPES = [(model, method) for model in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b") for method in ("full", "lora")]
 FIGURES = (
@@ -28,16 +28,26 @@ def main() -> None:
     subject = Subject(__doc__)
     for model, method in SHAPES[:1] if subject.small else SHAPES:
         what, results = f"{model} {method}", subject.work / f"{model}-{method}.jsonl"
-        words = ["-m", "benchmarks.gpu", "--only", model, method, "base", "--results", str(results), "--no-page"]
-        command = f"python {' '.join(words)}"
-        words += [
+        words = [
+            "-m",
+            "benchmarks.gpu",
+            "--only",
+            model,
+            method,
+            "base",
+            "--results",
+            str(results),
+            "--no-page",
             "--again",
+        ]
+        words += [
             "--work",
-            str(subject.work / "runs"),
+            str(subject.work.parent / "models"),
             *(["--tiny", "--steps", "10"] if subject.small else []),
         ]
+        again = command(words)
         if subject.left < FEWEST:
-            subject.row(what, {}, "not begun: the part's time was over", command)
+            subject.row(what, {}, "not begun: the part's time was over", again)
             continue
         try:
             done = subprocess.run(
@@ -45,22 +55,22 @@ def main() -> None:
                 timeout=subject.left - 5,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            subject.row(what, {}, "stopped: the part's time was over", command)
+            subject.row(what, {}, "stopped: the part's time was over", again)
             continue
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         if not rows:
-            subject.row(what, {}, f"exit code {done.returncode}: {done.stdout.strip()[-300:]}", command)
+            subject.row(what, {}, f"exit code {done.returncode}: {done.stdout.strip()[-300:]}", again)
             continue
-        judge(subject, what, rows[-1], command)
+        judge(subject, what, rows[-1], again)
 
 
-def judge(subject: Subject, what: str, row: dict[str, Any], command: str) -> None:
+def judge(subject: Subject, what: str, row: dict[str, Any], again: str) -> None:
     """Leave a row with what was measured, and beside it what the planner's formulas estimate for the same micro-batches."""
     figures = {key: row[key] for key in FIGURES if row.get(key) is not None}
     prediction = row.get("prediction") or {}
     predicted = prediction.get("predicted", {})
     if row["status"] != "ok":
-        subject.row(what, figures, f"{row['status']}: {row['reason']}", command)
+        subject.row(what, figures, f"{row['status']}: {row['reason']}", again)
         return
     shortfall = ""
     if predicted:
@@ -72,7 +82,7 @@ def judge(subject: Subject, what: str, row: dict[str, Any], command: str) -> Non
             shortfall = f"{measured:.2f} GiB allocated, and the plan's 80 % interval ends at {high:.2f}"
     else:
         figures["no_plan"] = prediction.get("none", "the run left no prediction")
-    subject.row(what, figures, shortfall, command)
+    subject.row(what, figures, shortfall, again)
 
 
 if __name__ == "__main__":

@@ -1,104 +1,106 @@
 """Every strategy and method on this host's GPUs: losses of each against one process, in each precision.
 
-All cases of a number of ranks run in one group, which starts once (testing/runs.py). A case that fails or hangs ends its group;
-the cases behind it run in another.
+The cases are those of the GPU lane (testing/gpu_lane.py). All that may share their ranks run in one group, which starts once
+(testing/runs.py). A case that fails or hangs ends its group; the cases behind it run in another.
 """
 
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from brigade.train.strategy.axes import Axes
-from testing import axes, parity, runs
+from testing import gpu_lane, runs
 
-from .parts import end, last_line, start
-from .subject import Subject
+from .parts import LONGER, end, last_line, start
+from .subject import Subject, command
 
 # Largest relative difference of a loss, over 14 steps of SGD that lower it by 20 %. fp32: on CPUs 1e-5 holds
 # (docs/evidence/parity.md), and other kernels sum in another order. Half precision: engines round at different places, and each
 # step carries on what the last one rounded. No GPU has confirmed these yet.
 BOUNDS = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.02}
-FLAGS = {"fp32": [], "bf16": ["--bf16", "true"], "fp16": ["--fp16", "true"]}
 START, PATIENCE = 90.0, 60.0  # seconds for a group to start, and for a case
 FEWEST = 20  # seconds for which a group is worth a start
 STEPS = {"full": ["--max_steps", "14", "--eval_steps", "7"], "small": ["--max_steps", "3", "--eval_steps", "3"]}
-LORA = ["--use_peft", "true", "--learning_rate", "2"]
+RESUMED, STOP = "zero3", {"full": 6, "small": 2}
+SMALL = ("fsdp2 bf16", "zero3 resumed", "fp32", "bf16")
 
 
 def cases_of(ranks: int, small: bool) -> list[dict[str, Any]]:
-    """Return the cases of so many ranks, in the order of their worth, as testing/runs.py takes them.
+    """Return those of the GPU lane (testing/gpu_lane.py) that so many ranks can be divided into, in the order of their worth.
 
-    Beside "name", "flags" and "model": "precision", and "reference": the name of the case of one process to compare with
+    Each as testing/runs.py takes it, beside "precision", "alone": whether others share its ranks, and "reference": the name of
+    the case of one process to compare with
     """
-    plain = {
-        name: parity.STRATEGIES[name]
-        for name in ("ddp", "zero3", "fsdp2", "zero2", "zero1", "zero3_offload", "zero2_offload", "zero3_hpz", "hsdp")
-        if (name != "hsdp" or ranks == 4) and (name != "ddp" or ranks > 1)
-    }
-    several: dict[str, tuple[Axes, str]] = {}
-    if ranks > 1:
-        several = {
-            "zero3 x tensor": (Axes(tensor=2), "zero3"),
-            "pipeline": (Axes(stages=2), "ddp"),
-            "fsdp2 x sequence": (Axes(sequence=2), "fsdp2"),
-        }
-    if ranks > 3:
-        several |= {
-            "fsdp2 x tensor": (Axes(tensor=2), "fsdp2"),
-            "zero1 x tensor x pipeline": (Axes(tensor=2, stages=2), "zero1"),
-        }
-    found = [case(name, flags, ranks, "fp32") for name, flags in plain.items()]
-    found += [case(f"{name} {precision}", plain[name], ranks, precision)
-              for precision in ("bf16", "fp16") for name in ("ddp", "zero3", "fsdp2") if name in plain]  # fmt: skip
-    found += [
-        case(name, axes.flags(sizes, kind), ranks, "fp32", data=ranks // sizes.model)
-        for name, (sizes, kind) in several.items()
+    fitting = [
+        name for name, each in gpu_lane.CASES.items() if ranks % each.unit == 0 and (ranks > 1 or not is_ddp(name))
     ]
-    found += [case(f"{name} lora", [*plain[name], *LORA], ranks, "fp32", "lora") for name in ("zero3", "fsdp2")]
-    found += [case("zero3 resumed", plain["zero3"], ranks, "fp32") | {"stops": (2 if small else 6,)}]
-    if ranks > 1:
-        experts = axes.flags(Axes(experts=2), "fsdp2")
-        found.append(case("fsdp2 x experts", experts, ranks, "fp32", "moe") | {"model": "qwen3_moe"})
-    if small:
-        kept = ("zero3", "fsdp2 bf16", "zero3 resumed")
-        found = [each for each in found if each["name"] in kept]
-    return found
+    found = [case(name, ranks) for name in sorted(fitting, key=lambda name: name not in gpu_lane.QUICK)]
+    found.append(case(RESUMED, ranks) | {"name": f"{RESUMED} resumed", "stops": (STOP[size(small)],)})
+    return [each for each in found if not small or each["name"] in SMALL]
 
 
 def references(small: bool) -> list[dict[str, Any]]:
     """Return the cases of one process without any engine that cases_of() are compared with."""
-    found = [case(name, [], 1, name) for name in FLAGS if not small or name != "fp16"]
-    if not small:
-        found += [case("lora", LORA, 1, "fp32", "lora"), case("moe", [], 1, "fp32", "moe") | {"model": "qwen3_moe"}]
-    return found
+    found = {reference_of(name): name for name in gpu_lane.CASES}
+    return [described(name, of) | {"flags": gpu_lane.reference_flags(of, gpu_lane.CASES[of].precision)}
+            for name, of in found.items() if not small or name in SMALL]  # fmt: skip
 
 
-def case(
-    name: str, flags: list[str], ranks: int, precision: str, reference: str = "", data: int | None = None
-) -> dict[str, Any]:
-    """Return one case. data: data-parallel ranks, where other axes divide some of them"""
-    rate = [] if "--learning_rate" in flags else ["--learning_rate", "0.1" if reference == "moe" else "0.6"]
-    micro = ["--per_device_train_batch_size", str(runs.GLOBAL_BATCH // (data or ranks))]
-    words = ["--optim", "sgd", *rate, *micro, *FLAGS[precision], *flags]
-    return {"name": name, "flags": words, "precision": precision, "reference": reference or precision, "model": None}
+def case(name: str, ranks: int) -> dict[str, Any]:
+    return described(name, name) | {"flags": gpu_lane.flags_of(name, ranks), "alone": gpu_lane.is_alone(name)}
+
+
+def described(name: str, of: str) -> dict[str, Any]:
+    """Return what a case called `name` has of the lane's case `of`."""
+    lane = gpu_lane.CASES[of]
+    return {
+        "name": name,
+        "model": lane.model,
+        "precision": lane.precision,
+        "reference": reference_of(of),
+        "alone": False,
+    }
+
+
+def reference_of(name: str) -> str:
+    """Return a precision, or a method or model that one process trains too, in fp32."""
+    lane = gpu_lane.CASES[name]
+    return lane.precision if lane.method == "full" and not lane.model else lane.model or lane.method
+
+
+def is_ddp(name: str) -> bool:
+    return name.partition(" ")[0] == "ddp"
+
+
+def size(small: bool) -> str:
+    return "small" if small else "full"
+
+
+def all_of(
+    ranks: int, cases: list[dict[str, Any]], folder: Path, subject: Subject, **variables: str
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Run cases on the inputs of `folder`. Yields each as it ends with its log, or why it has none."""
+    ready = prepared(cases, folder, subject)
+    yield from group(ranks, [each for each in ready if not each["alone"]], folder, subject, **variables)
+    for each in ready:
+        if each["alone"]:
+            yield from group(ranks, [each], folder, subject, **variables)
 
 
 def group(
     ranks: int, cases: list[dict[str, Any]], folder: Path, subject: Subject, **variables: str
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Run cases on the inputs of `folder`. Yields each as it ends with its log, or why it has none."""
+    """Run cases that share their ranks, as all_of() does."""
     left = list(cases)
     while left:
         if subject.left < FEWEST:
             yield from ((each, "not begun: the part's time was over") for each in left)
             return
         ended = ""
-        for each, log in once(ranks, left, folder, subject.left - 5, **variables):
+        for each, log in once(ranks, left, folder, subject, **variables):
             if each:
                 left.remove(each)
                 yield each, log
@@ -109,13 +111,14 @@ def group(
 
 
 def once(
-    ranks: int, cases: list[dict[str, Any]], folder: Path, seconds: float, **variables: str
+    ranks: int, cases: list[dict[str, Any]], folder: Path, subject: Subject, **variables: str
 ) -> Iterator[tuple[dict[str, Any] | None, Any]]:
     """Run one group. Yields each case that ends with its log, and at last None with "" or why the group ended early."""
-    job, log = folder / f"job-{ranks}.json", folder / f"group-{ranks}.log"
+    job, log = folder / "job.json", folder / f"from-{file_name(cases[0])}.log"
+    longer = LONGER if subject.small else 1
     job.write_text(json.dumps({"folder": str(folder), "longest_answer": None, "cases": cases}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    began = progress = time.monotonic()
+    progress = time.monotonic()
     left, ended = list(cases), ""
     with log.open("w") as out:
         process, mark = start([*command, "-m", "testing.runs", str(job)], out, **variables)
@@ -129,9 +132,9 @@ def once(
                 now = time.monotonic()
                 if code is not None:
                     ended = f"exit code {code}: {last_line(log)}" if code else " "
-                elif now - began > seconds:
+                elif subject.left < 5:
                     ended = f"stopped: the part's time was over; its last line: {last_line(log)}"
-                elif now - progress > PATIENCE + (START if len(left) == len(cases) else 0):
+                elif now - progress > longer * (PATIENCE + (START if len(left) == len(cases) else 0)):
                     ended = f"no result in {now - progress:.0f} seconds; its last line: {last_line(log)}"
                 else:
                     time.sleep(0.2)
@@ -145,18 +148,22 @@ def result(folder: Path, name: str) -> list[dict[str, Any]] | None:
     return json.loads(file.read_text())["log"] if file.exists() else None
 
 
-def prepared(cases: list[dict[str, Any]], folder: Path, small: bool) -> list[dict[str, Any]]:
+def prepared(cases: list[dict[str, Any]], folder: Path, subject: Subject) -> list[dict[str, Any]]:
     """Return cases with all their flags: the inputs of `folder`, the steps, an output directory."""
-    shared = [*runs.write_inputs(folder), *STEPS["small" if small else "full"], "--logging_steps", "1"]
+    shared = [*subject.inputs(folder), *STEPS[size(subject.small)], "--logging_steps", "1"]
     found = []
     for each in cases:
         flags = list(each["flags"])
         if each["model"]:
             model = runs.write_model(folder / each["model"], each["model"])
             flags += ["--model_name_or_path", str(model), "--from_scratch", "false"]
-        output = folder / "outputs" / each["name"].replace(" ", "-")
+        output = folder / "outputs" / file_name(each)
         found.append(each | {"flags": [*shared, *flags, "--output_dir", str(output)]})
     return found
+
+
+def file_name(case: dict[str, Any]) -> str:
+    return str(case["name"]).replace(" ", "-")
 
 
 def difference(log: list[dict[str, Any]], reference: list[dict[str, Any]]) -> float:
@@ -172,43 +179,51 @@ def difference(log: list[dict[str, Any]], reference: list[dict[str, Any]]) -> fl
 
 def judge(subject: Subject, each: dict[str, Any], what: str, log: Any, reference: Any, ranks: int) -> None:
     """Leave the row of a case."""
-    words = [*each["flags"], "--fresh"]
-    command = f"torchrun --nproc_per_node {ranks} train.py {shlex.join(words)}"
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    whole = command([*launcher, "train.py", *each["flags"], "--fresh"])
+    again = "" if "stops" in each else whole  # no flag stops a run and goes on with it
     figures: dict[str, Any] = {"ranks": ranks, "precision": each["precision"]}
     if isinstance(log, str):
-        subject.row(what, figures, log, command)
+        subject.row(what, figures, log, again)
         return
     figures["last_loss"] = [entry["loss"] for entry in log if "loss" in entry][-1]
     if not isinstance(reference, list):
-        subject.row(what, figures, f"nothing to compare with: {reference}", command)
+        subject.row(what, figures, f"nothing to compare with: {reference}", again)
         return
     try:
         worst, bound = difference(log, reference), BOUNDS[each["precision"]]
     except ValueError as error:
-        subject.row(what, figures, str(error), command)
+        subject.row(what, figures, str(error), again)
         return
     figures |= {"difference": worst, "bound": bound}
     too_far = "" if worst <= bound else f"a loss differs from one process's by {worst:.1e}, and {bound:.1e} is allowed"
-    subject.row(what, figures, too_far, command)
+    subject.row(what, figures, too_far, again)
 
 
 def main() -> None:
     subject = Subject(__doc__)
-    small, work, ranks = subject.small, subject.work, max(size for size in (1, 2, 4) if size <= max(1, subject.gpus))
-    single, cpu = references(small), [each for each in references(small) if each["name"] == "fp32"]
-    hidden = group(1, prepared(cpu, work / "cpu", small), work / "cpu", subject, CUDA_VISIBLE_DEVICES="")
-    of_cpu = {each["name"]: log for each, log in hidden}
-    one_gpu = {}
-    visible = {"CUDA_VISIBLE_DEVICES": first_gpu()}
-    for each, log in group(1, prepared(single, work / "single", small), work / "single", subject, **visible):
-        one_gpu[each["name"]] = log
-        other = (
-            of_cpu["fp32"] if each["reference"] in FLAGS else log
-        )  # the same model on a CPU; others only have to train
-        judge(subject, each, f"one GPU, {each['name']}", log, other, 1)
-    cases = prepared(cases_of(ranks, small), work / "ranks", small)
-    for each, log in group(ranks, cases, work / "ranks", subject):
-        judge(subject, each, f"{each['name']}, {ranks} GPUs", log, one_gpu.get(each["reference"]), ranks)
+    small, work, ranks = subject.small, subject.work, subject.ranks
+    single, several = references(small), cases_of(ranks, small)
+    cpu = [each for each in single if each["name"] == "fp32"]
+    of_cpu = {each["name"]: log for each, log in all_of(1, cpu, work / "cpu", subject, CUDA_VISIBLE_DEVICES="")}
+    one_gpu: dict[str, Any] = {}
+
+    def judge_case(each: dict[str, Any], log: Any) -> None:
+        judge(subject, each, f"{each['name']}, {subject.on}", log, one_gpu.get(each["reference"]), ranks)
+
+    names = {each["name"] for each in single}
+    together = [*single, *several] if ranks == 1 else single  # one start is enough
+    for each, log in all_of(1, together, work / "single", subject, CUDA_VISIBLE_DEVICES=first_gpu()):
+        if each["name"] in names:
+            one_gpu[each["name"]] = log
+            # The same model on a CPU; others only have to train.
+            other = of_cpu["fp32"] if each["name"] in BOUNDS else log
+            judge(subject, each, f"one GPU, {each['name']}", log, other, 1)
+        else:
+            judge_case(each, log)
+    if ranks > 1:
+        for each, log in all_of(ranks, several, work / "ranks", subject):
+            judge_case(each, log)
 
 
 def first_gpu() -> str:

@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from .parts import end, last_line, start
+from testing import runs
+
+from .parts import again, end, last_line, start
 
 
 class Subject:
@@ -28,22 +32,41 @@ class Subject:
     def left(self) -> float:
         return self._ends - time.monotonic()
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks the part trains with."""
+        return max(ranks for ranks in (1, 2, 4) if ranks <= max(1, self.gpus))
+
+    @property
+    def on(self) -> str:
+        return "1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
+
+    def inputs(self, folder: Path) -> list[str]:
+        """Write a tiny model and chats into a folder; return the flags that all runs on them share."""
+        # The part `kernels` proves the paths. Each run would do so again for its own shapes.
+        return [*runs.write_inputs(folder), *(["--attn_implementation", "sdpa"] if self.small else [])]
+
     def row(self, what: str, figures: dict[str, Any], fell_short: str = "", command: str = "") -> None:
         """Leave a row. command: what shows it again, where that is not the whole part"""
         row = {"what": what, "figures": figures, "fell_short": fell_short, "command": command}
-        row["command"] = row["command"] or f"make test-gpu ONLY={self.work.name}"
+        row["command"] = row["command"] or again(self.work.name, self.small)
         with self.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
 
 
-def run(command: list[str], log: Path, seconds: float) -> str:
+def command(words: list[str]) -> str:
+    """Return a line for a shell in the repository by which this Python runs these words again."""
+    return shlex.join([sys.executable, *words])
+
+
+def run(words: list[str], log: Path, seconds: float) -> str:
     """Run a command to its end, and all that it started with it. Returns "" or why it came to nothing.
 
     log: what it wrote; seconds: it is stopped after
     """
     with log.open("w") as out:
-        process, mark = start(command, out)
+        process, mark = start(words, out)
         try:
             code = process.wait(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gpu_proof import __main__ as command
 from benchmarks.gpu_proof import environment, kernels, parts, strategies
+from testing import gpu_lane, runs
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
 ROW = {
@@ -33,7 +34,7 @@ def python(tmp_path, body):
 
 
 def run(tmp_path, body, limit=20.0):
-    return parts.run_part(parts.Part("kernels", "", limit), python(tmp_path, body), tmp_path, 1000.0, True, 1)
+    return parts.run_part(parts.Part("kernels", "", limit), python(tmp_path, body), tmp_path, 1000.0, False, 1)
 
 
 WRITE = f"open(rows, 'a').write({json.dumps(json.dumps(ROW) + chr(10))})\n"
@@ -65,6 +66,14 @@ def test_a_part_without_a_result_fell_short_and_one_without_time_is_not_begun(tm
     assert run(tmp_path, "print('nothing to say')")["fell_short"] == "left no result: nothing to say"
     part = parts.Part("kernels", "", 20.0)
     assert parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)["fell_short"].startswith("not begun")
+
+
+def test_what_an_earlier_proof_has_left_is_no_result_of_this_one(tmp_path):
+    earlier = tmp_path / "kernels" / "zero3.result.json"
+    earlier.parent.mkdir()
+    earlier.write_text("{}")
+    run(tmp_path, WRITE)
+    assert earlier.parent.is_dir() and not earlier.exists()
 
 
 def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_proven(tmp_path, monkeypatch):
@@ -214,6 +223,7 @@ def test_every_case_has_a_reference_and_one_name(ranks):
         {each["name"] for each in strategies.references(small=False)},
     )
     assert {each["reference"] for each in cases} <= names
+    assert not names & {each["name"] for each in cases}
     assert len({each["name"] for each in cases}) == len(cases)
 
 
@@ -224,3 +234,20 @@ def test_the_command_needs_the_standard_library_only():
         cwd=environment.REPOSITORY, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == "False\n", done.stderr
+
+
+def test_the_cases_are_those_of_the_gpu_lane_that_these_ranks_can_be_divided_into():
+    names = {ranks: [each["name"] for each in strategies.cases_of(ranks, small=False)] for ranks in (1, 2, 4)}
+    assert set(names[4]) == {*gpu_lane.CASES, "zero3 resumed"}
+    assert "zero1 tensor" in names[2] and not {"3D", "hsdp", "fsdp2 tensor"} & set(names[2])
+    assert {"zero3", "fsdp2", "zero3 lora"} < set(names[1]) < set(names[2])
+    assert not [name for name in names[1] if name.startswith("ddp") or "tensor" in name or "pipeline" in name]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_case_has_the_global_batch(ranks):
+    for each in strategies.cases_of(ranks, small=False):
+        lane = gpu_lane.CASES[each["name"].removesuffix(" resumed")]
+        micro = int(each["flags"][each["flags"].index("--per_device_train_batch_size") + 1])
+        assert runs.GLOBAL_BATCH % (micro * ranks // lane.divided) == 0
+        assert "--attn_implementation" not in each["flags"], "a real GPU computes fp32 by another path than varlen"
