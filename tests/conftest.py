@@ -13,14 +13,17 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+AT_START = dict(os.environ)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _the_next_file_has_the_same_environment():
-    """What train.main leaves there must not reach the processes of another file's tests: with DS_ACCELERATOR=cpu, DeepSpeed
-    gathers weights on the CPU whatever GPUs torch has."""
-    before = dict(os.environ)
+    """What train.main leaves there, also in a session's fixture, must not reach the processes of another file's tests: with
+    DS_ACCELERATOR=cpu, DeepSpeed gathers weights on the CPU whatever GPUs torch has."""
     yield
-    os.environ.clear()
-    os.environ.update(before)
+    for key in os.environ.keys() - AT_START.keys() - {"PYTEST_CURRENT_TEST"}:  # pytest takes its own away
+        del os.environ[key]
+    os.environ.update(AT_START)
 
 
 @pytest.hookimpl(tryfirst=True)
