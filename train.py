@@ -11,6 +11,7 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
@@ -92,12 +93,13 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     run = runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         run = steps.divide_into_replicas(run)
-    return train_and_save(run, world, data, tokenizer, weights, checkpoint, callbacks)
+    return train_and_save(run, world, config, data, tokenizer, weights, checkpoint, callbacks)
 
 
 def train_and_save(
     run: runs.Run,
     world: World,
+    config: Any,
     data: Any,
     tokenizer: Any,
     weights: str,
@@ -132,7 +134,8 @@ def train_and_save(
             succeed(run, trainer.state, held_out_loss)
             return trainer
         except BaseException as error:  # torch's CheckpointException is no Exception
-            ranks.fail(error, world, run.directory, run.note_failure)
+            explain = partial(steps.explain_out_of_memory, run, config)
+            ranks.fail(error, world, run.directory, run.note_failure, explain)
 
 
 if __name__ == "__main__":

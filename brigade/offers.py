@@ -1,4 +1,5 @@
-"""What the rooms around the hall offer to a run: proofs of kernels, the planner's micro-batch, its figures and its comparison.
+"""What the rooms around the hall offer to a run: proofs of kernels, the planner's micro-batch, its figures, its
+comparison, and what it would change after an out-of-memory.
 
 A clone that has only the hall trains as well. What a run does not use is not imported.
 """
@@ -39,7 +40,8 @@ def _of_the_planner(world: World) -> dict[str, Any]:
     from .plan import runs
 
     runs.leave_aside_a_broken_calibration(world)
-    return {"rows_that_fit": runs.rows_that_fit, "peak_tflops": runs.peak_tflops, "callbacks": runs.callbacks}
+    names = ("rows_that_fit", "peak_tflops", "what_fits", "callbacks")
+    return {name: getattr(runs, name) for name in names}
 
 
 def _prove_kernels(settings: Any, strategy: Any, world: World, config: Any, compiler: bool) -> Proofs:

@@ -47,10 +47,24 @@ def device_of_another_rank() -> None:
     os.environ["LOCAL_RANK"] = "0"
 
 
+def out_of_memory() -> None:
+    """Both ranks lack memory in a forward pass of the first step."""
+    import torch
+
+    from brigade.train.loop.trainer import Trainer
+
+    def lack(self: Any, *arguments: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {LACKS}. GPU 0 has too little.")
+
+    Trainer.compute_loss = lack  # type: ignore[method-assign]
+
+
+LACKS = "3.50 GiB"
 FAULTS = {
     "a tensor left on the CPU": (tensor_left_on_the_cpu, "Expected all tensors to be on the same device"),
     "a CPU tensor given to NCCL": (cpu_tensor_given_to_nccl, "No backend type associated with device type cpu"),
     "the device of another rank": (device_of_another_rank, "use the same GPU"),
+    "too little memory": (out_of_memory, f"out of memory for {LACKS[:-5]} GiB more"),
 }
 
 if __name__ == "__main__":

@@ -20,6 +20,19 @@ class Proofs:
 
 
 @dataclass(frozen=True)
+class Remedies:
+    """What the planner says of a run whose GPU's memory was not enough.
+
+    counted: what it counts for the run, in words; fits: whether the run fits by that count
+    ways: what would fit, the fastest first: flags with the memory that they take; None where it cannot tell
+    """
+
+    counted: str
+    fits: bool = False
+    ways: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Offers:
     """What other rooms do for a run. Without them it goes on with the defaults.
 
@@ -28,10 +41,13 @@ class Offers:
     rows_that_fit: (the recipe with the kernels of this host, strategy, batch, the replica's world, the model's config) -> the
         largest micro-batch, and in words why it is this one
     peak_tflops: a device's name -> its dense bf16 peak, None for an unknown one
+    what_fits: (run, the model's config, bytes that its GPU would have had to hold) -> what the planner would change
+        after an out-of-memory
     callbacks: (run, meter, the model's config, how many parameters are trained) -> further TrainerCallbacks
     """
 
     prove_kernels: Callable[[Any, Any, Any, Any, bool], Proofs] = lambda *_: Proofs()
     rows_that_fit: Callable[[Any, Any, Any, Any, Any], tuple[int, str]] = lambda *_: (1, f"no planner is here{CURE}")
     peak_tflops: Callable[[str], float | None] = lambda _: None
+    what_fits: Callable[[Any, Any, float], Remedies] = lambda *_: Remedies("no planner is here")
     callbacks: Callable[[Any, Any, Any, int], list[Any]] = lambda *_: []

@@ -121,7 +121,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
         assert kind == hardware.gpu("H200").kind
         raise error
 
-    monkeypatch.setattr(prediction, "_job", fail)
+    monkeypatch.setattr(prediction, "planned_job", fail)
     monkeypatch.setattr(prediction, "add_to_record", lambda run, key, value: kept.update({key: value}))
     prediction.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
     assert (
@@ -164,4 +164,4 @@ def test_a_round_that_no_measured_step_ends_is_not_predicted(monkeypatch, every,
     world = SimpleNamespace(size=1, local_size=1)
     run = SimpleNamespace(settings=settings, kernels=Kernels(), strategy=None, batch=None, world=world)
     config = SimpleNamespace(to_dict=dict, _attn_implementation="sdpa")
-    assert prediction._job(run, config, 0, "H200").replicas == Replicas(2, counted)
+    assert prediction.planned_job(run, config, 0, "H200").replicas == Replicas(2, counted)

@@ -1,9 +1,10 @@
-"""Serve a run that trains: the micro-batch that fits, a device's peak, and the comparison with the plan after ten steps."""
+"""Serve a run that trains: the micro-batch that fits, a device's peak, the comparison with the plan after ten steps, and what
+would fit where memory was not enough."""
 
 from typing import Any
 
 from ...train.cluster import World
-from ...train.offers import CURE
+from ...train.offers import CURE, Remedies
 from ...train.recipe.batch import Batch
 from ...train.recipe.files import calibration_file
 from ...train.recipe.schema import Recipe
@@ -30,6 +31,13 @@ def callbacks(run: Any, meter: Any, config: Any, trained: int) -> list[Any]:
     from .compare_with_plan import CompareWithPlan
 
     return [CompareWithPlan(run, meter, config, trained)]
+
+
+def what_fits(run: Any, config: Any, needed: float) -> Remedies:
+    """Return what would make a run fit (remedies.py). config: the model's; needed: bytes that its GPU would have had to hold"""
+    from . import remedies
+
+    return remedies.what_fits(run, config, needed)
 
 
 def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:

@@ -138,7 +138,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
         reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.named()}"
     else:
         try:
-            usual, largest = _as_seen(_job(run, config, trained, device.kind), config, seen)
+            usual, largest = _as_seen(planned_job(run, config, trained, device.kind), config, seen)
             predicted = predict(usual, largest, device)
         except job_of_run.NotCovered as error:
             reason = str(error)
@@ -150,7 +150,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
     add_to_record(run, "prediction", entry(predicted, measured, device, reason) | job)
 
 
-def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
+def planned_job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     """Return the run as the planner's Job."""
     recipe = run.settings.with_training(use_liger_kernel=run.kernels.use_liger_kernel).recipe
     sizes = (run.world.size, run.world.local_size)

@@ -118,11 +118,13 @@ def fail(
     world: World,
     directory: Path | None = None,
     note_failure: Callable[[str], None] = lambda reason: None,
+    explain: Callable[[BaseException], BaseException | None] = lambda error: None,
 ) -> None:
     """Report an error of the running training and leave at once with exit code 1, or 2 for a UserError.
 
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
-    directory: where the run writes; note_failure: what the first rank to fail does with the reason
+    directory: where the run writes; note_failure: what the first rank to fail does with the reason; explain: an error in a
+    user's terms, where the first to fail knows better ones
     KeyboardInterrupt and SystemExit go on as they are, but for sys.exit(0): in mid-run it is an error, whoever calls it. Leaves
     by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
     """
@@ -139,6 +141,8 @@ def fail(
 
     first, ended = tell.first_to_fail(process_group.store_of_all(), process_group.ENDED) if _group() else (True, "")
     if first:
+        with suppress(Exception):  # what cannot be explained is told as it is
+            error = explain(error) or error
         reason = tell.tell(error, world)
         with suppress(Exception):
             note_failure(reason)

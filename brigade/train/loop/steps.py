@@ -15,6 +15,7 @@ from .environment import prepare_environment
 from .kernels import choose_kernels, prove_kernels
 from .lengthening import how_lengthened
 from .micro_batch import settle_batch
+from .out_of_memory import explain as explain_out_of_memory
 from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
 from .summary import summary as print_summary
 from .watch_thread import watched
@@ -31,6 +32,7 @@ __all__ = [
     "choose_kernels",
     "digest_model",
     "divide_into_replicas",
+    "explain_out_of_memory",
     "find_weights",
     "how_lengthened",
     "how_to_continue",

@@ -45,7 +45,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     fields = type(training).model_fields.items()
     if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
         strategy = replicas.inside(strategy, settings, world, changed)
-    _check(strategy, settings, world)
+    check(strategy, settings, world)
     return strategy
 
 
@@ -96,7 +96,7 @@ def refusal(**facts: Any) -> dict[str, Any] | None:
     return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)
 
 
-def _check(strategy: Strategy, settings: Settings, world: World) -> None:
+def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     model, training = settings.recipe.model, settings.recipe.training
     for key, info in type(model).model_fields.items():

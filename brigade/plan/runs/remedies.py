@@ -1,0 +1,185 @@
+"""Name what would make a run fit after an out-of-memory: the least changes of its command that fit by the planner's count."""
+
+import functools
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ...errors import UserError
+from ...train.loop import deepspeed_needs
+from ...train.loop.throughput import device_name
+from ...train.offers import Remedies
+from ...train.parallel import checks, tiled
+from ...train.recipe.batch import batch_arithmetic
+from ...train.recipe.files import REPOSITORY
+from ...train.run.directory import Run
+from ...train.strategy import check, choose
+from .. import hardware
+from ..choice.job_of_run import ATTENTION, NotCovered
+from ..choice.search import refusal
+from ..choice.workload import Cluster
+from ..costs.estimate import Estimate, estimate
+from ..costs.memory import GIB
+from .prediction import planned_job
+
+MOST = 3  # ways that are named
+TOGETHER = 3  # changes at once
+STRATEGIES = ("stage", "offload", "axes")  # kinds of changes of which a run takes one: each is another file
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """Something that a run may do otherwise.
+
+    kind: of two changes of one kind a run takes one; flag: how train.py is told; values: of the recipe's training section
+    ds_config: a file, where it is another strategy
+    """
+
+    kind: str
+    flag: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    ds_config: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Changes that make the run fit, with the run and its estimate."""
+
+    changes: tuple[Change, ...]
+    run: Run
+    estimate: Estimate
+
+
+def what_fits(run: Run, config: Any, needed: float) -> Remedies:
+    """Return what the planner counts for a run, and the three fastest of the smallest sets of changes that fit by its count.
+
+    config: the model's; needed: bytes that the run's GPU would have had to hold. Where the planner counts less, its other counts
+    are raised as much.
+
+    Raises NotCovered where formulas do not cover the run or know its GPU.
+    """
+    device = hardware.gpu_of_device(name := device_name())
+    if device is None:
+        raise NotCovered(f"it has no figures of {name}")
+    own = _estimated(run, config, device)
+    raised = max(1.0, needed / GIB / own.device_gib)
+    counted = f"the planner counts {own.device_gib:.1f} of {device.memory_gib:.1f} GiB for this run"
+    counted += ", which fits" if own.fits else ""
+    counted += f" (at most {own.most_gib:.1f})" if own.fits and not own.safe else ""
+    ways = _smallest(run, config, own, min(own.device_gib, device.memory_gib / raised))
+    words = [f"{' '.join(c.flag for c in way.changes)} ({raised * way.estimate.device_gib:.1f} GiB)" for way in ways]
+    return Remedies(counted, own.fits, tuple(words))
+
+
+def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
+    job = planned_job(run, config, 0, device.kind)
+    return estimate(replace(job, attention=ATTENTION.get(run.kernels.attention, "flash2")), device)
+
+
+def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
+    """Return the fastest ways below `limit` GiB of which no part is enough, those with fewer changes first."""
+    changes = _changes(run, config, own)
+    found: list[Way] = []
+    allowed = functools.cache(lambda change: _is_allowed(run, config, own, change))
+    for count in range(1, TOGETHER + 1):
+        for kinds in itertools.combinations(changes, count):
+            enough = any({change.kind for change in way.changes} <= {*kinds} for way in found)
+            if enough or len({*kinds} & {*STRATEGIES}) > 1:
+                continue
+            tried = (_way(run, config, own, chosen) for chosen in itertools.product(*(changes[kind] for kind in kinds)))
+            fitting = [way for way in tried if way and way.estimate.safe and way.estimate.device_gib < limit]
+            fitting = sorted(fitting, key=lambda way: way.estimate.time.total)
+            possible = (way for way in fitting if all(map(allowed, way.changes)) and not _exceeds_the_host(way))
+            found += itertools.islice(possible, 1)
+        if len(found) >= MOST:
+            break
+    return sorted(found, key=lambda way: way.estimate.time.total)[:MOST]
+
+
+def _changes(run: Run, config: Any, own: Estimate) -> dict[str, list[Change]]:
+    """Return what a run may do otherwise, by kind."""
+    training, axes, job = run.settings.recipe.training, run.strategy.axes, own.job
+    changes = [
+        Change("micro-batch", f"--per_device_train_batch_size {micro}", {"per_device_train_batch_size": micro})
+        for micro in range(run.batch.micro - 1, 0, -1)
+        if run.batch.micro * run.batch.accumulation % micro == 0
+    ]
+    if not training.activation_checkpointing:
+        changes.append(Change("checkpointing", "--activation_checkpointing", {"activation_checkpointing": True}))
+    if job.loss not in ("fused", "tiled"):
+        if find_spec("liger_kernel") and not training.torch_compile:
+            changes.append(Change("loss", "--use_liger_kernel", {"use_liger_kernel": True}))
+        if axes.tensor * axes.stages == 1:
+            changes.append(Change("loss", "--tiled_loss auto", {"tiled_loss": "auto"}))
+    if run.strategy.replicas == 1:
+        changes += _other_strategies(run, config, own)
+    kinds = dict.fromkeys(change.kind for change in changes)
+    return {kind: [change for change in changes if change.kind == kind] for kind in kinds}
+
+
+def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
+    """Yield the files of ds_configs/ by which less lies on a GPU, and that the run can take."""
+    for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
+        file = str(path.relative_to(REPOSITORY))
+        change = Change("", f"--ds_config {file}", ds_config=file)
+        way = _way(run, config, own, (change,))
+        if way is None or way.estimate.device_gib >= own.device_gib:
+            continue
+        job = way.estimate.job
+        elsewhere = (
+            job.offload == "nvme" or job.quantised or job.hpz
+        )  # disks nobody measured, other losses, slow networks
+        if elsewhere or (job.gpus == 1 and not job.offload):  # and one rank has nobody to shard with
+            continue
+        kind = "offload" if job.offload else "axes" if job.axes != own.job.axes else "stage"
+        yield replace(change, kind=kind)
+
+
+def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> Way | None:
+    """Return the run with these changes; None where train.py refuses it, or no formula covers it."""
+    values: dict[str, Any] = {"per_device_train_batch_size": run.batch.micro}
+    for change in changes:
+        values |= change.values
+    settings, strategy = run.settings.with_training(**values), run.strategy
+    try:
+        if file := next((change.ds_config for change in changes if change.ds_config), ""):
+            cluster = settings.recipe.cluster.model_copy(update={"ds_config": file, "accelerate_config": None})
+            settings = replace(settings, recipe=settings.recipe.model_copy(update={"cluster": cluster}))
+            strategy = choose(settings, run.world, env={})
+        else:
+            check(strategy, settings, run.world)
+        shares = strategy.axes.data(run.world.size) if file else run.batch.data_parallel_size
+        batch = batch_arithmetic(settings.recipe.training, shares, settings.place("global_batch_size"))
+        liger = values.get("use_liger_kernel", run.kernels.use_liger_kernel)
+        kernels = replace(run.kernels, use_liger_kernel=liger)
+        changed = replace(run, settings=settings, strategy=strategy, batch=batch, kernels=kernels)
+        return Way(changes, changed, _estimated(changed, config, own.gpu))
+    except (UserError, NotCovered):
+        return None
+
+
+def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
+    """Return whether the model and this host allow a change, as train.py would find when it begins (loop/preflight.py)."""
+    way = _way(run, config, own, (change,))
+    try:
+        if way and change.values.get("tiled_loss"):
+            tiled.check(way.run.settings, config)
+        if way and change.ds_config:
+            checks.check(way.run, config)
+            return not any(deepspeed_needs.lacking(way.run.strategy, torch.cuda.is_available()))
+    except UserError:
+        return False
+    return way is not None
+
+
+def _exceeds_the_host(way: Way) -> bool:
+    """Return whether what is offloaded may need more memory than hosts like this one have."""
+    job = way.estimate.job
+    host_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    cluster = Cluster(job.gpu, job.node_size, job.nodes, host_gib=host_gib)
+    return bool(job.offload and refusal(job, cluster, way.estimate.gpu, at_most=True))

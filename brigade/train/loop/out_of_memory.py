@@ -1,0 +1,129 @@
+"""Tell an out-of-memory of a GPU in a user's terms: where it happened, what was in the memory, and what would fit."""
+
+import os
+import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import UserError, first_line
+from ..distributed import heartbeat
+from ..offers import Remedies
+from ..run.directory import Run
+from .environment import ALLOCATOR
+from .throughput import device_name
+
+# Of torch's allocator, of CUDA's and NCCL's own allocations, and of cuBLAS where it finds no room for its workspace.
+_IN_WORDS = re.compile(r"(CUDA|HIP|Cuda|NCCL)\b.*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.DOTALL)
+_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+# Functions of the Trainer between two steps -> what they do. An error that leaves them has ended their phase of the heartbeat.
+AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_model": "checkpoint"}
+OF_OTHERS = 3.0  # GiB beside torch's allocator: more than CUDA's context and NCCL's buffers take
+CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
+NONE = "no other micro-batch, kernels or strategy fits by its count: take more GPUs, adapters (use_peft) or a shorter max_length"
+
+
+def explain(run: Run, config: Any, error: BaseException) -> UserError | None:
+    """Return an out-of-memory as an error that names what would make the run fit; None for any other error.
+
+    config: the model's
+
+    Before the first step has ended it comes again whatever happens: it is the user's. Later it may be fragments, or one long
+    sample, and `launch --restarts` may try again.
+    """
+    if (cause := _cause(error)) is None:
+        return None
+    step = int(heartbeat.page[heartbeat.STEP])
+    frames = traceback.extract_tb(cause.__traceback__)
+    phase = next((AT_REST[frame.name] for frame in frames if frame.name in AT_REST), "")
+    phase = phase or heartbeat.PHASES[int(heartbeat.page[heartbeat.PHASE])]
+    where = f"{phase} at step {step}" if step else phase
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    memory = Memory.read(cause)
+    try:
+        remedies = run.offers.what_fits(run, config, memory.needed)
+    except Exception as failure:  # whoever fails to explain an error must not hide it
+        what = first_line(failure) if type(failure).__name__ == "NotCovered" else f"{type(failure).__name__}: {failure}"
+        remedies = Remedies(f"the planner cannot say what would fit: {' '.join(what.split())[:160]}")
+    cure = _cure(remedies, memory)
+    return UserError(
+        f"memory of {device_name()}, in {where}{at}",
+        f"{memory}; {remedies.counted}",
+        f"a smaller per_device_eval_batch_size, or: {cure}" if phase == "evaluation" else cure,
+        "user" if step <= 1 else "run",
+    )
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return the out-of-memory that an error is, or that it was raised from (a pipeline's schedule raises its own)."""
+    cause: BaseException | None = error
+    while cause is not None:
+        of_words = isinstance(cause, RuntimeError) and _IN_WORDS.search(str(cause))
+        if isinstance(cause, torch.OutOfMemoryError) or of_words:
+            return cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of this rank's GPU, 0 where it has none.
+
+    wanted: by the allocation that failed, 0 where its error does not say
+    peak: the most that torch's allocator has had since the last log line; reserved: what it holds, in use or not
+    """
+
+    wanted: float
+    peak: float = 0.0
+    reserved: float = 0.0
+    free: float = 0.0
+    total: float = 0.0
+
+    @classmethod
+    def read(cls, cause: BaseException) -> "Memory":
+        """Return what an out-of-memory says, and the GPU as it is now."""
+        found = _WANTED.search(str(cause))
+        wanted = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        try:
+            reserved = torch.cuda.memory_reserved()
+            return cls(wanted, torch.cuda.max_memory_allocated(), reserved, *torch.cuda.mem_get_info())
+        except Exception:  # no GPU, or one that answers no more
+            return cls(wanted)
+
+    @property
+    def needed(self) -> float:
+        """What the GPU would have had to hold for this allocation."""
+        return self.total - self.free + self.wanted if self.total else 0.0
+
+    @property
+    def of_others_gib(self) -> float:
+        return (self.total - self.free - self.reserved) / 2**30
+
+    def __str__(self) -> str:
+        gib = {name: f"{value / 2**30:.1f}" for name, value in vars(self).items()}
+        text = "out of memory"
+        text += f" for {gib['wanted']} GiB more" if self.wanted >= 2**28 else ""
+        if self.total:
+            text += f": torch has allocated {gib['peak']} GiB at most and holds {gib['reserved']} of {gib['total']}"
+            if self.of_others_gib > OF_OTHERS:
+                text += f", and {self.of_others_gib:.1f} are taken beside it (nvidia-smi names the processes)"
+        return text
+
+
+def _cure(remedies: Remedies, memory: Memory) -> str:
+    """Return what to change: the planner's ways, and what helps where by its count the run fits as it is."""
+    ways = CURE if remedies.ways is None else NONE
+    if remedies.ways:
+        ways = f"{'each of these fits' if remedies.ways[1:] else 'this fits'} by its count: {', '.join(remedies.ways)}"
+    if not remedies.fits:
+        return ways
+    setting = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
+    if "expandable_segments:True" in setting:
+        return f"{ways}; against fragments its segments grow already ({setting})"
+    unused = (memory.reserved - memory.peak) / 2**30
+    figure = f": {unused:.1f} GiB that torch holds were never in use at once" if unused >= 1 else ""
+    return f"{ways}; or {ALLOCATOR[0]}=expandable_segments:True against fragments{figure}"

@@ -1,0 +1,124 @@
+"""An out-of-memory in a user's terms: where, what was in the memory, what would fit; and never hidden by what explains it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from brigade.train.distributed import heartbeat
+from brigade.train.loop import out_of_memory
+from brigade.train.offers import Offers, Remedies
+
+GIB = 2**30
+WORDS = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
+)
+WAYS = ("--per_device_train_batch_size 2 (61.0 GiB)", "--activation_checkpointing (44.0 GiB)")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 80 GiB, of which torch holds 76 and has allocated 70, in the backward pass of the third step."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 70 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 76 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 79 * GIB))
+    for name in out_of_memory.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    page = dict(enumerate(heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}
+    monkeypatch.setattr(heartbeat, "page", page)
+
+
+def explained(error, remedies=None, asked=None):
+    def what_fits(run, config, needed):
+        asked.append(needed)
+        return remedies
+
+    offers = Offers(what_fits=what_fits) if remedies else Offers()
+    asked = [] if asked is None else asked
+    try:
+        raise error
+    except BaseException as caught:
+        return out_of_memory.explain(SimpleNamespace(offers=offers), None, caught)
+
+
+def test_it_says_where_what_was_there_and_what_would_fit(gpu):
+    asked = []
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("the planner counts 91.0 GiB", ways=WAYS), asked)
+    assert asked == [78 * GIB + 2.5 * GIB]
+    place, problem, cure = str(told).splitlines()
+    assert place.startswith("error: memory of NVIDIA H100 80GB HBM3, in backward at step 3 (test_out_of_memory.py:")
+    assert "for 2.5 GiB more: torch has allocated 70.0 GiB at most and holds 76.0 of 79.0" in problem
+    assert problem.endswith("; the planner counts 91.0 GiB") and "beside it" not in problem
+    assert cure == f"  cure: each of these fits by its count: {', '.join(WAYS)}"
+
+
+@pytest.mark.parametrize("step, whose", [(0, "user"), (1, "user"), (2, "run")])
+def test_in_the_first_step_it_is_the_users_later_launch_may_try_again(gpu, step, whose):
+    heartbeat.page[heartbeat.STEP] = step
+    assert explained(torch.OutOfMemoryError(WORDS)).whose == whose
+
+
+@pytest.mark.parametrize("setting, said", [
+    ({}, "; or PYTORCH_ALLOC_CONF=expandable_segments:True against fragments: 6.0 GiB that torch holds were never in use"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "against fragments its segments grow already (PYTORCH_CUDA_"),
+])  # fmt: skip
+def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting, said):
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("it fits", fits=True, ways=WAYS[:1]))
+    assert told.cure.startswith(f"this fits by its count: {WAYS[0]}") and said in told.cure
+
+
+def test_of_an_evaluation_the_plan_counts_nothing(gpu):
+    def evaluate():
+        raise torch.OutOfMemoryError(WORDS)
+
+    try:
+        evaluate()
+    except torch.OutOfMemoryError as error:
+        told = out_of_memory.explain(SimpleNamespace(offers=Offers()), None, error)
+    assert ", in evaluation at step 3 (" in told.place
+    assert told.cure == f"a smaller per_device_eval_batch_size, or: {out_of_memory.CURE}"
+
+
+def test_what_others_hold_is_told(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * GIB)
+    assert "and 38.0 are taken beside it" in explained(torch.OutOfMemoryError(WORDS)).problem
+
+
+def test_without_a_way_without_a_planner_and_without_a_gpu_it_is_told_too(gpu, monkeypatch):
+    assert "take more GPUs, adapters" in explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=())).cure
+    told = explained(torch.OutOfMemoryError(WORDS))
+    assert told.problem.endswith("; no planner is here") and told.cure == out_of_memory.CURE
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: 1 / 0)
+    told = explained(torch.OutOfMemoryError("no words"))
+    assert told.place.startswith("memory of cpu, ") and told.problem == "out of memory; no planner is here"
+
+
+def test_a_planner_that_fails_does_not_hide_it(gpu):
+    def fail(*_):
+        raise ZeroDivisionError("division by\nzero")
+
+    run = SimpleNamespace(offers=Offers(what_fits=fail))
+    told = out_of_memory.explain(run, None, torch.OutOfMemoryError(WORDS))
+    assert told.problem.endswith("; the planner cannot say what would fit: ZeroDivisionError: division by zero")
+    assert told.problem.startswith("out of memory for 2.5 GiB more") and told.cure == out_of_memory.CURE
+
+
+@pytest.mark.parametrize("words", [
+    "CUDA error: out of memory", "NCCL Error 1: unhandled cuda error\nCuda failure 2 'out of memory'",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+])  # fmt: skip
+def test_other_libraries_say_it_in_words(gpu, words):
+    assert explained(RuntimeError(words)).problem.startswith("out of memory: torch has allocated 70.0")
+
+
+def test_what_raises_from_one_is_one_and_other_errors_are_none(gpu):
+    outer = RuntimeError("[Stage 0] failed to run forward")
+    outer.__cause__ = torch.OutOfMemoryError(WORDS)
+    assert explained(outer)
+    assert explained(RuntimeError("CUDA error: an illegal memory access")) is None
+    assert explained(ValueError("CUDA out of memory")) is None
