@@ -4,6 +4,7 @@ Transformers 5.23 has no event between wrapping the model and the first step, no
 way to write a checkpoint otherwise. Lines are those of its trainer.py.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,16 +106,9 @@ def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
 
 
 def count_once(model: Any) -> None:
-    """Let model.floating_point_ops(), of each micro-batch (line 4216), not look for parameters in all modules each time
-    (modeling_utils.py, line 914)."""
-    if not hasattr(model, "floating_point_ops"):
-        return
-    counted = model.num_parameters(exclude_embeddings=True)
-
-    def floating_point_ops(inputs: Mapping[str, Any], exclude_embeddings: bool = True) -> int:
-        return 6 * model.estimate_tokens(inputs) * counted
-
-    model.floating_point_ops = floating_point_ops
+    """Let model.num_parameters(), which Transformers asks in each micro-step (line 4216), look through all modules only once."""
+    if hasattr(model, "num_parameters"):  # not a stage of a pipeline
+        model.num_parameters = functools.cache(model.num_parameters)
 
 
 class ResumedTensorBoard(TensorBoardCallback):
