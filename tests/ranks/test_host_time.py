@@ -1,0 +1,17 @@
+"""A GPU waits for Python: a run calls no more functions for a step than a plain loop does. Calls are the same on any machine."""
+
+import pytest
+
+from benchmarks import host_time
+from benchmarks.host_time_worker import ACCUMULATION
+from testing.marks import cases
+
+MOST = 1.05  # times the plain loop's
+
+
+@pytest.mark.parametrize("strategy", cases("one process", slow=["DDP", "ZeRO-2", "FSDP2"]))
+def test_a_step_calls_no_more_functions_than_a_plain_loop(strategy):
+    found = host_time.measure(strategy, ["plain", "ours"], count=True)
+    plain, ours = (ACCUMULATION * of["micro"] + of["step"] for of in (found["plain"], found["ours"]))
+    assert plain > 20_000  # the forward passes are counted
+    assert ours <= MOST * plain, found
