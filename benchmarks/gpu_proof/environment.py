@@ -25,6 +25,7 @@ NEEDED = {
     "tqdm": "tqdm", "Jinja2": "jinja2", "psutil": "psutil", "nvidia-ml-py": "pynvml", "tensorboard": "tensorboard",
     "ninja": "ninja", "pytorch_optimizer": "pytorch_optimizer", "matplotlib": "matplotlib",
 }  # fmt: skip
+IMPORTED = ("torch", "transformers", "transformers.trainer", "accelerate", "deepspeed", "datasets", "peft", "train")
 OPTIONAL = {"bitsandbytes": "bitsandbytes"}  # without it only QLoRA and 8-bit Adam are left out
 ASK = """\
 import importlib.util, importlib.metadata, json, sys
@@ -54,6 +55,10 @@ def choose(output: Path, wheels: Path | None) -> tuple[str, dict[str, Any]]:
     if missing := packages["missing"]:
         cure = f"run `make setup`, or give a folder of their wheels: make test-gpu WHEELS=DIR, filled by `{download(missing)}`"
         raise Lacking(f"{python} lacks {', '.join(missing)}\n  cure: {cure}")
+    if packages["other"] and (why := import_error(python)):
+        named = ", ".join(f"{name} {here}" for name, (_, here) in packages["other"].items())
+        cure = "install what that version requires, or the pinned one (requirements.txt)"
+        raise Lacking(f"{python}: with {named} a run cannot begin: {why}\n  cure: {cure}")
     return python, packages
 
 
@@ -75,6 +80,13 @@ def installed(python: str) -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError) as error:
         raise Lacking(f"{python} does not run: {error}") from None
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def import_error(python: str) -> str:
+    """Return why this Python cannot import what each run does; "" where it can. Takes some seconds."""
+    command = [python, "-c", f"import {', '.join(IMPORTED)}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    return ([line for line in done.stderr.splitlines() if line.strip()] or ["no word"])[-1] if done.returncode else ""
 
 
 def is_near(package: str, version: str) -> bool:

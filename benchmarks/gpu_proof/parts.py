@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -127,7 +128,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a process wrote, or its last error."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
-    return ((errors or lines)[-1] if lines else "it wrote nothing")[:300]
+    """Return why a process ended: its last error, or what it refused, or its last line. What torchrun adds is left out."""
+    text = log.read_text(errors="replace")
+    own = re.split(r"^.*torch[./]distributed[./]elastic", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip() for line in (own.strip() or text).splitlines() if line.strip()]
+    errors = [
+        line for line in lines if line.partition(":")[0].endswith(("Error", "Exception")) and " rank " not in line
+    ]
+    refused = [" ".join(told.split()) for told in re.findall(r"^error\b.*\n(?:  .*(?:\n|$))+", own, re.MULTILINE)]
+    return ((errors or refused or lines)[-1] if lines else "it wrote nothing")[:300]

@@ -251,3 +251,33 @@ def test_every_case_has_the_global_batch(ranks):
         micro = int(each["flags"][each["flags"].index("--per_device_train_batch_size") + 1])
         assert runs.GLOBAL_BATCH % (micro * ranks // lane.divided) == 0
         assert "--attn_implementation" not in each["flags"], "a real GPU computes fp32 by another path than varlen"
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (
+            "Traceback\nModuleNotFoundError: No module named 'httpx'\nE1126 torch/distributed/elastic/api.py:9] failed\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n",
+            "ModuleNotFoundError: No module named 'httpx'",
+        ),
+        (
+            "error in recipe.yaml\n  training.bf16: no\n  cure: yes\nE1126 torch/distributed/elastic/api.py:9] failed\n",
+            "error in recipe.yaml training.bf16: no cure: yes",
+        ),
+        ("loading\nat step 3\n", "at step 3"),
+        ("", "it wrote nothing"),
+    ],
+)
+def test_why_a_process_ended_is_its_own_word_and_not_that_of_torchrun(tmp_path, log, why):
+    (tmp_path / "log").write_text(log)
+    assert parts.last_line(tmp_path / "log") == why
+
+
+def test_versions_that_cannot_be_imported_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(environment, "installed", lambda _: environment.pinned() | {"transformers": "5.17.0"})
+    monkeypatch.setattr(environment, "IMPORTED", ("json", "no_such_module"))
+    assert command.main(["--output", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "with transformers 5.17.0 a run cannot begin: ModuleNotFoundError: No module named 'no_such_module'" in said
+    assert "cure: install what that version requires" in said
