@@ -75,7 +75,11 @@ def collectives(port: int, rank: int, device: int) -> None:
     dist.init_process_group("nccl", store=store, rank=rank, world_size=2)
     assert "No backend type associated with device type cpu" in error_of(lambda: dist.all_reduce(torch.ones(1)))
     values = torch.full((3,), 1.0 + rank, device="cuda")
-    print(error_of(lambda: dist.all_reduce(values)) or values.tolist(), flush=True)
+    said = error_of(lambda: dist.all_reduce(values))
+    if not said:
+        (result,) = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True).get_future().wait()
+        assert result.is_cuda and result.item() == 2, result
+    print(said or values.tolist(), flush=True)
 
 
 if __name__ == "__main__":

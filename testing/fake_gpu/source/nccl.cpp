@@ -19,6 +19,19 @@ bool Batch::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> Collective::getFuture() {
+  auto type = c10::ListType::create(c10::TensorType::get());
+  auto future = c10::make_intrusive<c10::ivalue::Future>(type, std::vector<c10::Device>{results.at(0).device()});
+  gloo->getFuture()->addCallback([future, results = results](c10::ivalue::Future& done) {
+    if (done.hasError()) {
+      future->setError(done.exception_ptr());
+    } else {
+      future->markCompleted(c10::IValue(results));
+    }
+  });
+  return future;
+}
+
 NCCL::NCCL(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo)
     : Backend(gloo->getRank(), gloo->getSize()), store_(std::move(store)), gloo_(std::move(gloo)) {}
 
@@ -27,6 +40,9 @@ WorkPtr NCCL::endCoalescing() { return std::exchange(batch_, nullptr); }
 WorkPtr NCCL::keep(WorkPtr work) {
   if (batch_) batch_->works.push_back(work);
   return work;
+}
+WorkPtr NCCL::keep(WorkPtr work, const Tensors& results) {
+  return keep(c10::make_intrusive<Collective>(std::move(work), results));
 }
 
 // ---- what NCCL refuses -----------------------------------------------------------------------------------------------
@@ -66,22 +82,22 @@ TensorLists NCCL::checked(const TensorLists& lists) {
 WorkPtr NCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   count("nccl broadcast");
   auto all = checked(tensors);
-  return keep(gloo_->broadcast(all, options));
+  return keep(gloo_->broadcast(all, options), tensors);
 }
 WorkPtr NCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   count("nccl allreduce");
   auto all = checked(tensors);
-  return keep(gloo_->allreduce(all, options));
+  return keep(gloo_->allreduce(all, options), tensors);
 }
 WorkPtr NCCL::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   count("nccl allreduce_coalesced");
   auto all = checked(tensors);
-  return keep(gloo_->allreduce_coalesced(all, options));
+  return keep(gloo_->allreduce_coalesced(all, options), tensors);
 }
 WorkPtr NCCL::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   count("nccl reduce");
   auto all = checked(tensors);
-  return keep(gloo_->reduce(all, options));
+  return keep(gloo_->reduce(all, options), tensors);
 }
 WorkPtr NCCL::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   count("nccl allgather");

@@ -18,6 +18,18 @@ struct Batch final : c10d::Work {
   void synchronize() override {}
 };
 
+// A collective whose future has the device's tensors: DDP takes its gradients from there.
+struct Collective final : c10d::Work {
+  Collective(WorkPtr gloo, Tensors results) : gloo(std::move(gloo)), results(std::move(results)) {}
+  WorkPtr gloo;
+  Tensors results;
+  bool isCompleted() override { return gloo->isCompleted(); }
+  bool wait(std::chrono::milliseconds timeout) override { return gloo->wait(timeout); }
+  void synchronize() override { gloo->synchronize(); }
+  Tensors result() override { return results; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+};
+
 class NCCL final : public c10d::Backend {
  public:
   NCCL(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo);
@@ -56,6 +68,7 @@ class NCCL final : public c10d::Backend {
   TensorLists checked(const TensorLists& lists);
   void meet(c10::Device device);
   WorkPtr keep(WorkPtr work);
+  WorkPtr keep(WorkPtr work, const Tensors& results);
 
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
