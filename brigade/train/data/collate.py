@@ -37,6 +37,7 @@ class About:
 
 
 ABOUT = "about"  # the key of a micro-batch that is not for the model
+BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
 class WithFiller(torch.utils.data.Dataset):
@@ -150,11 +151,17 @@ class Collate:
 
 
 def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory."""
-    return {
+    """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
+
+    The tensor of where samples begin remembers the one on the host (on_host), whose values attention by SDPA needs.
+    """
+    moved = {
         key: each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
         for key, each in micro_batch.items()
     }
+    if BORDERS in moved and moved[BORDERS] is not micro_batch[BORDERS]:
+        moved[BORDERS].on_host = micro_batch[BORDERS]
+    return moved
 
 
 def wasteful(lengths: Sequence[int]) -> bool:
@@ -176,4 +183,4 @@ def cumulative(lengths: np.ndarray) -> dict[str, Any]:
     """Return where samples begin, under the names by which flash attention's variable-length kernels take it."""
     ends = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32))
     longest = int(lengths.max())
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {BORDERS: ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

@@ -158,7 +158,8 @@ def varlen(
     """Compute causal attention within each sample of a sequence.
 
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
-    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample
+    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample; on_host: the same on
+    the host, which otherwise waits for it in SDPA
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
@@ -177,8 +178,8 @@ def varlen(
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         by_token = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
-        output = varlen_attn(*by_token, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
+        samples = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        output = varlen_attn(*by_token, *samples, scale=scaling, window_size=window, enable_gqa=grouped)
         return output[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
@@ -186,7 +187,8 @@ def varlen(
     if half_on_cpu:
         from .cpu_attention import BlockedAttention, takes
     parts = []
-    lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    borders = getattr(cu_seq_lens_q, "on_host", cu_seq_lens_q)
+    lengths = [query.shape[2]] if borders is None else borders.diff().tolist()
     # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
     for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
         if half_on_cpu and takes(q, dropout, sliding_window):

@@ -94,8 +94,9 @@ class Pipeline(nn.Module):
         losses = pipelining.step(self.schedule[1], self.stages, count, lambda number: {"number": number})
         self.micro_batches = []
         self._reduce()
-        known = torch.stack([loss.detach().float() for loss in losses]) if losses else torch.zeros(count)
-        known = known.to(self.device)
+        known = torch.zeros(count, device=self.device)
+        if losses:
+            known = torch.stack([loss.detach().float() for loss in losses])
         dist.broadcast(known, self.groups.ranks[schedules.rank_of(self.axes, self.last)], group=self.groups.stages)
         return list(known)
 
