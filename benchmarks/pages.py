@@ -107,7 +107,8 @@ def from_results(page: Path) -> str:
     found: dict[str, str] = {}
     for module in dict.fromkeys(re.findall(r"<!-- table: \S+ \(python -m (benchmarks\.\w+)", text)):
         found |= getattr(importlib.import_module(module), "tables", dict)()
-    return filled(text, found)
+    here = {name for _, name, *_ in TABLE.findall(text)}  # a module may have tables on several pages
+    return filled(text, {name: table for name, table in found.items() if name in here})
 
 
 def main() -> int:

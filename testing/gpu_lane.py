@@ -1,23 +1,28 @@
 """The cases of the GPU lane: every engine, axis and method for a few steps on fake GPUs, and without an engine on a CPU."""
 
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from brigade.train.strategy.axes import Axes
 
 from . import axes, axes_experts, parity
-from .runs import GLOBAL_BATCH
+from .runs import GLOBAL_BATCH, run_cases
 
-STEPS = 3
+STEPS = 3  # whose last one's waits are counted: ZeRO-3 has then recorded in which order it needs parameters
 LANE = f"--max_steps {STEPS} --eval_steps {STEPS} --attn_implementation varlen".split()
 # Of the losses of fp32 on the CPU. Three steps of SGD part by less.
 TOLERANCE = {"fp32": parity.TOLERANCE, "bf16": 0.02, "fp16": 0.02}
 PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("--bf16",), "fp16": ("--fp16",)}
 EXPERTS = "qwen3_moe"
 LORA = ("--use_peft", "--learning_rate", "2")
+PACKING = ("--packing", "true", "--learning_rate", "0.3")
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,
-    "packing": ("--packing", "true", "--learning_rate", "0.3"),
+    "packing": PACKING,
+    "packing sdpa": (*PACKING, "--attn_implementation", "sdpa"),
 }
 
 
@@ -66,17 +71,44 @@ CASES: dict[str, Case] = {
     "zero2 fp16": Case(2, parity.STRATEGIES["zero2"], "fp16"),
     "ddp fp16": Case(2, parity.STRATEGIES["ddp"], "fp16"),
 }  # fmt: skip
+# Without a strategy, on one GPU.
+ONE_PROCESS = {
+    "one process": Case(1, [], "bf16", method="packing"),
+    "one process sdpa": Case(1, [], "bf16", method="packing sdpa"),
+}
+EVERY = CASES | ONE_PROCESS
 QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
+
+
+def run(
+    names: Collection[str], folder: Callable[[], Path], stopped: Collection[str] = (), asking: Collection[str] = ()
+) -> dict[str, Any]:
+    """Run cases on fake GPUs, each group of them in one group of ranks; returns what testing.runs.run_cases does, by name.
+
+    folder: makes an empty one; stopped, asking: cases to be run as `NAME, stopped`, which dies twice and goes on, and
+    `NAME, asking`, which waits for the device in each micro-step
+    """
+    groups = defaultdict[tuple[int, str], list[dict[str, Any]]](list)
+    for name in sorted(names):
+        groups[group(name)].append(run_case(name) | {"waits": STEPS})
+    for name in sorted(stopped):
+        groups[group(name)].append(run_case(name) | {"name": f"{name}, stopped", "stops": (1, 2)})
+    for name in sorted(asking):
+        groups[group(name)].append(run_case(name) | {"name": f"{name}, asking", "waits": STEPS, "asks": True})
+    found = dict[str, Any]()
+    for (ranks, _), cases in groups.items():
+        found |= run_cases(ranks, cases, folder(), gpus=True)
+    return found
 
 
 def run_case(name: str) -> dict[str, Any]:
     """Return the case as testing.runs.run_cases takes it."""
-    return {"name": name, "model": CASES[name].model, "flags": [*flags_of(name), *LANE]}
+    return {"name": name, "model": EVERY[name].model, "flags": [*LANE, *flags_of(name)]}
 
 
 def group(name: str) -> tuple[int, str]:
     """Return which cases may share a group of ranks: those of one engine."""
-    return CASES[name].ranks, name if is_alone(name) else name[:4]
+    return EVERY[name].ranks, name if is_alone(name) else name[:4]
 
 
 def is_alone(name: str) -> bool:
@@ -85,25 +117,25 @@ def is_alone(name: str) -> bool:
 
 
 def reference_of(name: str) -> str:
-    case = CASES[name]
+    case = EVERY[name]
     return f"one process, {case.method}, {case.model or 'llama'}"
 
 
 def reference(name: str) -> dict[str, Any]:
     """Return one process without any engine, in fp32."""
-    return {"name": reference_of(name), "model": CASES[name].model, "flags": [*reference_flags(name), *LANE]}
+    return {"name": reference_of(name), "model": EVERY[name].model, "flags": [*LANE, *reference_flags(name)]}
 
 
 def flags_of(name: str, ranks: int | None = None) -> list[str]:
     """Return the flags of a case without steps and attention. ranks: instead of its own number"""
-    case = CASES[name]
+    case = EVERY[name]
     micro = GLOBAL_BATCH * case.divided // (ranks or case.ranks) // 2
     return [*case.strategy, *PRECISIONS[case.precision], *case.more, *_training(case, max(1, micro))]
 
 
 def reference_flags(name: str, precision: str = "fp32") -> list[str]:
     """Return those of one process without any engine."""
-    return [*PRECISIONS[precision], *_training(CASES[name], GLOBAL_BATCH)]
+    return [*PRECISIONS[precision], *_training(EVERY[name], GLOBAL_BATCH)]
 
 
 def _training(case: Case, micro: int) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .ranks import REPOSITORY, run_ranks
+from .waits import Waits
 
 GLOBAL_BATCH = 16
 STEPS = 8  # five make an epoch of 67 chats, and the fifth ends it in the middle of a batch
@@ -119,7 +120,9 @@ def run_cases(
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
     one with "stops" dies after each of these steps, with a checkpoint, and goes on;
     one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one with "saves_to" calls the
-    Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host.
+    Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host;
+    of one with "waits" rank 0 counts from this step on where the host waits for its device, for "waits" of the result
+    (testing/waits.py); one with "asks" reads the loss in each micro-step.
     gpus: as run_ranks has it
     Raises RuntimeError when a case fails.
     """
@@ -137,6 +140,7 @@ def run_cases(
     keys = ("loss", "grad_norm", "eval_loss", "expert_balance")
     return {
         name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
+        | {key: result[key] for key in ("waits",) if result[key]}
         for name, result in found.items()
     }
 
@@ -180,7 +184,7 @@ def _work(job: Path) -> None:
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:
-        said = io.StringIO()
+        said, waits = io.StringIO(), Waits()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
         for step in case.get("stops", ()):
@@ -188,11 +192,14 @@ def _work(job: Path) -> None:
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
             callbacks = _stops(case["stop"], rank) if "stop" in case else ()
             callbacks += _fails(case["fails"], rank) if "fails" in case else ()
+            callbacks += (waits.callback(case["waits"]),) if "waits" in case else ()
+            callbacks += _asks() if case.get("asks") else ()
             trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
             if trainer and "saves_to" in case:
                 trainer.save_model(case["saves_to"])
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
+            result["waits"] = waits.report() if "waits" in case else None
             temporary = Path(f".{case['name']}.json")
             temporary.write_text(json.dumps(result))
             temporary.rename(f"{case['name']}.result.json")
@@ -226,6 +233,20 @@ def _fails(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
                 raise ValueError("as a callback of a user's may fail")
 
     return (Fails(),)
+
+
+def _asks() -> tuple[Any, ...]:
+    """A callback by which the host reads each micro-step's loss, and so waits for the device."""
+    from transformers import TrainerCallback
+
+    def ask(_: Any, __: Any, output: Any) -> None:
+        output.loss.item()
+
+    class Asks(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            model.register_forward_hook(ask)
+
+    return (Asks(),)
 
 
 def _interrupted(flags: list[str], step: int) -> None:

@@ -1,25 +1,17 @@
-"""How often the host waits for the device in a step, by the line that waits: torch's own debug mode for synchronisations.
+"""How often the host waits for the device in a step, by the line that waits (testing/waits.py)."""
 
-It sees what torch synchronises (`item`, blocking copies, nonzero), not what a library does in its own kernels.
-"""
-
-import collections
 import json
 import os
 import shlex
 import sys
-import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
-from testing import parity, runs
+from testing import parity, runs, waits
 
-from .parts import REPOSITORY
 from .subject import Subject, run
 
 STEPS, FIRST, ACCUMULATION = 6, 3, 4  # waits count from step FIRST on
-MESSAGE = "called a synchronizing CUDA operation"
 FEWEST = 20  # seconds
 
 
@@ -28,7 +20,6 @@ def main() -> None:
     ranks = max(size for size in (1, 2, 4) if size <= max(1, subject.gpus))
     shared = runs.write_inputs(subject.work)
     micro = max(1, runs.GLOBAL_BATCH // ranks // ACCUMULATION)
-    micro_steps = runs.GLOBAL_BATCH // ranks // micro
     for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
         found, output = subject.work / f"{name}.waits.json", subject.work / name
         found.unlink(missing_ok=True)
@@ -43,69 +34,36 @@ def main() -> None:
         elif failed := run([sys.executable, *child], subject.work / f"{name}.log", subject.left - 5):
             subject.row(name, {}, failed, command)
         else:
-            judge(subject, f"{name}, {ranks} GPUs", json.loads(found.read_text()), micro_steps, command)
+            judge(subject, f"{name}, {ranks} GPUs", json.loads(found.read_text()), command)
 
 
-def judge(subject: Subject, what: str, counted: dict[str, Any], micro_steps: int, command: str) -> None:
+def judge(subject: Subject, what: str, report: dict[str, Any], command: str) -> None:
     """Leave the row of a strategy; it falls short where lines of ours wait in each micro-step."""
-    if counted.get("none"):
-        subject.row(what, {"not_counted": counted["none"]}, "", command)
+    if report["none"]:
+        subject.row(what, {"not_counted": report["none"]}, "", command)
         return
-    places, steps = counted["places"], counted["steps"]
-    per_step = {place: round(count / steps, 2) for place, count in places.items()}
-    ours = {place: count for place, count in per_step.items() if place.startswith("brigade/")}
-    figures = {"per_step": round(sum(per_step.values()), 2), "ours_per_step": round(sum(ours.values()), 2),
-               "micro_steps": micro_steps, "places": per_step}  # fmt: skip
-    often = {place: count for place, count in ours.items() if count >= micro_steps}
+    every, micro_steps = report["waits"], report["micro_steps"]
+    figures = {
+        "per_step": waits.total(every, micro_steps),
+        "ours_per_step": waits.total((each for each in every if each["line"].startswith(waits.OURS)), micro_steps),
+        "micro_steps": micro_steps,
+        "places": every,
+    }
     shortfall = "; ".join(
-        f"{place} waits {count:g} times a step, of {micro_steps} micro-steps" for place, count in often.items()
+        f"{each['line']} waits {each['micro-step']:g} times in each micro-step"
+        for each in waits.in_each_micro_step(report)
     )
     subject.row(what, figures, shortfall, command)
 
 
-# ---- in a rank -----------------------------------------------------------------------------------------------------
 def count(into: Path, flags: list[str]) -> None:
-    """Train with these flags, and write which lines waited how often in the steps from FIRST on."""
-    import torch
-    from transformers import TrainerCallback
-
+    """Train with these flags in a rank, and write which lines waited how often in the steps from FIRST on."""
     import train
 
-    places: collections.Counter[str] = collections.Counter()
-    counting = {"on": False, "none": ""}
-
-    class Counts(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == FIRST - 1:
-                try:
-                    torch.cuda.set_sync_debug_mode("warn")
-                except (AttributeError, RuntimeError) as error:  # a torch without the mode
-                    counting["none"] = str(error)
-                counting["on"] = True
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            counting["on"] = False
-            if not counting["none"]:
-                torch.cuda.set_sync_debug_mode("default")
-
-    def shown(message: Warning | str, *_: Any, **__: Any) -> None:
-        if counting["on"] and MESSAGE in str(message):
-            places[place(traceback.extract_stack())] += 1
-
-    warnings.simplefilter("always")
-    warnings.showwarning = shown
-    train.main(flags, callbacks=(Counts(),))
+    counted = waits.Waits()
+    train.main(flags, callbacks=(counted.callback(FIRST),))
     if int(os.environ.get("RANK", "0")) == 0:
-        kept = {"steps": STEPS - FIRST + 1, "places": dict(places.most_common()), "none": counting["none"]}
-        into.write_text(json.dumps(kept))
-
-
-def place(stack: list[traceback.FrameSummary]) -> str:
-    """Return file, line and function of the frame that waits, from the project's root or a package's name on."""
-    frames = [frame for frame in stack if not frame.filename.endswith("warnings.py") and frame.name != "shown"]
-    frame = frames[-1]
-    path = frame.filename.rpartition("site-packages/")[2].removeprefix(f"{REPOSITORY}/")
-    return f"{path}:{frame.lineno} {frame.name}"
+        into.write_text(json.dumps(counted.report()))
 
 
 if __name__ == "__main__":

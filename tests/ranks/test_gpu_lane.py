@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from testing import fake_gpu, gpu_lane, marks, parity, runs
+from benchmarks import waits as committed_waits
+from testing import fake_gpu, gpu_lane, marks, parity, runs, waits
 from testing.command_line import as_flags
 from testing.launch_commands import COMMANDS
 from testing.ranks import REPOSITORY, run_ranks
@@ -27,30 +27,43 @@ def reference(tmp_path_factory, asked_for):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
-    groups = defaultdict(list)
-    for name in sorted(asked_for("name")):
-        groups[gpu_lane.group(name)].append(gpu_lane.run_case(name))
-    for name in sorted(asked_for("resumed")):
-        groups[gpu_lane.group(name)].append(gpu_lane.run_case(name) | {"name": f"{name}, stopped", "stops": (1, 2)})
-    found = {}
-    for which, cases in groups.items():
-        found |= runs.run_cases(which[0], cases, tmp_path_factory.mktemp("gpus"), gpus=True)
-    return found
+    return gpu_lane.run(
+        asked_for("name"), lambda: tmp_path_factory.mktemp("gpus"), asked_for("resumed"), asked_for("asking")
+    )
 
 
-@pytest.mark.parametrize(
-    "name", marks.cases(*gpu_lane.QUICK, slow=[n for n in gpu_lane.CASES if n not in gpu_lane.QUICK])
+every_case = pytest.mark.parametrize(
+    "name", marks.cases(*gpu_lane.QUICK, slow=[n for n in gpu_lane.EVERY if n not in gpu_lane.QUICK])
 )
+
+
+@every_case
 def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
     differences = parity.worst(results[name], reference[gpu_lane.reference_of(name)])
-    tolerance = gpu_lane.TOLERANCE[gpu_lane.CASES[name].precision]
+    tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
     assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), differences
+
+
+@every_case
+def test_the_host_waits_where_the_page_says(name, results):
+    """And in no line of ours in each micro-step. A pipeline computes them in one call, where such a line would wait twice."""
+    found = results[name]["waits"]
+    assert found["micro_steps"] == 2 and not waits.in_each_micro_step(found)
+    assert all(each["step"] <= 1 for each in found["waits"] if each["line"].startswith(waits.OURS))
+    assert found["waits"] == committed_waits.rows()[name]["waits"], "python -m benchmarks.waits writes the page anew"
+
+
+@pytest.mark.parametrize("asking", ["ddp bf16"])
+def test_a_wait_in_each_micro_step_is_found(asking, results):
+    (found,) = waits.in_each_micro_step(results[f"{asking}, asking"]["waits"])
+    assert found == {"line": "testing/runs.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "resumed"), [(name, name) for name in RESUMED], ids=RESUMED)
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, resumed, results):
-    assert results[f"{resumed}, stopped"] == results[name]
+    again = results[f"{resumed}, stopped"]
+    assert again == {key: results[name][key] for key in again}
 
 
 @pytest.mark.slow

@@ -1,0 +1,115 @@
+"""How often the host waits for the device in a step, by strategy and by line, on fake GPUs (testing/fake_gpu/).
+
+    python -m benchmarks.waits             # runs the lane's cases -> benchmarks/results/waits.jsonl and the pages
+    python -m benchmarks.waits --draw      # docs/gpu.md and docs/evidence/waits.md from the results that are there
+
+Each case is that of testing/gpu_lane.py: two micro-steps in a step, a line of the log after each. The third step is counted. ZeRO
+is also run with DeepSpeed's throughput timer, which DeepSpeed turns on where nobody turns it off.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pages
+from benchmarks.pages import DOCS, EVIDENCE, Row, markdown
+from testing import gpu_lane
+from testing.runs import run_cases
+from testing.waits import OURS, total
+
+RESULTS = pages.RESULTS / "waits.jsonl"
+PAGES = {DOCS / "gpu.md": ("waits",), EVIDENCE / "waits.md": ("waits_lines", "waits_timer")}
+TIMED = ("zero1", "zero2", "zero3")
+WHEN = ("micro-step", "step", "log line")
+
+
+def rows() -> dict[str, Row]:
+    """Return the committed rows by case: {"case", "micro_steps", "waits"} as testing.waits reports them."""
+    return {row["case"]: row for row in pages.read(RESULTS)}
+
+
+def measure() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = gpu_lane.run(gpu_lane.EVERY, lambda: Path(tempfile.mkdtemp(dir=folder)))
+        timed = [with_timer(name, Path(folder)) for name in TIMED]
+        found |= run_cases(gpu_lane.CASES[TIMED[0]].ranks, timed, Path(folder), gpus=True)
+    names = [*gpu_lane.EVERY, *map(timed_name, TIMED)]
+    return [{"case": name} | {key: found[name]["waits"][key] for key in ("micro_steps", "waits")} for name in names]
+
+
+def timed_name(name: str) -> str:
+    return f"{name}, DeepSpeed's timer"
+
+
+def with_timer(name: str, folder: Path) -> dict[str, Any]:
+    """Return a case whose ds_config asks for DeepSpeed's throughput timer."""
+    case = gpu_lane.run_case(name)
+    at = case["flags"].index("--ds_config") + 1
+    config = json.loads((pages.REPOSITORY / case["flags"][at]).read_text())
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(config | {"timers": {"throughput": {"enabled": True}}}))
+    case["flags"][at] = str(path)
+    return case | {"name": timed_name(name), "waits": gpu_lane.STEPS}
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------
+def tables() -> dict[str, str]:
+    """Return the table of strategies, those that wait alike in one line, the table of lines, and that of DeepSpeed's timer."""
+    every = rows()
+    now = [every[name] for name in gpu_lane.EVERY]
+    return {"waits": by_strategy(now), "waits_lines": by_line(now), "waits_timer": by_timer(every)}
+
+
+def by_strategy(every: list[Row]) -> str:
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in every:
+        alike.setdefault(cells(row), []).append(row["case"])
+    head = ["", "ours per micro-step", "per step", "others' per micro-step", "per step", "log line", "all of a step"]
+    return markdown(head, ([", ".join(names), *figures] for figures, names in alike.items()))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    ours = [each for each in row["waits"] if each["line"].startswith(OURS)]
+    theirs = [each for each in row["waits"] if not each["line"].startswith(OURS)]
+    figures = [sum(each[when] for each in ours) for when in WHEN[:2]]
+    figures += [sum(each[when] for each in theirs) for when in WHEN[:2]] + [sum(each[WHEN[2]] for each in row["waits"])]
+    return tuple(f"{figure:g}" for figure in (*figures, total(row["waits"], row["micro_steps"])))
+
+
+def by_line(every: list[Row]) -> str:
+    """Return each line that waits, with how often and in which cases."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in every:
+        for each in row["waits"]:
+            often = ", ".join(f"{each[when]:g} per {when}" for when in WHEN if each[when])
+            lines.setdefault((f"`{each['line']}`", each["why"], often), []).append(row["case"])
+    known = {row["case"] for row in every}
+    return markdown(
+        ["line", "what", "how often", "where"],
+        ([*line, "all" if set(cases) == known else ", ".join(cases)] for line, cases in sorted(lines.items())),
+    )
+
+
+def by_timer(every: dict[str, Row]) -> str:
+    """Return how often a step of two micro-steps waits with DeepSpeed's timer and without it."""
+    pairs = [(name, every[timed_name(name)], every[name]) for name in TIMED]
+    lines = (
+        [name, *(f"{total(row['waits'], row['micro_steps']):g}" for row in (timed, now))] for name, timed, now in pairs
+    )
+    return markdown(["waits of a step", "before, with the timer", "after, without it"], lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="draw the pages from the results that are there")
+    if not parser.parse_args(argv).draw:
+        pages.save(RESULTS, measure())
+    found = tables()
+    for page, names in PAGES.items():
+        pages.write(page, {name: found[name] for name in names})
+
+
+if __name__ == "__main__":
+    main()
