@@ -12,7 +12,9 @@ from testing.ranks import REPOSITORY
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "testing.fake_gpu_proof", *map(str, arguments)]
+    # Some programs ask first whether torch is there.
+    code = "import importlib.util, runpy; importlib.util.find_spec('torch'); runpy._run_module_as_main('testing.fake_gpu_proof')"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,

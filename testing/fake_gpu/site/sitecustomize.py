@@ -9,16 +9,24 @@ from pathlib import Path
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finds torch as others do, as often as somebody asks whether it is there, and adds to its import."""
+
+    looking = False
+
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != "torch" or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        fake_gpu = _import()
-        fake_gpu.load_device(Path(spec.origin).parent)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self.looking = False
         load = spec.loader.exec_module
 
         def load_both(module):
+            sys.meta_path.remove(self)
+            fake_gpu = _import()
+            fake_gpu.load_device(Path(spec.origin).parent)
             load(module)
             fake_gpu.install()
 
