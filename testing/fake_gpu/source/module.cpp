@@ -3,7 +3,9 @@
 #include "device.h"
 #include "nccl.h"
 
-#include <torch/extension.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace {
 
