@@ -1,7 +1,9 @@
-"""The user's own command lines, from a shell without the environment's bin folder on PATH, train with all their ranks."""
+"""The user's own command lines, from a shell without the environment's bin folder on PATH, train with all their ranks: in a clone
+with all rooms deleted but brigade/train and brigade/errors, and as the whole house does."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -10,38 +12,54 @@ from pathlib import Path
 import pytest
 
 from brigade.train.model.tiny import shrink
-from testing import marks
+from testing import marks, runs
 from testing.command_line import as_flags
 from testing.launch_commands import COMMANDS
+from testing.ranks import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SHORT = as_flags(max_steps=3, logging_steps=1, max_train_samples=100, max_eval_samples=10, eval_answers=0)
-
-
-# One process is the reference of the others; other axes of a file that each launcher hands on: test_parity_*.py
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("torchrun", "deepspeed", "accelerate-ddp"),
-        slow=["python"],
-        matrix=COMMANDS,
-    ),
-)
-def test_command_line_trains_with_all_its_ranks(name, tmp_path, reference):
-    alone = "python-experts" if name.endswith("experts") else "python"
-    of = reference(alone)
-    losses = of if name == alone else run(name, tmp_path)
-    assert losses == pytest.approx(of, rel=1e-5) and len(losses) == 3
+HALL = ["train.py", "brigade/__init__.py", "brigade/offers.py", "brigade/errors", "brigade/train"]
+CONFIGS = ["recipes/tiny", "ds_configs", "accelerate_configs"]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    return cache(lambda name: run(name, tmp_path_factory.mktemp(name)))
+def hall(tmp_path_factory):
+    """A copy of this clone that has nothing else."""
+    folder = tmp_path_factory.mktemp("hall")
+    for name in HALL + CONFIGS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPOSITORY / name, folder / name)
+    return folder
 
 
-def run(name, tmp_path):
-    """The losses of that command."""
+@pytest.fixture(scope="module")
+def reference(hall, tmp_path_factory):
+    return cache(lambda name: run(name, tmp_path_factory.mktemp(name), hall))
+
+
+# Other axes of a file that each launcher hands on: test_parity_*.py
+@pytest.mark.parametrize("name", marks.cases("torchrun", "deepspeed", "accelerate-ddp", matrix=COMMANDS))
+def test_command_line_trains_with_all_its_ranks(name, tmp_path, hall, reference):
+    alone = "python-experts" if name.endswith("experts") else "python"
+    expected = losses(reference(alone))
+    found = expected if name == alone else losses(run(name, tmp_path, hall))
+    assert found == pytest.approx(expected, rel=1e-5) and len(found) == 3
+
+
+def test_the_hall_trains_as_the_whole_house_does(reference, tmp_path):
+    case = {"name": "whole", "flags": [*SHORT, "--output_dir", str(tmp_path / "run")]}
+    found, done = runs.run_all(1, [case], tmp_path, timeout=300)
+    assert "whole" in found, done.stderr[-3000:]
+    assert losses(reference("python")) == pytest.approx(losses(tmp_path / "run"), rel=1e-5)
+    assert (reference("python") / "model.safetensors").is_file()
+
+
+def run(name, tmp_path, hall):
+    """Run that command in the hall; returns its output directory."""
     words, world_size, strategy = COMMANDS[name]
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n")
@@ -64,11 +82,18 @@ def run(name, tmp_path):
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    kept = {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
-    done = subprocess.run(command, cwd=REPOSITORY, env=bare | kept, capture_output=True, text=True, timeout=200)
+    bare |= {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
+    bare |= {"PYTHONPROFILEIMPORTTIME": "1"} if name == "python" else {}
+    done = subprocess.run(command, cwd=hall, env=bare, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout
     assert f"strategy       {strategy} " in done.stdout
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert json.loads((tmp_path / "run" / "success.json").read_text())["steps"] == 3
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    if name == "python":  # torch's compiler takes each rank a second, and this run compiles nothing
+        assert " torch" in done.stderr and "torch._inductor.compile_fx" not in done.stderr
+    return tmp_path / "run"
+
+
+def losses(output):
+    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in log if "loss" in entry]
