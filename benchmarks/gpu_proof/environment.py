@@ -63,8 +63,8 @@ def choose(output: Path, wheels: Path | None) -> tuple[str, dict[str, Any]]:
 
 
 def download(packages: list[str]) -> str:
-    """Return the command that fills a folder of wheels, on a host with network and the same Python."""
-    return f"pip download --dest DIR -c constraints.txt {' '.join(f'{name}=={pinned()[name]}' for name in packages)}"
+    """Return the command that fills a folder of wheels, on a host with network and the same Python; DeepSpeed is built there."""
+    return f"pip wheel --wheel-dir DIR -c constraints.txt {' '.join(f'{name}=={pinned()[name]}' for name in packages)}"
 
 
 def pinned() -> dict[str, str]:

@@ -101,7 +101,7 @@ def beside(report: dict[str, Any], other: dict[str, Any]) -> str:
     notes = [f"Versions differ: {', '.join(differing)}."] if differing else []
     notes += [f"On one of them only: {', '.join(sorted(only))}."] if only else []
     notes += (
-        ["One of them was measured with --small: its figures are no GPU's."]
+        ["At least one of them was measured with --small: its figures are no GPU's."]
         if report["small"] or other["small"]
         else []
     )

@@ -1,0 +1,44 @@
+"""`make test-gpu` on fake GPUs (testing/fake_gpu/), with everything small: each part leaves its rows."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.gpu_proof.parts import PARTS, REPOSITORY
+from testing import fake_gpu
+
+WHOLE = [part.name for part in PARTS]
+# What CI has time for.
+PARTLY = ["machine", "strategies", "shapes", "checkpoints"]
+# A fake device has no speed: the time limit of a kernel's path can end it on a busy processor.
+SURE = ("strategies", "shapes", "checkpoints", "waits")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "names"),
+    [
+        pytest.param(1, PARTLY, marks=pytest.mark.slow, id="one GPU, four parts"),
+        pytest.param(2, WHOLE, marks=pytest.mark.matrix, id="two GPUs, the whole"),
+    ],
+)
+def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
+    environment = os.environ | fake_gpu.environment(gpus) | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--small", "--output", str(tmp_path), "--only", *names]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=1500)
+    report, page = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.md").read_text()
+    assert list(report["parts"]) == names, done.stdout + done.stderr
+    assert report["machine"]["gpus"] == gpus and "With --small" in page
+    assert not [each for each in report["fell_short"] if each["part"] in SURE], report["fell_short"]
+    assert all(part["rows"] for part in report["parts"].values()), report["fell_short"]
+    assert done.returncode == (1 if report["fell_short"] else 0)
+    of = "1 GPU" if gpus == 1 else "2 GPUs"
+    rows = report["parts"]["strategies"]["rows"]
+    assert [row["what"] for row in rows] == [
+        "one GPU, fp32", "one GPU, bf16", f"fsdp2 bf16, {of}", f"zero3 resumed, {of}",
+    ]  # fmt: skip
+    assert all(0 <= row["figures"]["difference"] <= row["figures"]["bound"] for row in rows)
+    (shape,), (saved,) = (report["parts"][name]["rows"] for name in ("shapes", "checkpoints"))
+    assert shape["figures"]["tokens_per_second"] > 0 and saved["figures"]["gib"] > 0
