@@ -198,6 +198,7 @@ def _plain_zero(job: dict[str, Any], model: Any, optimizer: Any, batches: Iterat
 def transformers(job: dict[str, Any], clock: Clock) -> None:
     """Transformers' Trainer."""
     arguments = TrainingArguments(**_arguments(job))
+    _shard_on_cpus(job)
     trainer = Trainer(
         LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="sdpa")),
         arguments,
@@ -205,7 +206,6 @@ def transformers(job: dict[str, Any], clock: Clock) -> None:
         train_dataset=_rows(job),
         callbacks=[clock],
     )
-    _shard_on_cpus(job)
     trainer.train()
 
 
@@ -220,6 +220,7 @@ def trl(job: dict[str, Any], clock: Clock) -> None:
 
     untouched = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     config = SFTConfig(**_arguments(job), **untouched, gradient_checkpointing=False)
+    _shard_on_cpus(job)
     trainer = SFTTrainer(
         model=LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="sdpa")),
         args=config,
@@ -228,7 +229,6 @@ def trl(job: dict[str, Any], clock: Clock) -> None:
         processing_class=AutoTokenizer.from_pretrained(builtin.TOKENIZER),
         callbacks=[clock],
     )
-    _shard_on_cpus(job)
     trainer.train()
 
 
