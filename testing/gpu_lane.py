@@ -68,6 +68,10 @@ CASES: dict[str, Case] = {
     "ddp bf16": Case(2, parity.STRATEGIES["ddp"], "bf16"),
     "zero3 bf16": Case(2, parity.STRATEGIES["zero3"], "bf16"),
     "fsdp2 bf16": Case(2, parity.STRATEGIES["fsdp2"], "bf16"),
+    "ddp experts bf16": Case(2, parity.STRATEGIES["ddp"], "bf16", model=EXPERTS),
+    "fsdp2 experts bf16": _axes(2, "fsdp2", model=EXPERTS, experts=2)._replace(precision="bf16"),
+    "ddp replicas": Case(2, parity.STRATEGIES["ddp"], more=("--sync_every", "1")),
+    "fsdp2 replicas": Case(4, parity.STRATEGIES["hsdp"], unit=4, more=("--sync_every", "1")),
     "zero2 fp16": Case(2, parity.STRATEGIES["zero2"], "fp16"),
     "ddp fp16": Case(2, parity.STRATEGIES["ddp"], "fp16"),
 }  # fmt: skip

@@ -66,9 +66,11 @@ def described(name: str, of: str) -> dict[str, Any]:
 
 
 def reference_of(name: str) -> str:
-    """Return a precision, or a method or model that one process trains too, in fp32."""
+    """Return a precision, or a method or model that one process trains too, with its precision where that is not fp32."""
     lane = gpu_lane.CASES[name]
-    return lane.precision if lane.method == "full" and not lane.model else lane.model or lane.method
+    if lane.method == "full" and not lane.model:
+        return lane.precision
+    return " ".join([lane.model or lane.method, *([] if lane.precision == "fp32" else [lane.precision])])
 
 
 def is_ddp(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -29,9 +30,15 @@ PROPERTIES = SimpleNamespace(
     L2_cache_size=50 * 2**20,
     is_integrated=0,
     gcnArchName="",
-    uuid="GPU-00000000-0000-0000-0000-000000000000",
 )
 RANDOM_STATE_BYTES = 16  # of a CUDA generator: a seed and an offset
+
+
+def properties(device: Any = None) -> SimpleNamespace:
+    """Return a device's properties; its UUID is that of the host's GPU, whichever of them this process sees."""
+    visible, index = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), index_of(device)
+    number = int(visible[index]) if index < len(visible) and visible[index].strip().isdecimal() else index
+    return SimpleNamespace(**vars(PROPERTIES), uuid=f"GPU-00000000-0000-0000-0000-{number:012}")
 
 
 def index_of(device: Any = None) -> int:
@@ -159,7 +166,7 @@ CUDA = {
     "_is_in_bad_fork": lambda: False,
     "get_device_name": lambda device=None: NAME,
     "get_device_capability": lambda device=None: CAPABILITY,
-    "get_device_properties": lambda device=None: PROPERTIES,
+    "get_device_properties": properties,
     "get_arch_list": lambda: ["sm_90"],
     "is_bf16_supported": lambda including_emulation=True: True,
     "can_device_access_peer": lambda device, peer: True,

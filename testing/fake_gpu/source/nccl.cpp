@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
+#include <sstream>
 
 namespace fake_gpu {
 
@@ -46,12 +48,22 @@ WorkPtr NCCL::keep(WorkPtr work, const Tensors& results) {
 }
 
 // ---- what NCCL refuses -----------------------------------------------------------------------------------------------
+// The number of a device on its host, which CUDA_VISIBLE_DEVICES gives where a process sees only some.
+std::string on_host(c10::Device device) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::stringstream list(visible ? visible : "");
+  std::string entry;
+  for (int index = 0; std::getline(list, entry, ','); index++)
+    if (index == device.index()) return entry;
+  return std::to_string(device.index());
+}
+
 // As ncclCommInitRank at the first collective of a group: two ranks of a host on the same GPU are refused.
 void NCCL::meet(c10::Device device) {
   if (std::exchange(met_, true)) return;
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
-  std::string own = std::string(host.data()) + " " + device.str();
+  std::string own = std::string(host.data()) + " cuda:" + on_host(device);
   store_->set("device of " + std::to_string(getRank()), std::vector<uint8_t>(own.begin(), own.end()));
   for (int rank = 0; rank < getSize(); rank++) {
     auto bytes = store_->get("device of " + std::to_string(rank));

@@ -6,7 +6,7 @@ BRIGADE_TEST_FAULT:
     elsewhere  rank 1 begins in the directory ./elsewhere
     step       rank 1 raises in its third training step
     nan        rank 1's loss is NaN in its third training step
-    sleeping-data, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
+    sleeping-data, sleeping-in-forward, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
     killed-in-loading   rank 1 is killed the first time that it loads a checkpoint (BRIGADE_TEST_FAILED_AT remembers it)
     killed-in-fourth   likewise the first time that it comes to the fourth step, in a forward pass
     slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
@@ -34,11 +34,12 @@ def _raise(trainer):
 
 
 def _sleep_in_loader(trainer):
-    def sleep(*_):
-        while True:
-            time.sleep(1)
+    type(trainer.collate).__call__ = _sleep
 
-    type(trainer.collate).__call__ = sleep
+
+def _sleep(*_):
+    while True:
+        time.sleep(1)
 
 
 def _kill(trainer, number=signal.SIGKILL):
@@ -79,6 +80,7 @@ def _nan(trainer):
 IN_THIRD_STEP = {
     "step": ("training_step", _raise),
     "sleeping-data": ("get_batch_samples", _sleep_in_loader),
+    "sleeping-in-forward": ("compute_loss", _sleep),
     "killed-in-forward": ("compute_loss", _kill),
     "stopped": ("outputs", lambda trainer: _kill(trainer, signal.SIGSTOP)),
     "killed-in-optimizer": ("training_step", _kill_in_step),
