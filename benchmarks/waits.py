@@ -20,7 +20,8 @@ from testing.runs import run_cases
 from testing.waits import OURS, total
 
 RESULTS = pages.RESULTS / "waits.jsonl"
-PAGES = {DOCS / "gpu.md": ("waits",), EVIDENCE / "waits.md": ("waits_lines", "waits_timer")}
+BEFORE = pages.RESULTS / "waits_before.jsonl"  # counted once, in that commit's files with testing/waits.py beside them
+PAGES = {DOCS / "gpu.md": ("waits",), EVIDENCE / "waits.md": ("waits_lines", "waits_before")}
 TIMED = ("zero1", "zero2", "zero3")
 WHEN = ("micro-step", "step", "log line")
 
@@ -56,10 +57,10 @@ def with_timer(name: str, folder: Path) -> dict[str, Any]:
 
 # ---- the page ------------------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    """Return the table of strategies, those that wait alike in one line, the table of lines, and that of DeepSpeed's timer."""
+    """Return the table of strategies, those that wait alike in one line, the table of lines, and that of before."""
     every = rows()
     now = [every[name] for name in gpu_lane.EVERY]
-    return {"waits": by_strategy(now), "waits_lines": by_line(now), "waits_timer": by_timer(every)}
+    return {"waits": by_strategy(now), "waits_lines": by_line(now), "waits_before": before_and_after(every)}
 
 
 def by_strategy(every: list[Row]) -> str:
@@ -92,13 +93,19 @@ def by_line(every: list[Row]) -> str:
     )
 
 
-def by_timer(every: dict[str, Row]) -> str:
-    """Return how often a step of two micro-steps waits with DeepSpeed's timer and without it."""
-    pairs = [(name, every[timed_name(name)], every[name]) for name in TIMED]
-    lines = (
-        [name, *(f"{total(row['waits'], row['micro_steps']):g}" for row in (timed, now))] for name, timed, now in pairs
-    )
-    return markdown(["waits of a step", "before, with the timer", "after, without it"], lines)
+def before_and_after(every: dict[str, Row]) -> str:
+    """Return how often a step waited at commit 467731d, does with DeepSpeed's timer, and does."""
+    columns = [
+        {row["case"]: row for row in pages.read(BEFORE)},
+        {name: every[timed_name(name)] for name in TIMED},
+        every,
+    ]
+    lines = ([name, *(in_a_step(column.get(name)) for column in columns)] for name in columns[0])
+    return markdown(["waits of a step", "at commit 467731d", "now, with DeepSpeed's timer", "now"], lines)
+
+
+def in_a_step(row: Row | None) -> str:
+    return f"{total(row['waits'], row['micro_steps']):g}" if row else ""
 
 
 def main(argv: list[str] | None = None) -> None:
