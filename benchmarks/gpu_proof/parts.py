@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+WORK = (
+    "gpu-proof-work"  # in the output directory, which may be one that has folders of a user's: only this one is emptied
+)
 LEAST = 15  # seconds that a part needs to be begun at all
 LONGER = 4  # times each limit with --small: a fake GPU (testing/fake_gpu/) computes on a processor, which may be busy
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -44,10 +47,8 @@ def run_part(part: Part, python: str, output: Path, left: float, small: bool, gp
     Returns {"rows", "seconds", "command", "fell_short"}; a row is {"what", "figures", "fell_short", "command"}.
     fell_short: why it is not as it should be; "" where it is
     """
-    folder, rows = output / part.name, output / f"{part.name}.jsonl"
+    folder, rows = output / WORK / part.name, output / f"{part.name}.jsonl"
     rows.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier proof has left there is no result of this one
-    folder.mkdir(parents=True)
     limit = min(part.limit * (LONGER if small else 1), left)
     words = ["-m", f"benchmarks.gpu_proof.{part.name}", "--rows", str(rows), "--work", str(folder)]
     words += ["--seconds", f"{limit:.0f}", "--gpus", str(gpus), *(["--small"] if small else [])]
@@ -59,6 +60,8 @@ def run_part(part: Part, python: str, output: Path, left: float, small: bool, gp
     }
     if limit < LEAST:
         return result | {"fell_short": "not begun: the minutes were over"}
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier proof has left there is no result of this one
+    folder.mkdir(parents=True)
     began, log = time.monotonic(), output / f"{part.name}.log"
     with log.open("w") as out:
         process, mark = start([python, *words], out, HF_HUB_OFFLINE="1", PYTHONPATH=path_with(str(REPOSITORY)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from testing import runs
 
-from .parts import again, end, last_line, start
+from .parts import REPOSITORY, again, end, last_line, start
 
 
 class Subject:
@@ -56,8 +56,10 @@ class Subject:
 
 
 def command(words: list[str]) -> str:
-    """Return a line for a shell in the repository by which this Python runs these words again."""
-    return shlex.join([sys.executable, *words])
+    """Return a line for a shell in the repository by which its Python, or the host's, runs these words again."""
+    inside = Path(sys.executable).is_relative_to(REPOSITORY)
+    line = shlex.join([sys.executable if inside else "python3", *words])
+    return line.replace(f"{REPOSITORY}/", "")  # a report is for other machines, too
 
 
 def run(words: list[str], log: Path, seconds: float) -> str:

@@ -2,14 +2,13 @@
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from testing import parity, runs, waits
 
-from .subject import Subject, run
+from .subject import Subject, command, run
 
 STEPS, FIRST, ACCUMULATION = 6, 3, 4  # waits count from step FIRST on
 FEWEST = 20  # seconds
@@ -17,30 +16,29 @@ FEWEST = 20  # seconds
 
 def main() -> None:
     subject = Subject(__doc__)
-    ranks = max(size for size in (1, 2, 4) if size <= max(1, subject.gpus))
     shared = runs.write_inputs(subject.work)
-    micro = max(1, runs.GLOBAL_BATCH // ranks // ACCUMULATION)
+    micro = max(1, runs.GLOBAL_BATCH // subject.ranks // ACCUMULATION)
     for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
         found, output = subject.work / f"{name}.waits.json", subject.work / name
         found.unlink(missing_ok=True)
         words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
         words += ["--max_steps", str(STEPS), "--eval_steps", "99", "--logging_steps", "99", "--max_eval_samples", "1"]
         words += ["--per_device_train_batch_size", str(micro)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}"]
         child = [*launcher, "-m", "benchmarks.gpu_proof.waits", "--count", str(found), *words]
-        command = f"python {shlex.join(child)}"
+        again = command(child)
         if subject.left < FEWEST:
-            subject.row(name, {}, "not begun: the part's time was over", command)
+            subject.row(name, {}, "not begun: the part's time was over", again)
         elif failed := run([sys.executable, *child], subject.work / f"{name}.log", subject.left - 5):
-            subject.row(name, {}, failed, command)
+            subject.row(name, {}, failed, again)
         else:
-            judge(subject, f"{name}, {ranks} GPUs", json.loads(found.read_text()), command)
+            judge(subject, f"{name}, {subject.on}", json.loads(found.read_text()), again)
 
 
-def judge(subject: Subject, what: str, report: dict[str, Any], command: str) -> None:
+def judge(subject: Subject, what: str, report: dict[str, Any], again: str) -> None:
     """Leave the row of a strategy; it falls short where lines of ours wait in each micro-step."""
     if report["none"]:
-        subject.row(what, {"not_counted": report["none"]}, "", command)
+        subject.row(what, {"not_counted": report["none"]}, "", again)
         return
     every, micro_steps = report["waits"], report["micro_steps"]
     figures = {
@@ -53,7 +51,7 @@ def judge(subject: Subject, what: str, report: dict[str, Any], command: str) -> 
         f"{each['line']} waits {each['micro-step']:g} times in each micro-step"
         for each in waits.in_each_micro_step(report)
     )
-    subject.row(what, figures, shortfall, command)
+    subject.row(what, figures, shortfall, again)
 
 
 def count(into: Path, flags: list[str]) -> None:

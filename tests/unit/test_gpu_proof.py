@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_proof import __main__ as command
-from benchmarks.gpu_proof import environment, kernels, parts, strategies
+from benchmarks.gpu_proof import environment, kernels, parts, strategies, subject
 from testing import gpu_lane, runs
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
@@ -68,12 +68,23 @@ def test_a_part_without_a_result_fell_short_and_one_without_time_is_not_begun(tm
     assert parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)["fell_short"].startswith("not begun")
 
 
-def test_what_an_earlier_proof_has_left_is_no_result_of_this_one(tmp_path):
-    earlier = tmp_path / "kernels" / "zero3.result.json"
-    earlier.parent.mkdir()
-    earlier.write_text("{}")
+def test_what_an_earlier_proof_has_left_is_no_result_of_this_one_and_a_users_folder_stays(tmp_path):
+    earlier, own = tmp_path / parts.WORK / "kernels" / "zero3.result.json", tmp_path / "kernels" / "own.txt"
+    for file in (earlier, own):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
     run(tmp_path, WRITE)
-    assert earlier.parent.is_dir() and not earlier.exists()
+    assert not earlier.exists() and own.exists()
+
+
+def test_a_command_to_repeat_names_no_folder_of_this_host(monkeypatch):
+    words = ["-m", "brigade.kernels", f"{parts.REPOSITORY}/recipes/tiny/full.yaml"]
+    for python, named in (
+        (f"{parts.REPOSITORY}/.venv/bin/python", ".venv/bin/python"),
+        ("/opt/other/bin/python", "python3"),
+    ):
+        monkeypatch.setattr(sys, "executable", python)
+        assert subject.command(words) == f"{named} -m brigade.kernels recipes/tiny/full.yaml"
 
 
 def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_proven(tmp_path, monkeypatch):
