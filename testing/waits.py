@@ -5,6 +5,7 @@ copies, masks as indices (torch.cuda.set_sync_debug_mode), but not of `synchroni
 """
 
 import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -19,6 +20,7 @@ OURS = ("brigade/", "testing/", "train.py")
 LOGGING = "_maybe_log_save_evaluate"  # of Transformers' Trainer: what a line of the log costs
 # What waits now and then, and is not counted: once a minute, twice in a run, around evaluations and checkpoints.
 SELDOM = ("seconds_of_a_product", "_training_time", "pause")
+PACKAGES = re.compile(r"(?:site|dist)-packages/")  # Debian's and NVIDIA's containers have the latter
 NO_LINE = "a thread of autograd's"  # which runs no Python
 # Frames that only pass on what another line asked for; the rest of a path from site-packages or the repository on.
 PASS_ON = ("testing/fake_gpu/", "testing/waits.py", "torch/", "warnings.py", "contextlib.py", "deepspeed/utils/nvtx.py",
@@ -108,7 +110,7 @@ def in_each_micro_step(report: dict[str, Any]) -> list[dict[str, Any]]:
 def place(frames: Iterable[FrameType]) -> str:
     """Return the innermost line that a wait is due to, as `file:line function`; ours without a number, which each edit moves."""
     for frame in frames:
-        path = frame.f_code.co_filename.rpartition("site-packages/")[2].removeprefix(f"{REPOSITORY}/")
+        path = PACKAGES.split(frame.f_code.co_filename)[-1].removeprefix(f"{REPOSITORY}/")
         if not any(path.startswith(part) or path.endswith(f"/{part}") for part in PASS_ON):
             line = "" if path.startswith(OURS) else f":{frame.f_lineno}"
             return f"{path}{line} {frame.f_code.co_name}"
