@@ -1,4 +1,4 @@
-"""What Python takes of a processor for a micro-step and an optimizer step: a plain loop, Transformers' Trainer, TRL's and ours.
+"""CPU time that Python uses in a micro-step and an optimizer step: a plain loop, Transformers' Trainer, TRL's and ours.
 
     python -m benchmarks.host_time                 # measures -> benchmarks/results/host_time.jsonl, docs/evidence/host-time.md
     python -m benchmarks.host_time ZeRO-3          # only this strategy; the others keep their rows
@@ -35,7 +35,7 @@ NAMES = {
 
 
 def measure(strategy: str, systems: list[str], count: bool = False) -> dict[str, dict[str, float]]:
-    """Return of each system {"micro", "step"}: microseconds of a processor, or calls where `count` is true, of a micro-step, and
+    """Return of each system {"micro", "step"}: CPU microseconds, or calls where `count` is true, of a micro-step, and
     of what a step takes beyond its ACCUMULATION micro-steps; medians of all measured steps.
 
     Raise RuntimeError where one of them fails.

@@ -233,7 +233,7 @@ def trl(job: dict[str, Any], clock: Clock) -> None:
 
 
 def ours(job: dict[str, Any], clock: Clock) -> None:
-    """train.py, its watching thread included."""
+    """train.py; under a strategy with its watching thread."""
     import train
     from brigade.train.distributed import shared_directory
     from testing.command_line import as_flags

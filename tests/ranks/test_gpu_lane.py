@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_costs_that_step_and_no_more(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named(tmp_path, monkeypatch):
-    more = as_flags(max_steps=4, attn_implementation="varlen", hang_timeout=5, save_steps="null")
+    more = as_flags(max_steps=4, attn_implementation="varlen", hang_timeout=15, save_steps="null")
     flags = [*runs.write_inputs(tmp_path), *more, "--ds_config", "none", "--output_dir", str(tmp_path / "run")]
     monkeypatch.setenv("BRIGADE_TEST_FAULT", "sleeping-in-forward")
     done = run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True)

@@ -12,6 +12,6 @@ MOST = 1.05  # times the plain loop's
 @pytest.mark.parametrize("strategy", cases("one process", slow=["DDP"]))
 def test_a_step_calls_no_more_functions_than_a_plain_loop(strategy):
     found = host_time.measure(strategy, ["plain", "ours"], count=True)
-    plain, ours = (ACCUMULATION * of["micro"] + of["step"] for of in (found["plain"], found["ours"]))
-    assert plain > 20_000  # the forward passes are counted
-    assert ours <= MOST * plain, found
+    plain, ours = found["plain"], found["ours"]
+    assert ACCUMULATION * plain["micro"] + plain["step"] > 20_000  # the forward passes are counted
+    assert ours["micro"] <= MOST * plain["micro"] and ours["step"] <= plain["step"], found
