@@ -43,7 +43,8 @@ def test_too_little_memory_is_told_once_with_what_would_fit(precision, folder):
     if precision == "bf16":
         assert "of 79.1 GiB for this run, which fits" in lines[first + 1], lines
         assert (
-            "  cure: a smaller per_device_eval_batch_size, or: each of these fits by its count: --" in lines[first + 2]
+            "  cure: a smaller per_device_eval_batch_size, or: by its count the same command fits with --"
+            in lines[first + 2]
         ), lines
         assert "its segments grow already (PYTORCH_ALLOC_CONF=expandable_segments:True)" in lines[first + 2]
     else:

@@ -51,7 +51,7 @@ def test_it_says_where_what_was_there_and_what_would_fit(gpu):
     assert place.startswith("error: memory of NVIDIA H100 80GB HBM3, in backward at step 3 (test_out_of_memory.py:")
     assert "for 2.5 GiB more: torch has allocated 70.0 GiB at most and holds 76.0 of 79.0" in problem
     assert problem.endswith("; the planner counts 91.0 GiB") and "beside it" not in problem
-    assert cure == f"  cure: each of these fits by its count: {', '.join(WAYS)}"
+    assert cure == f"  cure: by its count the same command fits with {WAYS[0]}, or with {WAYS[1]}"
 
 
 @pytest.mark.parametrize("step, whose", [(0, "user"), (1, "user"), (2, "run")])
@@ -68,7 +68,7 @@ def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
     told = explained(torch.OutOfMemoryError(WORDS), Remedies("it fits", fits=True, ways=WAYS[:1]))
-    assert told.cure.startswith(f"this fits by its count: {WAYS[0]}") and said in told.cure
+    assert told.cure.startswith(f"by its count the same command fits with {WAYS[0]}") and said in told.cure
 
 
 def test_of_an_evaluation_the_plan_counts_nothing(gpu):

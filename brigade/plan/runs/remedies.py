@@ -25,6 +25,7 @@ from ..choice.search import refusal
 from ..choice.workload import Cluster
 from ..costs.estimate import Estimate, estimate
 from ..costs.memory import GIB
+from . import continuing
 from .prediction import planned_job
 
 MOST = 3  # ways that are named
@@ -72,8 +73,20 @@ def what_fits(run: Run, config: Any, needed: float) -> Remedies:
     counted += ", which fits" if own.fits else ""
     counted += f" (at most {own.most_gib:.1f})" if own.fits and not own.safe else ""
     ways = _smallest(run, config, own, min(own.device_gib, device.memory_gib / raised))
-    words = [f"{' '.join(c.flag for c in way.changes)} ({raised * way.estimate.device_gib:.1f} GiB)" for way in ways]
-    return Remedies(counted, own.fits, tuple(words))
+    return Remedies(counted, own.fits, tuple(_in_words(run, way, raised) for way in ways))
+
+
+def _in_words(run: Run, way: Way, raised: float) -> str:
+    """Return what the same command has to be given for a way, and the memory that the run then takes."""
+    following = continuing.after(run, way.run)
+    assert following is not None
+    words = [change.flag for change in way.changes] + [*following.words]
+    if any(change.ds_config for change in way.changes) and run.settings.sources.get("accelerate_config", "").startswith(
+        "flag"
+    ):
+        words.append("instead of --accelerate_config")
+    about = [f"{raised * way.estimate.device_gib:.1f} GiB", following.note]
+    return f"{' '.join(words)} ({', '.join(filter(None, about))})"
 
 
 def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
@@ -82,10 +95,16 @@ def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
 
 
 def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
-    """Return the fastest ways below `limit` GiB of which no part is enough, those with fewer changes first."""
+    """Return ways below `limit` GiB of which no part is enough, those with fewer changes first: of each set of kinds one, which
+    keeps what was trained where one does, and else is the fastest."""
     changes = _changes(run, config, own)
     found: list[Way] = []
     allowed = functools.cache(lambda change: _is_allowed(run, config, own, change))
+    keeps = functools.cache(lambda change: _keeps(run, config, own, change))
+
+    def order(way: Way) -> tuple[bool, float]:
+        return not all(map(keeps, way.changes)), way.estimate.time.total
+
     for count in range(1, TOGETHER + 1):
         for kinds in itertools.combinations(changes, count):
             enough = any({change.kind for change in way.changes} <= {*kinds} for way in found)
@@ -93,12 +112,11 @@ def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
                 continue
             tried = (_way(run, config, own, chosen) for chosen in itertools.product(*(changes[kind] for kind in kinds)))
             fitting = [way for way in tried if way and way.estimate.safe and way.estimate.device_gib < limit]
-            fitting = sorted(fitting, key=lambda way: way.estimate.time.total)
-            possible = (way for way in fitting if all(map(allowed, way.changes)) and not _exceeds_the_host(way))
-            found += itertools.islice(possible, 1)
+            possible = (way for way in sorted(fitting, key=order) if all(map(allowed, way.changes)))
+            found += itertools.islice((way for way in possible if not _exceeds_the_host(way)), 1)
         if len(found) >= MOST:
             break
-    return sorted(found, key=lambda way: way.estimate.time.total)[:MOST]
+    return sorted(found, key=order)[:MOST]
 
 
 def _changes(run: Run, config: Any, own: Estimate) -> dict[str, list[Change]]:
@@ -146,6 +164,9 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
     for change in changes:
         values |= change.values
     settings, strategy = run.settings.with_training(**values), run.strategy
+    settings = replace(
+        settings, by_proof=tuple(key for key in settings.by_proof if key not in values)
+    )  # a flag decides it
     try:
         if file := next((change.ds_config for change in changes if change.ds_config), ""):
             cluster = settings.recipe.cluster.model_copy(update={"ds_config": file, "accelerate_config": None})
@@ -163,10 +184,19 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
         return None
 
 
+def _keeps(run: Run, config: Any, own: Estimate, change: Change) -> bool:
+    """Return whether a run with this change goes on from what was trained so far."""
+    way = _way(run, config, own, (change,))
+    return bool(way and (following := continuing.after(run, way.run)) and following.keeps)
+
+
 def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
-    """Return whether the model and this host allow a change, as train.py would find when it begins (loop/preflight.py)."""
+    """Return whether the model, this host and the run's directory allow a change, as train.py would find when it begins
+    (loop/preflight.py)."""
     way = _way(run, config, own, (change,))
     try:
+        if way and continuing.after(run, way.run) is None:
+            return False
         if way and change.values.get("tiled_loss"):
             tiled.check(way.run.settings, config)
         if way and change.ds_config:

@@ -118,7 +118,7 @@ def _cure(remedies: Remedies, memory: Memory) -> str:
     """Return what to change: the planner's ways, and what helps where by its count the run fits as it is."""
     ways = CURE if remedies.ways is None else NONE
     if remedies.ways:
-        ways = f"{'each of these fits' if remedies.ways[1:] else 'this fits'} by its count: {', '.join(remedies.ways)}"
+        ways = f"by its count the same command fits with {', or with '.join(remedies.ways)}"
     if not remedies.fits:
         return ways
     setting = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
