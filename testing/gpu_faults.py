@@ -48,15 +48,28 @@ def device_of_another_rank() -> None:
 
 
 def out_of_memory() -> None:
-    """Both ranks lack memory in a forward pass of the first step."""
+    """Both ranks lack memory in the forward pass of the first step. The evaluation before it has enough."""
+    _lack_memory(training=True)
+
+
+def out_of_memory_in_evaluation() -> None:
+    """Both ranks lack memory in the evaluation before the first step."""
+    _lack_memory(training=False)
+
+
+def _lack_memory(training: bool) -> None:
     import torch
 
     from brigade.train.loop.trainer import Trainer
 
-    def lack(self: Any, *arguments: Any, **named: Any) -> Any:
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {LACKS}. GPU 0 has too little.")
+    whole = Trainer.outputs
 
-    Trainer.compute_loss = lack  # type: ignore[method-assign]
+    def lack(self: Any, model: Any, *arguments: Any, **named: Any) -> Any:
+        if self.model.training == training:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {LACKS}. GPU 0 has too little.")
+        return whole(self, model, *arguments, **named)
+
+    Trainer.outputs = lack  # type: ignore[method-assign]
 
 
 LACKS = "3.50 GiB"
@@ -64,7 +77,11 @@ FAULTS = {
     "a tensor left on the CPU": (tensor_left_on_the_cpu, "Expected all tensors to be on the same device"),
     "a CPU tensor given to NCCL": (cpu_tensor_given_to_nccl, "No backend type associated with device type cpu"),
     "the device of another rank": (device_of_another_rank, "use the same GPU"),
-    "too little memory": (out_of_memory, f"out of memory for {LACKS[:-5]} GiB more"),
+    "too little memory": (out_of_memory, f"out of memory while allocating {LACKS[:-5]} GiB"),
+    "too little memory in evaluation": (
+        out_of_memory_in_evaluation,
+        f"out of memory while allocating {LACKS[:-5]} GiB",
+    ),
 }
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .console import printable
@@ -19,6 +19,7 @@ class UserError(Exception):
     cure: what to change
     whose: who has to act, for `launch --restarts` (whose.py); hosts: those at fault, where it is
         not only this one
+    code: the exit code of a process that it ends: 1 where it ended one that had trained
     """
 
     place: str
@@ -26,6 +27,7 @@ class UserError(Exception):
     cure: str
     whose: Whose = "user"
     hosts: tuple[str, ...] = ()
+    code: int = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
         # Exception keeps what it was built from in args: processes and ranks that hand it on rebuild it from them.
@@ -60,8 +62,8 @@ def first_line(error: BaseException, most: int = 160) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a process that this error ends: 2 for a user's mistake, else 1."""
-    return 2 if isinstance(error, UserError) else 1
+    """The exit code of a process that this error ends: 2 for a user's mistake as a rule, else 1."""
+    return error.code if isinstance(error, UserError) else 1
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:

@@ -9,7 +9,7 @@ from testing.gpu_faults import FAULTS
 from testing.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
-LACKING = "too little memory"
+LACKING, EVALUATING = "too little memory", "too little memory in evaluation"
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +26,36 @@ def broken(fault, folder, *more):
     return run_ranks("testing.gpu_faults", fault, json.dumps(flags), ranks=2, timeout=300, gpus=True)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != LACKING])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in (LACKING, EVALUATING)])
 def test_a_planted_fault_ends_the_run_by_name(fault, folder):
     done = broken(fault, folder)
     assert done.returncode and FAULTS[fault][1] in done.stdout + done.stderr, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_too_little_memory_is_told_once_with_what_would_fit(precision, folder):
-    done = broken(LACKING, folder, *["--bf16"] * (precision == "bf16"))
+def told(fault, folder, *more):
+    """The three lines of the rank that lacks memory first; the other one says one line."""
+    done = broken(fault, folder, *more)
     assert done.returncode and "Traceback" not in done.stderr, done.stderr[-3000:]
     lines = done.stderr.splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.startswith("error on "))
-    assert "memory of NVIDIA H100 80GB HBM3, in evaluation (" in lines[first] and " (gpu_faults.py:" in lines[first]
-    assert f"  {FAULTS[LACKING][1]}: torch has allocated " in lines[first + 1]
-    if precision == "bf16":
-        assert "of 79.1 GiB for this run, which fits" in lines[first + 1], lines
-        assert (
-            "  cure: a smaller per_device_eval_batch_size, or: by its count the same command fits with --"
-            in lines[first + 2]
-        ), lines
-        assert "its segments grow already (PYTORCH_ALLOC_CONF=expandable_segments:True)" in lines[first + 2]
-    else:
-        assert "the planner cannot say what would fit: " in lines[first + 1] and " computes in fp32" in lines[first + 1]
     assert sum("another rank failed first" in line for line in lines) == 1, "the other rank says one line"
+    assert f"  {FAULTS[fault][1]}: torch holds " in lines[first + 1]
+    return lines[first : first + 3]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_too_little_memory_is_told_once_with_what_would_fit(precision, folder):
+    place, problem, cure = told(LACKING, folder, *["--bf16"] * (precision == "bf16"))
+    assert "memory of NVIDIA H100 80GB HBM3, in forward at step 1 (gpu_faults.py:" in place
+    if precision == "bf16":
+        assert "of 79.1 GiB for this run, which fits" in problem
+        assert cure.startswith("  cure: by its count the same command fits with --")
+        assert cure.endswith("; expandable segments are on already (PYTORCH_ALLOC_CONF=expandable_segments:True)")
+    else:
+        assert "the planner cannot say what would fit: " in problem and " computes in fp32" in problem
+
+
+def test_in_an_evaluation_only_what_helps_there_is_named(folder):
+    place, problem, cure = told(EVALUATING, folder, "--bf16")
+    assert ", in evaluation (gpu_faults.py:" in place and "planner" not in problem
+    assert "--per_device_eval_batch_size" in cure or "a strategy that shards more" in cure

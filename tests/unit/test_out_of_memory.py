@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from brigade.errors import exit_code
+from brigade.launch.policy import Fault, would_repeat
 from brigade.train.distributed import heartbeat
 from brigade.train.loop import out_of_memory
 from brigade.train.offers import Offers, Remedies
@@ -30,7 +32,13 @@ def gpu(monkeypatch):
     monkeypatch.setattr(heartbeat, "page", page)
 
 
-def explained(error, remedies=None, asked=None):
+def run_with(offers, evaluated="auto"):
+    training = SimpleNamespace(per_device_eval_batch_size=evaluated)
+    settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
+    return SimpleNamespace(offers=offers, settings=settings, batch=SimpleNamespace(micro=8))
+
+
+def explained(error, remedies=None, asked=None, resumed=False, **about):
     def what_fits(run, config, needed):
         asked.append(needed)
         return remedies
@@ -40,7 +48,7 @@ def explained(error, remedies=None, asked=None):
     try:
         raise error
     except BaseException as caught:
-        return out_of_memory.explain(SimpleNamespace(offers=offers), None, caught)
+        return out_of_memory.explain(run_with(offers, **about), None, resumed, caught)
 
 
 def test_it_says_where_what_was_there_and_what_would_fit(gpu):
@@ -49,20 +57,40 @@ def test_it_says_where_what_was_there_and_what_would_fit(gpu):
     assert asked == [78 * GIB + 2.5 * GIB]
     place, problem, cure = str(told).splitlines()
     assert place.startswith("error: memory of NVIDIA H100 80GB HBM3, in backward at step 3 (test_out_of_memory.py:")
-    assert "for 2.5 GiB more: torch has allocated 70.0 GiB at most and holds 76.0 of 79.0" in problem
-    assert problem.endswith("; the planner counts 91.0 GiB") and "beside it" not in problem
+    assert (
+        "  out of memory while allocating 2.5 GiB: torch holds 76.0 of 79.0 GiB, allocated 70.0 at most since"
+        in problem
+    )
+    assert problem.endswith("; the planner counts 91.0 GiB") and "other processes" not in problem
     assert cure == f"  cure: by its count the same command fits with {WAYS[0]}, or with {WAYS[1]}"
 
 
-@pytest.mark.parametrize("step, whose", [(0, "user"), (1, "user"), (2, "run")])
-def test_in_the_first_step_it_is_the_users_later_launch_may_try_again(gpu, step, whose):
+@pytest.mark.parametrize("step, resumed, whose, code", [
+    (0, False, "user", 2), (1, False, "user", 2), (2, False, "run", 1), (0, True, "run", 1), (501, True, "run", 1),
+])  # fmt: skip
+def test_in_the_first_step_of_a_new_run_it_is_the_users_else_launch_may_try_again(gpu, step, resumed, whose, code):
     heartbeat.page[heartbeat.STEP] = step
-    assert explained(torch.OutOfMemoryError(WORDS)).whose == whose
+    told = explained(torch.OutOfMemoryError(WORDS), resumed=resumed)
+    assert (told.whose, exit_code(told)) == (whose, code)
+
+
+def test_what_other_processes_hold_is_their_hosts_and_may_be_tried_again(gpu, monkeypatch):
+    """A process that an attempt left behind: the next one lacks its memory while it loads, and another host would not."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * GIB)
+    heartbeat.page[heartbeat.STEP], asked = 0, []
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=WAYS), asked)
+    assert told.problem.endswith(", and other processes use 38.0 GiB") and told.cure.startswith(
+        "free this GPU: `nvidia-smi`"
+    )
+    assert not asked, "what the run needs is not what is in use"
+    assert told.whose == "host"
+    fault = Fault("reported", told.problem, ("node1",), code=exit_code(told), whose=told.whose, told=True)
+    assert would_repeat([fault], replaceable=False) is None
 
 
 @pytest.mark.parametrize("setting, said", [
     ({}, "; or PYTORCH_ALLOC_CONF=expandable_segments:True against fragments: 6.0 GiB that torch holds were never in use"),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "against fragments its segments grow already (PYTORCH_CUDA_"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "; expandable segments are on already (PYTORCH_CUDA_"),
 ])  # fmt: skip
 def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting, said):
     for name, value in setting.items():
@@ -71,21 +99,29 @@ def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting
     assert told.cure.startswith(f"by its count the same command fits with {WAYS[0]}") and said in told.cure
 
 
-def test_of_an_evaluation_the_plan_counts_nothing(gpu):
+@pytest.mark.parametrize("phase, evaluated, cure", [
+    ("evaluation", "auto", "--per_device_eval_batch_size 4 (it is 8), or a strategy that shards more"),
+    ("evaluation", 3, "--per_device_eval_batch_size 1 (it is 3), or a strategy that shards more"),
+    ("evaluation", 1, "a strategy that shards more or offloads: docs/troubleshooting.md"),
+    ("checkpoint", 4, "a strategy that shards more or offloads: docs/troubleshooting.md"),
+])  # fmt: skip
+def test_an_evaluation_and_a_save_get_no_counts_of_training(gpu, phase, evaluated, cure):
+    """No gradients and no activations of training are there: neither checkpointing nor its micro-batch would help."""
+    heartbeat.page[heartbeat.PHASE], asked = getattr(heartbeat, phase.upper()), []
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("the planner", ways=WAYS), asked, evaluated=evaluated)
+    assert f", in {phase} at step 3 (" in told.place and told.cure == cure and not asked
+    assert "planner" not in told.problem
+
+
+def test_an_error_that_left_an_evaluation_has_ended_its_phase(gpu):
     def evaluate():
         raise torch.OutOfMemoryError(WORDS)
 
     try:
         evaluate()
     except torch.OutOfMemoryError as error:
-        told = out_of_memory.explain(SimpleNamespace(offers=Offers()), None, error)
-    assert ", in evaluation at step 3 (" in told.place
-    assert told.cure == f"a smaller per_device_eval_batch_size, or: {out_of_memory.CURE}"
-
-
-def test_what_others_hold_is_told(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * GIB)
-    assert "and 38.0 are taken beside it" in explained(torch.OutOfMemoryError(WORDS)).problem
+        told = out_of_memory.explain(run_with(Offers()), None, False, error)
+    assert ", in evaluation at step 3 (" in told.place and "eval_batch_size 4" in told.cure
 
 
 def test_without_a_way_without_a_planner_and_without_a_gpu_it_is_told_too(gpu, monkeypatch):
@@ -102,10 +138,9 @@ def test_a_planner_that_fails_does_not_hide_it(gpu):
     def fail(*_):
         raise ZeroDivisionError("division by\nzero")
 
-    run = SimpleNamespace(offers=Offers(what_fits=fail))
-    told = out_of_memory.explain(run, None, torch.OutOfMemoryError(WORDS))
+    told = out_of_memory.explain(run_with(Offers(what_fits=fail)), None, False, torch.OutOfMemoryError(WORDS))
     assert told.problem.endswith("; the planner cannot say what would fit: ZeroDivisionError: division by zero")
-    assert told.problem.startswith("out of memory for 2.5 GiB more") and told.cure == out_of_memory.CURE
+    assert told.problem.startswith("out of memory while allocating 2.5 GiB:") and told.cure == out_of_memory.CURE
 
 
 @pytest.mark.parametrize("words", [
@@ -113,7 +148,7 @@ def test_a_planner_that_fails_does_not_hide_it(gpu):
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
 ])  # fmt: skip
 def test_other_libraries_say_it_in_words(gpu, words):
-    assert explained(RuntimeError(words)).problem.startswith("out of memory: torch has allocated 70.0")
+    assert explained(RuntimeError(words)).problem.startswith("out of memory: torch holds 76.0 of 79.0")
 
 
 def test_what_raises_from_one_is_one_and_other_errors_are_none(gpu):

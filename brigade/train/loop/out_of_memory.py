@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...errors import UserError, first_line
+from ...errors import UserError, Whose, first_line
 from ..distributed import heartbeat
 from ..offers import Remedies
 from ..run.directory import Run
@@ -22,40 +22,59 @@ _WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Functions of the Trainer between two steps -> what they do. An error that leaves them has ended their phase of the heartbeat.
 AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_model": "checkpoint"}
-OF_OTHERS = 3.0  # GiB beside torch's allocator: more than CUDA's context and NCCL's buffers take
+OF_OTHERS = (
+    6.0  # GiB beside torch's allocator: more than CUDA's context and the buffers of many NCCL communicators take
+)
+OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
 NONE = "no other micro-batch, kernels or strategy fits by its count: take more GPUs, adapters (use_peft) or a shorter max_length"
 
 
-def explain(run: Run, config: Any, error: BaseException) -> UserError | None:
-    """Return an out-of-memory as an error that names what would make the run fit; None for any other error.
+def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserError | None:
+    """Return an out-of-memory error as one that names what would make the run fit; None for any other error.
 
-    config: the model's
+    config: the model's; resumed: whether the run continues from a checkpoint
 
-    Before the first step has ended it comes again whatever happens: it is the user's. Later it may be fragments, or one long
-    sample, and `launch --restarts` may try again.
+    In the first step of a new run it comes again whatever happens: it is the user's. A run that has trained before may lack
+    memory for fragments, or for one long sample, and `launch --restarts` may try again; so it may where other processes have
+    the memory.
     """
     if (cause := _cause(error)) is None:
         return None
-    step = int(heartbeat.page[heartbeat.STEP])
+    memory, step = Memory.read(cause), int(heartbeat.page[heartbeat.STEP])
     frames = traceback.extract_tb(cause.__traceback__)
     phase = next((AT_REST[frame.name] for frame in frames if frame.name in AT_REST), "")
     phase = phase or heartbeat.PHASES[int(heartbeat.page[heartbeat.PHASE])]
     where = f"{phase} at step {step}" if step else phase
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    memory = Memory.read(cause)
+    whose: Whose = "user" if step <= 1 and not resumed else "run"
+    problem = str(memory)
+    if memory.of_others_gib > OF_OTHERS:
+        cure, whose = OTHERS, "host"
+    elif phase in AT_REST.values():
+        cure = _cure_at_rest(run, phase)
+    else:
+        remedies = _remedies(run, config, memory)
+        cure, problem = _cure(remedies, memory), f"{problem}; {remedies.counted}"
+    place = f"memory of {device_name()}, in {where}{at}"
+    return UserError(place, problem, cure, whose, code=2 if whose == "user" else 1)
+
+
+def _remedies(run: Run, config: Any, memory: "Memory") -> Remedies:
     try:
-        remedies = run.offers.what_fits(run, config, memory.needed)
+        return run.offers.what_fits(run, config, memory.needed)
     except Exception as failure:  # whoever fails to explain an error must not hide it
         what = first_line(failure) if type(failure).__name__ == "NotCovered" else f"{type(failure).__name__}: {failure}"
-        remedies = Remedies(f"the planner cannot say what would fit: {' '.join(what.split())[:160]}")
-    cure = _cure(remedies, memory)
-    return UserError(
-        f"memory of {device_name()}, in {where}{at}",
-        f"{memory}; {remedies.counted}",
-        f"a smaller per_device_eval_batch_size, or: {cure}" if phase == "evaluation" else cure,
-        "user" if step <= 1 else "run",
-    )
+        return Remedies(f"the planner cannot say what would fit: {' '.join(what.split())[:160]}")
+
+
+def _cure_at_rest(run: Run, phase: str) -> str:
+    """Return what to change where the model is evaluated or saved: no gradients and no training micro-batch are there then."""
+    rows = run.settings.recipe.training.per_device_eval_batch_size
+    rows = run.batch.micro if rows == "auto" else rows
+    if phase == "evaluation" and rows > 1:
+        return f"--per_device_eval_batch_size {rows // 2} (it is {rows}), or a strategy that shards more"
+    return "a strategy that shards more or offloads: docs/troubleshooting.md"
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -105,12 +124,12 @@ class Memory:
 
     def __str__(self) -> str:
         gib = {name: f"{value / 2**30:.1f}" for name, value in vars(self).items()}
-        text = "out of memory"
-        text += f" for {gib['wanted']} GiB more" if self.wanted >= 2**28 else ""
+        text = "out of memory" + f" while allocating {gib['wanted']} GiB" * (self.wanted >= 2**28)
         if self.total:
-            text += f": torch has allocated {gib['peak']} GiB at most and holds {gib['reserved']} of {gib['total']}"
+            text += f": torch holds {gib['reserved']} of {gib['total']} GiB"
+            text += f", allocated {gib['peak']} at most since the last log line"
             if self.of_others_gib > OF_OTHERS:
-                text += f", and {self.of_others_gib:.1f} are taken beside it (nvidia-smi names the processes)"
+                text += f", and other processes use {self.of_others_gib:.1f} GiB"
         return text
 
 
@@ -123,7 +142,7 @@ def _cure(remedies: Remedies, memory: Memory) -> str:
         return ways
     setting = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
     if "expandable_segments:True" in setting:
-        return f"{ways}; against fragments its segments grow already ({setting})"
+        return f"{ways}; expandable segments are on already ({setting})"
     unused = (memory.reserved - memory.peak) / 2**30
     figure = f": {unused:.1f} GiB that torch holds were never in use at once" if unused >= 1 else ""
     return f"{ways}; or {ALLOCATOR[0]}=expandable_segments:True against fragments{figure}"
