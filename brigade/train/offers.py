@@ -42,7 +42,7 @@ class Offers:
         largest micro-batch, and in words why it is this one
     peak_tflops: a device's name -> its dense bf16 peak, None for an unknown one
     what_fits: (run, the model's config, bytes that its GPU would have had to hold) -> what the planner would change
-        after an out-of-memory
+        after an out-of-memory error
     callbacks: (run, meter, the model's config, how many parameters are trained) -> further TrainerCallbacks
     """
 

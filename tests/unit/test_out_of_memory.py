@@ -1,5 +1,6 @@
-"""An out-of-memory in a user's terms: where, what was in the memory, what would fit; and never hidden by what explains it."""
+"""An out-of-memory error in a user's terms: where, what was in the memory, what would fit; never hidden by what explains it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from brigade.errors import exit_code
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.distributed import heartbeat
-from brigade.train.loop import out_of_memory
+from brigade.train.loop import environment, out_of_memory
 from brigade.train.offers import Offers, Remedies
 
 GIB = 2**30
@@ -32,10 +33,11 @@ def gpu(monkeypatch):
     monkeypatch.setattr(heartbeat, "page", page)
 
 
-def run_with(offers, evaluated="auto"):
+def run_with(offers, evaluated="auto", home=Path("no such folder")):
     training = SimpleNamespace(per_device_eval_batch_size=evaluated)
     settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
-    return SimpleNamespace(offers=offers, settings=settings, batch=SimpleNamespace(micro=8))
+    about = {"batch": SimpleNamespace(micro=8), "home": home, "world": SimpleNamespace(number=3)}
+    return SimpleNamespace(offers=offers, settings=settings, **about)
 
 
 def explained(error, remedies=None, asked=None, resumed=False, **about):
@@ -89,14 +91,21 @@ def test_what_other_processes_hold_is_their_hosts_and_may_be_tried_again(gpu, mo
 
 
 @pytest.mark.parametrize("setting, said", [
-    ({}, "; or PYTORCH_ALLOC_CONF=expandable_segments:True against fragments: 6.0 GiB that torch holds were never in use"),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "; expandable segments are on already (PYTORCH_CUDA_"),
+    ({}, "; or with PYTORCH_ALLOC_CONF=expandable_segments:True, against fragmentation"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "; expandable segments are on already, against fragmentation"),
 ])  # fmt: skip
 def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting, said):
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
     told = explained(torch.OutOfMemoryError(WORDS), Remedies("it fits", fits=True, ways=WAYS[:1]))
     assert told.cure.startswith(f"by its count the same command fits with {WAYS[0]}") and said in told.cure
+
+
+def test_segments_that_grow_are_not_advised_where_they_are_not_set_either(gpu, monkeypatch, tmp_path):
+    """In WSL2 the first allocation fails with them (pytorch#192330)."""
+    (tmp_path / "osrelease").write_text("5.15.167.4-microsoft-standard-WSL2")
+    monkeypatch.setattr(environment, "KERNEL", tmp_path / "osrelease")
+    assert "expandable" not in explained(torch.OutOfMemoryError(WORDS), Remedies("it fits", fits=True, ways=WAYS)).cure
 
 
 @pytest.mark.parametrize("phase, evaluated, cure", [
@@ -125,7 +134,10 @@ def test_an_error_that_left_an_evaluation_has_ended_its_phase(gpu):
 
 
 def test_without_a_way_without_a_planner_and_without_a_gpu_it_is_told_too(gpu, monkeypatch):
-    assert "take more GPUs, adapters" in explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=())).cure
+    assert (
+        "no file of ds_configs/ fits by its count: take more GPUs"
+        in explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=())).cure
+    )
     told = explained(torch.OutOfMemoryError(WORDS))
     assert told.problem.endswith("; no planner is here") and told.cure == out_of_memory.CURE
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -149,6 +161,50 @@ def test_a_planner_that_fails_does_not_hide_it(gpu):
 ])  # fmt: skip
 def test_other_libraries_say_it_in_words(gpu, words):
     assert explained(RuntimeError(words)).problem.startswith("out of memory: torch holds 76.0 of 79.0")
+
+
+def test_page_locked_memory_of_the_host_lacks_in_the_same_words(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * GIB, 79 * GIB))
+    assert explained(RuntimeError("CUDA error: out of memory")) is None
+    assert explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB."))
+
+
+def test_who_caught_one_and_failed_by_something_else_has_another_error(gpu):
+    def try_again():
+        try:
+            raise torch.OutOfMemoryError(WORDS)
+        except torch.OutOfMemoryError:
+            raise ValueError("the smaller batch is empty")  # noqa: B904
+
+    with pytest.raises(ValueError) as caught:
+        try_again()
+    assert out_of_memory.explain(run_with(Offers()), None, False, caught.value) is None
+
+
+def test_the_place_is_the_innermost_line_outside_of_torch_and_the_whole_traceback_is_kept(gpu, tmp_path):
+    def layer(_):
+        raise torch.OutOfMemoryError(WORDS)
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(layer)
+    try:
+        weight.sum().backward()  # fails below torch/autograd/graph.py
+    except torch.OutOfMemoryError as error:
+        inside = out_of_memory.explain(run_with(Offers(), home=tmp_path), None, False, error)
+    line = layer.__code__.co_firstlineno + 1
+    kept = tmp_path / "heartbeats" / "rank-3.traceback"
+    assert inside.place.endswith(f"in backward at step 3 (test_out_of_memory.py:{line}, traceback: {kept})")
+    assert "graph.py" in kept.read_text() and kept.read_text().rstrip().endswith(WORDS)
+
+    def linear():
+        torch.nn.functional.layer_norm(torch.ones(2), [3])
+
+    try:
+        linear()
+    except RuntimeError as error:
+        lacking = torch.OutOfMemoryError(WORDS).with_traceback(error.__traceback__)
+        outside = out_of_memory.explain(run_with(Offers()), None, False, lacking)
+    assert outside.place.endswith(f" (test_out_of_memory.py:{linear.__code__.co_firstlineno + 1})")
 
 
 def test_what_raises_from_one_is_one_and_other_errors_are_none(gpu):

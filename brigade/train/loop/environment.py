@@ -63,14 +63,14 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         if device != world.local_rank:
             os.environ[OWN_NUMBER] = str(world.local_rank)
             os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
-        if not any(name in os.environ for name in ALLOCATOR) and _has_segments_that_grow():
+        if not any(name in os.environ for name in ALLOCATOR) and has_segments_that_grow():
             os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)
 
 
-def _has_segments_that_grow() -> bool:
+def has_segments_that_grow() -> bool:
     """Whether memory can be mapped into a segment that is there: not in WSL2, where the first allocation fails under drivers
     before 615 (pytorch#192330), and not under ROCm, where nobody has tried it here."""
     import torch

@@ -1,8 +1,9 @@
-"""Tell an out-of-memory of a GPU in a user's terms: where it happened, what was in the memory, and what would fit."""
+"""Report an out-of-memory error of a GPU in a user's terms: where it happened, what was in the memory, and what would fit."""
 
 import os
 import re
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,28 @@ from ...errors import UserError, Whose, first_line
 from ..distributed import heartbeat
 from ..offers import Remedies
 from ..run.directory import Run
-from .environment import ALLOCATOR
+from .environment import ALLOCATOR, has_segments_that_grow
 from .throughput import device_name
 
 # Of torch's allocator, of CUDA's and NCCL's own allocations, and of cuBLAS where it finds no room for its workspace.
 _IN_WORDS = re.compile(r"(CUDA|HIP|Cuda|NCCL)\b.*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.DOTALL)
 _WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_OF_TORCH = re.compile(r"[\\/](site|dist)-packages[\\/]torch[\\/]")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Functions of the Trainer between two steps -> what they do. An error that leaves them has ended their phase of the heartbeat.
 AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_model": "checkpoint"}
 OF_OTHERS = (
     6.0  # GiB beside torch's allocator: more than CUDA's context and the buffers of many NCCL communicators take
 )
+ROOM = (
+    3 * 2**30
+)  # bytes: more than whatever asks for memory without saying how much wants at once (a context, cuBLAS, NCCL)
 OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
-NONE = "no other micro-batch, kernels or strategy fits by its count: take more GPUs, adapters (use_peft) or a shorter max_length"
+NONE = (
+    "no smaller micro-batch, no kernels and no file of ds_configs/ fits by its count: take more GPUs, another strategy "
+)
+NONE += "(accelerate_configs/ has FSDP2), adapters (use_peft) or a shorter max_length"
 
 
 def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserError | None:
@@ -39,14 +47,16 @@ def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserE
     memory for fragments, or for one long sample, and `launch --restarts` may try again; so it may where other processes have
     the memory.
     """
-    if (cause := _cause(error)) is None:
+    if (cause := _cause(error)) is None or (memory := Memory.read(cause)).has_room:
         return None
-    memory, step = Memory.read(cause), int(heartbeat.page[heartbeat.STEP])
+    step = int(heartbeat.page[heartbeat.STEP])
     frames = traceback.extract_tb(cause.__traceback__)
     phase = next((AT_REST[frame.name] for frame in frames if frame.name in AT_REST), "")
     phase = phase or heartbeat.PHASES[int(heartbeat.page[heartbeat.PHASE])]
     where = f"{phase} at step {step}" if step else phase
-    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    frame = next((frame for frame in reversed(frames) if not _OF_TORCH.search(frame.filename)), None)
+    at = [f"{Path(frame.filename).name}:{frame.lineno}"] if frame else []
+    at += _kept(run, error)
     whose: Whose = "user" if step <= 1 and not resumed else "run"
     problem = str(memory)
     if memory.of_others_gib > OF_OTHERS:
@@ -55,9 +65,21 @@ def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserE
         cure = _cure_at_rest(run, phase)
     else:
         remedies = _remedies(run, config, memory)
-        cure, problem = _cure(remedies, memory), f"{problem}; {remedies.counted}"
-    place = f"memory of {device_name()}, in {where}{at}"
+        cure, problem = _cure(remedies), f"{problem}; {remedies.counted}"
+    place = f"memory of {device_name()}, in {where}" + f" ({', '.join(at)})" * bool(at)
     return UserError(place, problem, cure, whose, code=2 if whose == "user" else 1)
+
+
+def _kept(run: Run, error: BaseException) -> list[str]:
+    """Write the whole traceback beside the rank's other records (loop/watch_thread.py). Return where, in words."""
+    file = run.home / heartbeat.FOLDER / f"rank-{run.world.number}.traceback"
+    with suppress(OSError):
+        file.parent.mkdir(
+            exist_ok=True
+        )  # without its parents: a directory that is unmounted meanwhile is not made anew
+        file.write_text("".join(traceback.format_exception(error)))
+        return [f"traceback: {file}"]
+    return []
 
 
 def _remedies(run: Run, config: Any, memory: "Memory") -> Remedies:
@@ -78,13 +100,13 @@ def _cure_at_rest(run: Run, phase: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory that an error is, or that it was raised from (a pipeline's schedule raises its own)."""
+    """Return the out-of-memory error that an error is, or that it was raised from (torch/distributed/pipelining/stage.py:900)."""
     cause: BaseException | None = error
     while cause is not None:
         of_words = isinstance(cause, RuntimeError) and _IN_WORDS.search(str(cause))
         if isinstance(cause, torch.OutOfMemoryError) or of_words:
             return cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        cause = cause.__cause__  # not its __context__: who caught one and went on failed by something else
     return None
 
 
@@ -104,7 +126,7 @@ class Memory:
 
     @classmethod
     def read(cls, cause: BaseException) -> "Memory":
-        """Return what an out-of-memory says, and the GPU as it is now."""
+        """Return what an out-of-memory error says, and the GPU as it is now."""
         found = _WANTED.search(str(cause))
         wanted = float(found[1]) * _UNITS[found[2]] if found else 0.0
         try:
@@ -112,6 +134,11 @@ class Memory:
             return cls(wanted, torch.cuda.max_memory_allocated(), reserved, *torch.cuda.mem_get_info())
         except Exception:  # no GPU, or one that answers no more
             return cls(wanted)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the GPU is not what lacks memory: the host's, page-locked (cudaHostAlloc), lacks in CUDA's same words."""
+        return not self.wanted and self.free > ROOM
 
     @property
     def needed(self) -> float:
@@ -133,7 +160,7 @@ class Memory:
         return text
 
 
-def _cure(remedies: Remedies, memory: Memory) -> str:
+def _cure(remedies: Remedies) -> str:
     """Return what to change: the planner's ways, and what helps where by its count the run fits as it is."""
     ways = CURE if remedies.ways is None else NONE
     if remedies.ways:
@@ -142,7 +169,7 @@ def _cure(remedies: Remedies, memory: Memory) -> str:
         return ways
     setting = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
     if "expandable_segments:True" in setting:
-        return f"{ways}; expandable segments are on already ({setting})"
-    unused = (memory.reserved - memory.peak) / 2**30
-    figure = f": {unused:.1f} GiB that torch holds were never in use at once" if unused >= 1 else ""
-    return f"{ways}; or {ALLOCATOR[0]}=expandable_segments:True against fragments{figure}"
+        return f"{ways}; expandable segments are on already, against fragmentation ({setting})"
+    if not has_segments_that_grow():
+        return ways
+    return f"{ways}; or with {ALLOCATOR[0]}=expandable_segments:True, against fragmentation"
