@@ -1,5 +1,5 @@
 """What the rooms around the hall offer to a run: proofs of kernels, the planner's micro-batch, its figures, its
-comparison, and what it would change after an out-of-memory.
+comparison, and what it would change after an out-of-memory error.
 
 A clone that has only the hall trains as well. What a run does not use is not imported.
 """

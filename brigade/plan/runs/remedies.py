@@ -1,4 +1,4 @@
-"""Name what would make a run fit after an out-of-memory: the least changes of its command that fit by the planner's count."""
+"""Name what would make a run fit after an out-of-memory error: the fewest changes of its command by the planner's count."""
 
 import functools
 import itertools
