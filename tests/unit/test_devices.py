@@ -17,8 +17,8 @@ from brigade.kernels import auto
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import devices
+from brigade.train.loop import deepspeed_needs, preflight
 from brigade.train.loop import environment as loop_environment
-from brigade.train.loop import preflight
 from brigade.train.strategy import Strategy
 from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
 from testing.ranks import REPOSITORY
@@ -107,12 +107,16 @@ def test_a_host_without_gpus_and_one_whose_gpus_are_seen_pass(host, monkeypatch,
     devices.check(world())
 
 
-def test_deepspeed_on_the_cpu_beside_torch_on_gpus_is_refused(host, mistake, monkeypatch):
-    """ZeRO-3 would look its samples, which are on a GPU, up in an embedding on the CPU."""
-    host("580.65.06", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_only_deepspeed_refuses_to_be_on_the_cpu_beside_torch_on_gpus(load, mistake, monkeypatch):
+    """ZeRO-3 would look its samples, which are on a GPU, up in an embedding on the CPU. Others do not ask the variable."""
+    sees(monkeypatch, 1)
+    monkeypatch.setattr(deepspeed_needs, "lacking", lambda *_: iter(()))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    message = mistake(devices.check, world())
+    devices.check(world())
+    preflight.check_host(load(), Strategy("ddp", "ddp", "flag"), world())
+    zero = Strategy("zero3", "zero3", "flag", ds_config={})
+    assert zero.is_deepspeed
+    message = mistake(preflight.check_host, load(), zero, world())
     assert "DS_ACCELERATOR=cpu" in message and "unset it" in message and "CUDA_VISIBLE_DEVICES= " in message
 
 

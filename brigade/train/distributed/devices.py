@@ -140,13 +140,7 @@ def wants_cpu(environment: Mapping[str, str]) -> bool:
 
 
 def check(world: World) -> None:
-    """Raise UserError where this host has GPUs and torch sees none of them: the run would train on the CPU, without a word. And
-    where torch sees them and DeepSpeed shall not: it would gather ZeRO-3's weights on the CPU, for samples on a GPU."""
-    import torch
-
-    if os.environ.get("DS_ACCELERATOR") == "cpu" and torch.cuda.is_available():
-        problem = "DS_ACCELERATOR=cpu keeps DeepSpeed on the CPU, and torch is on this host's GPUs"
-        raise UserError(f"host {world.host}", problem, "unset it; CUDA_VISIBLE_DEVICES= trains on the CPU", "host")
+    """Raise UserError where this host has GPUs and torch sees none of them: the run would train on the CPU, without a word."""
     if found := unseen(os.environ):
         raise UserError(f"host {world.host}", *found, "host")
 

@@ -56,6 +56,9 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     for key, problem, cure in _lacking(settings, strategy, gpu):
         raise UserError(settings.place(key), problem, cure, "host")
     if strategy.is_deepspeed:
+        if gpu and os.environ.get("DS_ACCELERATOR") == "cpu":  # ZeRO-3 would gather weights there, for samples on a GPU
+            problem = "torch is on this host's GPUs, but DeepSpeed is told not to be: DS_ACCELERATOR=cpu"
+            raise UserError(f"host {world.host}", problem, "unset it; CUDA_VISIBLE_DEVICES= trains on the CPU", "host")
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure, "host")
 
