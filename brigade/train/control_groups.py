@@ -32,3 +32,11 @@ def cores() -> float:
         if int(quota) > 0:
             found.append(int(quota) / int(period))
     return min(found)
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process may use: the host's, and what its control groups allow."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("memory.max", "memory.limit_in_bytes"):  # of versions 2 and 1
+        found += [int(text) for _, (text,) in read("memory", file) if text != "max"]
+    return min(found)

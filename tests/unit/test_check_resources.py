@@ -198,7 +198,7 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
         },
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    assert groups.cores() == 1.5
+    assert groups.cores() == 1.5 and groups.memory() == 2**20
     assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
 
 
@@ -221,6 +221,10 @@ def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
     found = probe._memory()
+    own = [
+        int(size) for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, []) if size != "max"
+    ]
+    assert groups.memory() == min([*own, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")])
     assert found["limit"] == limit and (available is None or found["available"] == available)
 
 

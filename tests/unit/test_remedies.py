@@ -31,7 +31,7 @@ def ways(load, tmp_path, monkeypatch):
     monkeypatch.setattr(remedies.tiled, "check", lambda *_: None)
     monkeypatch.setattr(remedies.checks, "check", lambda *_: None)
     monkeypatch.setattr(deepspeed_needs, "lacking", lambda *_: iter(()))
-    monkeypatch.setattr(remedies.os, "sysconf", lambda name: {"SC_PAGE_SIZE": GIB, "SC_PHYS_PAGES": 2000}[name])
+    monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
 
     def ask(ranks, training=None, needed=0.0, argv=(), prepare=lambda run: None, **cluster):
         argv = ["--output_dir", str(tmp_path / "out"), *argv]
@@ -134,9 +134,9 @@ def test_what_train_would_refuse_is_not_named(ways, monkeypatch):
 
     small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": "auto"}
     assert ways(1, small).ways
-    monkeypatch.setattr(remedies.os, "sysconf", lambda name: {"SC_PAGE_SIZE": GIB, "SC_PHYS_PAGES": 64}[name])
+    monkeypatch.setattr(remedies.control_groups, "memory", lambda: 64 * GIB)
     assert ways(1, small).ways == (), "the host's memory is too small to offload"
-    monkeypatch.setattr(remedies.os, "sysconf", lambda name: {"SC_PAGE_SIZE": GIB, "SC_PHYS_PAGES": 2000}[name])
+    monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
     monkeypatch.setattr(remedies.deepspeed_needs, "lacking", everything)
     assert ways(1, small).ways == ()
 

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError
+from ...train import control_groups
 from ...train.loop import deepspeed_needs
 from ...train.loop.throughput import device_name
 from ...train.offers import Remedies
@@ -210,6 +210,5 @@ def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
 def _exceeds_the_host(way: Way) -> bool:
     """Return whether what is offloaded may need more memory than hosts like this one have."""
     job = way.estimate.job
-    host_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    cluster = Cluster(job.gpu, job.node_size, job.nodes, host_gib=host_gib)
+    cluster = Cluster(job.gpu, job.node_size, job.nodes, host_gib=control_groups.memory() / GIB)
     return bool(job.offload and refusal(job, cluster, way.estimate.gpu, at_most=True))
