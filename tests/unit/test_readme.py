@@ -94,6 +94,7 @@ def test_verbs_and_flags_that_a_page_names_exist(path, helps):
             named = re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", text.partition("train.py")[2])
             known = helps["train.py"]
         elif module := re.search(r"python -m (benchmarks\.\w+)", text):
+            named = re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", text[module.start() :])
             place = REPOSITORY / module[1].replace(".", "/")
             source = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
             known = set(re.findall(r"\"(--[\w-]+)\"", source.read_text()))
