@@ -24,7 +24,7 @@ class Remedies:
     """What the planner says of a run whose GPU's memory was not enough.
 
     counted: what it counts for the run, in words; fits: whether the run fits by that count
-    ways: what would fit, the fastest first: flags with the memory that they take; None where it cannot tell
+    ways: what would fit, the best first: flags for the same command, with the memory that they take; None where it cannot tell
     """
 
     counted: str

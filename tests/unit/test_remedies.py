@@ -159,6 +159,14 @@ def test_each_way_is_one_that_the_same_command_takes(ways, claimed, training, cl
     assert kept == sorted(kept, reverse=True), "what keeps what was trained comes first"
 
 
+def test_the_example_of_the_page_is_what_the_planner_says(ways, claimed, monkeypatch, in_the_repository):
+    monkeypatch.setattr(remedies, "find_spec", lambda _: None)  # Liger's kernels, where somebody has them
+    page = (REPOSITORY / "docs/troubleshooting.md").read_text()
+    found = ways(8, prepare=claimed(0), ds_config="ds_configs/zero3.json")
+    told = ", or with ".join(found.ways).replace(str(claimed.run.directory), "outputs/qwen3-8b")
+    assert f"; {found.counted}\n      cure: by its count the same command fits with {told}\n" in page
+
+
 def test_of_a_named_checkpoint_only_ways_that_continue_from_it_are_named(ways, claimed, in_the_repository):
     argv, step = ["--resume_from_checkpoint", "elsewhere/checkpoint-7"], 500
     found = ways(8, argv=argv, prepare=claimed(step), ds_config="ds_configs/zero3.json")

@@ -57,7 +57,7 @@ class Way:
 
 
 def what_fits(run: Run, config: Any, needed: float) -> Remedies:
-    """Return what the planner counts for a run, and the three fastest of the smallest sets of changes that fit by its count.
+    """Return what the planner counts for a run, and up to three of the smallest sets of changes that fit by its count.
 
     config: the model's; needed: bytes that the run's GPU would have had to hold. Where the planner counts less, its other counts
     are raised as much.
@@ -95,15 +95,15 @@ def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
 
 
 def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
-    """Return ways below `limit` GiB of which no part is enough, those with fewer changes first: of each set of kinds one, which
-    keeps what was trained where one does, and else is the fastest."""
+    """Return ways below `limit` GiB of which no part is enough, one of each set of kinds: those first that keep what was trained,
+    then those with fewer changes, then the fastest."""
     changes = _changes(run, config, own)
     found: list[Way] = []
     allowed = functools.cache(lambda change: _is_allowed(run, config, own, change))
     keeps = functools.cache(lambda change: _keeps(run, config, own, change))
 
-    def order(way: Way) -> tuple[bool, float]:
-        return not all(map(keeps, way.changes)), way.estimate.time.total
+    def order(way: Way) -> tuple[bool, int, float]:
+        return not all(map(keeps, way.changes)), len(way.changes), way.estimate.time.total
 
     for count in range(1, TOGETHER + 1):
         for kinds in itertools.combinations(changes, count):
