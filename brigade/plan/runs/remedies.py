@@ -149,9 +149,8 @@ def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
         if way is None or way.estimate.device_gib >= own.device_gib:
             continue
         job = way.estimate.job
-        elsewhere = (
-            job.offload == "nvme" or job.quantised or job.hpz
-        )  # disks nobody measured, other losses, slow networks
+        # Disks that nobody measured, other losses, slow networks.
+        elsewhere = job.offload == "nvme" or job.quantised or job.hpz
         if elsewhere or (job.gpus == 1 and not job.offload):  # and one rank has nobody to shard with
             continue
         kind = "offload" if job.offload else "axes" if job.axes != own.job.axes else "stage"

@@ -27,15 +27,11 @@ AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_mode
 OF_OTHERS = (
     6.0  # GiB beside torch's allocator: more than CUDA's context and the buffers of many NCCL communicators take
 )
-ROOM = (
-    3 * 2**30
-)  # bytes: more than whatever asks for memory without saying how much wants at once (a context, cuBLAS, NCCL)
+ROOM = 3 * 2**30  # bytes: more than what asks without saying for how much (a context, cuBLAS, NCCL) wants at once
 OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
-NONE = (
-    "no smaller micro-batch, no kernels and no file of ds_configs/ fits by its count: take more GPUs, another strategy "
-)
-NONE += "(accelerate_configs/ has FSDP2), adapters (use_peft) or a shorter max_length"
+NONE = "no smaller micro-batch, no kernels and no file of ds_configs/ fits by its count: take more GPUs, "
+NONE += "FSDP2 (accelerate_configs/), adapters (use_peft) or a shorter max_length"
 
 
 def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserError | None:
@@ -74,9 +70,7 @@ def _kept(run: Run, error: BaseException) -> list[str]:
     """Write the whole traceback beside the rank's other records (loop/watch_thread.py). Return where, in words."""
     file = run.home / heartbeat.FOLDER / f"rank-{run.world.number}.traceback"
     with suppress(OSError):
-        file.parent.mkdir(
-            exist_ok=True
-        )  # without its parents: a directory that is unmounted meanwhile is not made anew
+        file.parent.mkdir(exist_ok=True)  # but not its parents: no directory that is unmounted meanwhile is made anew
         file.write_text("".join(traceback.format_exception(error)))
         return [f"traceback: {file}"]
     return []
