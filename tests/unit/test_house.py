@@ -20,32 +20,31 @@ MODULES = {
 }
 
 
-def imported(name, path, for_types=True):
-    """Modules of ours that this one imports, wherever in its text. for_types: also those that only annotations need"""
+def imported(name, path):
+    """(module, whether only annotations need it) of each import, wherever in a module's text."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
-    checks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    skipped = set() if for_types else {child for check in checks for child in ast.walk(check)}
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+
+    def below(node, for_types):
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*above, *filter(None, [node.module])])
             names = [f"{source}.{alias.name}" for alias in node.names]
-            yield from (each if each in MODULES else source for each in names)
+            yield from ((each if each in MODULES else source, for_types) for each in names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, for_types) for alias in node.names)
+        elif not isinstance(node, ast.expr):  # in which nothing is imported
+            for_types |= isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for child in ast.iter_child_nodes(node):
+                yield from below(child, for_types)
+
+    yield from below(ast.parse(path.read_text()), False)
 
 
-IMPORTS = {
-    name: {other for other in imported(name, path) if other in MODULES} - {name} for name, path in MODULES.items()
-}
+EVERY = {name: {(other, types) for other, types in imported(name, path) if other in MODULES and other != name}
+         for name, path in MODULES.items()}  # fmt: skip
+IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
 # What runs: a trainer's type names its engine, and the engine's its trainer.
-AT_RUN_TIME = {
-    name: {other for other in imported(name, path, for_types=False) if other in MODULES} - {name}
-    for name, path in MODULES.items()
-}
+AT_RUN_TIME = {name: {other for other, for_types in others if not for_types} for name, others in EVERY.items()}
 
 
 def room(module):
@@ -60,11 +59,13 @@ for module, others in IMPORTS.items():
     ROOMS[room(module)] |= {room(other) for other in others} - {room(module)}
 
 
+ABOVE_FOLDERS = {path.parent.parent for path in MODULES.values()}
+
+
 def package(module):
     """The innermost folder of a module, as brigade.plan.costs; a module beside folders is one by itself."""
     folder = MODULES[module].parent
-    beside_folders = any(path.parent.parent == folder for path in MODULES.values())
-    return module if beside_folders else ".".join(folder.relative_to(ROOT).parts)
+    return module if folder in ABOVE_FOLDERS else ".".join(folder.relative_to(ROOT).parts)
 
 
 PACKAGES = {package(module): set() for module in MODULES}
@@ -155,7 +156,7 @@ def test_tests_share_through_testing():
     shared = {
         f"{path.relative_to(ROOT)} imports {other}"
         for path in tests
-        for other in imported(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
+        for other, _ in imported(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
         if other.partition(".")[0] == "tests"
     }
     assert not shared, "\n".join(sorted(shared))
@@ -164,7 +165,7 @@ def test_tests_share_through_testing():
 def test_what_is_imported_is_there():
     """Also what is imported late, in a function that no quick test calls. A folder without __init__.py is one, too."""
     folders = {name.rpartition(".")[0] for name in MODULES}
-    wanted = {(name, other) for name, path in MODULES.items() for other in imported(name, path)}
+    wanted = {(name, other) for name, path in MODULES.items() for other, _ in imported(name, path)}
     ours = {(name, other) for name, other in wanted if other.partition(".")[0] in FOLDERS}
     assert [each for each in sorted(ours) if each[1] not in MODULES and each[1] not in folders] == []
 
