@@ -119,7 +119,7 @@ def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recip
 # test_resume.py has that each strategy goes on; here one of each kind also shows that its states are sharded.
 @pytest.mark.parametrize(
     "name",
-    marks.cases("fsdp2", slow=["zero1", "zero3-bf16-checkpointing", "experts-qwen3-30b-a3b-lora"], matrix=CASES),
+    marks.cases(slow=["fsdp2", "zero1", "zero3-bf16-checkpointing", "experts-qwen3-30b-a3b-lora"], matrix=CASES),
 )
 def test_rehearsal_goes_well(name, said):
     went_well(name, *said)
@@ -133,6 +133,7 @@ def went_well(name, texts, done, _):
     assert f"world size {RANKS.get(name, 2)}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.cases(name="zero3_hpz")
 def test_run_yaml_holds_the_ds_config_with_every_auto_filled(said):
     *_, folder = said

@@ -32,8 +32,8 @@ def results(folder, asked_for):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        "experts over 2 to FSDP2",
         slow=[
+            "experts over 2 to FSDP2",
             "experts over 2 to themselves",
             "experts over 2 of 4 ranks to 4",
             "ZeRO-3 to experts over 2",
@@ -52,6 +52,7 @@ def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, result
     assert difference <= (0 if before == after else resume.TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_model_and_the_export_are_one_processs(folder, results):
     run = folder / "outputs" / axes_experts.whole_run((2, 2))["name"]
     trained, layout = load_file(run / "model.safetensors"), load_file(folder / "qwen3_moe" / "model.safetensors")

@@ -20,7 +20,7 @@ from testing.strategies import world
 # The same examples everywhere: a test that passed fails for what has changed since, not by its luck. New ones are looked for with
 # HYPOTHESIS_PROFILE=search.
 shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("unit", max_examples=60, derandomize=True, **shared)
+settings.register_profile("unit", max_examples=25, derandomize=True, **shared)
 settings.register_profile("search", max_examples=600, **shared)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unit"))
 

@@ -175,7 +175,7 @@ def test_only_secrets_that_the_run_may_need_are_asked_for(recipe, flags, needed,
         assert "hush-hush" not in text(kind, made)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
     value=st.one_of(
         st.sampled_from(NASTY), st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"))

@@ -179,7 +179,7 @@ def use(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, phases=[Phase.generate])  # to shrink a failure takes minutes
+@settings(max_examples=100, phases=[Phase.generate])  # to shrink a failure takes minutes
 @given(data=st.data())
 def test_a_changed_checkpoint_is_told_or_read(data, whole, tmp_path_factory):
     outside = tmp_path_factory.getbasetemp() / "outside"  # the same for all: paths lie in files

@@ -205,7 +205,7 @@ def look(command, run):
         assert main(words) in (0, 1, 2)
 
 
-@settings(max_examples=250, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=directories(), commands=st.sets(st.sampled_from(COMMANDS), min_size=2, max_size=3))
 def test_whoever_looks_at_a_strangers_run_is_safe(content, commands, alone, capsys):
     for path in (alone / "run", alone / "cache" / "export"):
@@ -230,7 +230,7 @@ FACTS = {
 }  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(facts=st.lists(forged(FACTS), min_size=1, max_size=3), events=forged(EVENTS))
 def test_a_host_may_say_anything_to_top(facts, events):
     from brigade.errors.console import console

@@ -122,7 +122,7 @@ def test_after_a_mistake_the_mended_data_is_read(prepare, mistake):
     assert len(prepare(lines(json.dumps(CHATS[1]))).train) == 3
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
