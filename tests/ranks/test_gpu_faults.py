@@ -33,12 +33,12 @@ def test_a_planted_fault_ends_the_run_by_name(fault, folder):
 
 
 def told(fault, folder, *more):
-    """The three lines of the rank that lacks memory first; the other one says one line."""
+    """The three lines of the rank that lacks memory first; the other one says one line at most."""
     done = broken(fault, folder, *more)
     assert done.returncode and "OutOfMemoryError" not in done.stderr, done.stderr[-3000:]
     lines = done.stderr.splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.startswith("error on "))
-    assert sum("another rank failed first" in line for line in lines) == 1, "the other rank says one line"
+    assert sum("another rank failed first" in line for line in lines) <= 1  # none where it was ended before it noticed
     assert f"  {FAULTS[fault][1]}: torch holds " in lines[first + 1]
     return lines[first : first + 3]
 
