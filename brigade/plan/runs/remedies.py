@@ -81,9 +81,8 @@ def _in_words(run: Run, way: Way, raised: float) -> str:
     following = continuing.after(run, way.run)
     assert following is not None
     words = [change.flag for change in way.changes] + [*following.words]
-    if any(change.ds_config for change in way.changes) and run.settings.sources.get("accelerate_config", "").startswith(
-        "flag"
-    ):
+    by_flag = run.settings.sources.get("accelerate_config", "").startswith("flag")
+    if by_flag and any(change.ds_config for change in way.changes):
         words.append("instead of --accelerate_config")
     about = [f"{raised * way.estimate.device_gib:.1f} GiB", following.note]
     return f"{' '.join(words)} ({', '.join(filter(None, about))})"

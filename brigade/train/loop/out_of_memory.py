@@ -24,9 +24,8 @@ _OF_TORCH = re.compile(r"[\\/](site|dist)-packages[\\/]torch[\\/]")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Functions of the Trainer between two steps -> what they do. An error that leaves them has ended their phase of the heartbeat.
 AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_model": "checkpoint"}
-OF_OTHERS = (
-    6.0  # GiB beside torch's allocator: more than CUDA's context and the buffers of many NCCL communicators take
-)
+# GiB beside torch's allocator: more than CUDA's context and the buffers of many NCCL communicators take.
+OF_OTHERS = 6.0
 ROOM = 3 * 2**30  # bytes: more than what asks without saying for how much (a context, cuBLAS, NCCL) wants at once
 OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
