@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from brigade.train.upstream import deepspeed_kernels, locks
+
 from .pages import EVIDENCE, REPOSITORY, RESULTS, markdown, read, save, where, write
 
 PATH, PAGE = RESULTS / "launching.csv", EVIDENCE / "planner-accuracy.md"
@@ -43,6 +45,8 @@ def pretend(ranks: int) -> None:
         return Done()
 
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "DS_ACCELERATOR": "cpu"}
+    deepspeed_kernels.cache()
+    locks.end_with_their_holder()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         setattr(dist, name, nothing)
