@@ -28,7 +28,7 @@ $(VENV)/.complete: requirements.txt constraints.txt
 	@$(PYTHON) brigade/check/build_tools.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) -r requirements.txt
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # templates of packages are no Python
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/|/pip/' $(VENV)/lib >/dev/null 2>&1 || true  # templates of packages are no Python
 	@$(BIN)/python -m brigade.train.distributed.devices
 	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 	@touch $@

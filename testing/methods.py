@@ -1,6 +1,5 @@
 """Methods of adapters, and the strategies under which each is compared with one process and rehearsed: docs/methods.md."""
 
-import ctypes.util
 
 from . import parity
 
@@ -15,7 +14,6 @@ METHODS = {
     "lora+lamb": [*LORA, "--optim", "lamb", "--learning_rate", "0.005"],
     "lora+lars": [*LORA, "--optim", "lars", "--learning_rate", "7"],
 }  # fmt: skip
-HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
 STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP takes four ranks: test_export.py
 
 

@@ -4,7 +4,6 @@ Each is a run of 8 steps, or of the 14 of docs/evidence/resume.md, four of them 
 in fp32, with AdamW, weight decay, a cosine schedule and clipped gradients. The checkpoint lies in the middle of an epoch.
 """
 
-import ctypes.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ SEVERAL = {
     "fsdp2_tp2_sp2": (Axes(tensor=2, sequence=2), "fsdp2"),
 }
 EVERY = STRATEGIES | axes.STRATEGIES | {name: axes.flags(*of_it) for name, of_it in SEVERAL.items()}
-HAS_LIBAIO = ctypes.util.find_library("aio") is not None
 
 
 class Side(NamedTuple):
@@ -144,7 +142,7 @@ STOPS = (4, 6)
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
 _BEST = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--eval_steps", "2", "--save_steps", "2"]
 EXACT: dict[str, list[str]] = {
-    **{name: flags for name, flags in STRATEGIES.items() if name != "zero3_nvme" or HAS_LIBAIO},
+    **STRATEGIES,
     **{f"{name}+lora": [*STRATEGIES[name], *_LORA] for name in ("ddp", "zero2", "zero3", "fsdp2")},
     **{f"{name}+qlora": [*STRATEGIES[name], *_LORA, "--load_in_4bit"] for name in ("ddp", "zero3", "fsdp2")},
     **{f"{name}+packing": [*STRATEGIES[name], "--packing", "true"] for name in ("zero2", "fsdp2")},

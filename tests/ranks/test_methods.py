@@ -6,7 +6,7 @@ import pytest
 
 from brigade.train.strategy import refusal
 from testing import marks, parity, runs
-from testing.methods import HAS_LIBAIO, METHODS, REHEARSED, UNDER
+from testing.methods import METHODS, REHEARSED, UNDER
 
 
 def case(method, strategy, micro):
@@ -24,7 +24,7 @@ CASES = [
     case(method, strategy, 4)
     for method in METHODS
     for strategy in UNDER[method]
-    if not refusal(method=method, kind=strategy.partition("_")[0]) and (strategy != "zero3_nvme" or HAS_LIBAIO)
+    if not refusal(method=method, kind=strategy.partition("_")[0])
 ]
 
 

@@ -63,15 +63,12 @@ def results(tmp_path_factory, asked_for):
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
-NVME = ["zero3_nvme skip loss"] if "zero3_nvme" in STRATEGIES else []
-
-
 @pytest.mark.parametrize(
     "case",
     marks.cases(
         *(f"{strategy} skip loss" for strategy in ("ddp", "zero2", "zero3")),
         slow=[
-            *(f"{strategy} skip loss" for strategy in ("fsdp2", "zero3_nvme", "hsdp", "zero3+bf16", "ddp+power_sgd")),
+            *(f"{strategy} skip loss" for strategy in ("fsdp2", "hsdp", "zero3+bf16", "ddp+power_sgd")),
             *(f"{strategy} skip loss" for strategy in ("pipeline", "fsdp2+experts", "single")),
             *(f"{strategy} skip gradient" for strategy in ("zero2", "pipeline")),
         ],

@@ -1,6 +1,5 @@
 """Every recipe and every strategy trains, saves, resumes with the same losses, and really shards its states."""
 
-import ctypes.util
 import json
 import subprocess
 import sys
@@ -15,9 +14,6 @@ from brigade.train.strategy.axes import NAMES
 from testing import marks, parity, runs
 from testing.ranks import REPOSITORY
 from testing.rehearsals import RECIPES, rehearsed
-
-HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
-
 
 BY_RUN = {rehearsed(path): f"recipe-{path.parent.name}-{path.stem}" for path in reversed(RECIPES)}
 REHEARSED = {path: BY_RUN[rehearsed(path)] for path in RECIPES}
@@ -39,8 +35,6 @@ CASES |= {
     f"experts-{model}-{method}": ["--recipe", f"recipes/{model}/{method}.yaml", *EXPERTS]
     for model, method in (("qwen3-30b-a3b", "full"), ("qwen3-30b-a3b", "lora"), ("gpt-oss-20b", "full"))
 }
-if not HAS_LIBAIO:
-    del CASES["zero3_nvme"]
 
 
 def run(cases, folder, ranks=2):

@@ -41,14 +41,11 @@ def exact(tmp_path_factory, asked_for):
     return found
 
 
-NVME = ["zero3_nvme"] if resume.HAS_LIBAIO else []
-
-
 @pytest.mark.parametrize(
     "name",
     marks.cases(
         *("zero2_offload", "fsdp2+best"),
-        slow=["zero3", *NVME, "hsdp", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
+        slow=["zero3", "hsdp", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
         matrix=resume.EXACT,
     ),
 )

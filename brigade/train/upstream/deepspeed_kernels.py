@@ -1,9 +1,10 @@
-"""Compile the DeepSpeed kernels of CPUs, once, so that no run waits for a compiler.
+"""Compile the DeepSpeed kernels of CPUs, once, so that hardly a run waits for a compiler.
 
     python -m brigade.train.upstream.deepspeed_kernels
 
 DeepSpeed compiles them at first use into torch's extension cache, under the eyes of all ranks; `make setup` does it here.
-On a host with GPUs only cpu_adam is compiled, for offloaded states; kernels of CUDA are compiled at first use.
+On a host with GPUs only cpu_adam is compiled, for offloaded states. What is compiled at first use: kernels of CUDA, and async_io,
+whose twelve files take as long as everything else in `make setup` and which only offload to NVMe needs.
 
 The cache is the virtual environment's own: kernels are compiled against its headers, and two environments that share one
 cache compile each other's kernels away. So do two names of one environment, as where `.venv` is a link: the names of the headers
@@ -11,7 +12,6 @@ are in the compiler's command. Whoever compiles holds a lock file there for whic
 (torch/utils/file_baton.py); upstream/locks.py sees to it that a killed process leaves none.
 """
 
-import ctypes.util
 import os
 import sys
 import time
@@ -23,7 +23,6 @@ from . import cpu_facts, locks
 
 ANYWHERE = {"CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states"}
 WITHOUT_GPU = {"ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host"}
-WITH_LIBAIO = {"AsyncIOBuilder": "async_io: offload to NVMe"}
 
 
 def cache() -> Path:
@@ -46,10 +45,8 @@ def build(name: str) -> tuple[str, float]:
 
 
 def wanted(gpu: bool) -> dict[str, str]:
-    """Return the builders of the kernels that this host needs and can compile -> what each is for."""
-    if gpu:
-        return ANYWHERE  # async_io has another form there, which wants the CUDA toolkit
-    return WITHOUT_GPU | ANYWHERE | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
+    """Return the builders of the kernels that this host needs -> what each is for."""
+    return ANYWHERE if gpu else WITHOUT_GPU | ANYWHERE
 
 
 def main() -> None:
@@ -63,7 +60,7 @@ def main() -> None:
     locks.end_with_their_holder()
     cpu_facts.ask_once()
     print(
-        f"Compiling {counted(len(builders), 'kernel')} of DeepSpeed's for CPUs (once; one to four minutes) ...",
+        f"Compiling {counted(len(builders), 'kernel')} of DeepSpeed's for CPUs (once; one to two minutes) ...",
         flush=True,
     )
     with ProcessPoolExecutor(max_workers=2) as pool:
