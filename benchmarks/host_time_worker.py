@@ -15,13 +15,16 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from brigade.train.upstream import deepspeed_kernels, locks
+
+from . import host_time_plain
 
 RANKS, ACCUMULATION, LENGTH, VOCABULARY = 8, 3, 16, 4096
 WARM_UP, LOGGED = 5, 5  # the first of the steps are not measured; so many have a line in the log together
@@ -119,80 +122,13 @@ class CallCount:
 
 # ---- the four systems ------------------------------------------------------------------------------------------------
 def plain(job: dict[str, Any], clock: Clock) -> None:
-    """A loop as a reader would write it: what a step needs at least."""
+    """A loop as a reader would write it (host_time_plain.py)."""
     model = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="sdpa"))
     batches = iter(torch.utils.data.DataLoader(_rows(job), batch_size=1, collate_fn=_collate))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    if job["strategy"].startswith("ZeRO"):
-        _plain_zero(job, model, optimizer, batches, clock)
-        return
-    wrapped: Any = model
-    if job["strategy"] == "DDP":
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    elif job["strategy"] == "FSDP2":
-        for part in (*model.model.layers, model):
-            torch.distributed.fsdp.fully_shard(part)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    wrapped.train()
-    clock.on_train_begin()
-    summed = torch.zeros(())
-    for number in range(1, job["steps"] + 1):
-        step = [next(batches) for _ in range(ACCUMULATION)]
-        supervised = _supervised(step)
-        for batch in step:
-            last = batch is step[-1]
-            with wrapped.no_sync() if job["strategy"] == "DDP" and not last else nullcontext():
-                loss = wrapped(**batch, use_cache=False, num_items_in_batch=supervised).loss
-                loss.backward()
-            summed += loss.detach()
-            if not last:
-                clock.on_substep_end()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        clock.on_step_end()
-        if number % LOGGED == 0:
-            print(number, summed.item() / LOGGED, float(norm), schedule.get_last_lr())
-            summed.zero_()
-
-
-def _plain_zero(job: dict[str, Any], model: Any, optimizer: Any, batches: Iterator[Any], clock: Clock) -> None:
-    import deepspeed
-
-    config = json.loads((REPOSITORY / STRATEGIES[job["strategy"]]["ds_config"]).read_text())
-    config = {key: value for key, value in config.items() if value != "auto" and key not in ("bf16", "fp16")}
-    # What Transformers puts where the file says "auto".
-    of_size = {"reduce_bucket_size": 16**2, "stage3_prefetch_bucket_size": int(0.9 * 16**2)}
-    of_size |= {"stage3_param_persistence_threshold": 10 * 16}
-    zero = config["zero_optimization"]
-    zero |= {key: of_size[key] for key, value in zero.items() if value == "auto"}
-    config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": ACCUMULATION}
-    config |= {"gradient_clipping": 1.0, "zero_allow_untested_optimizer": True}
-    engine, _, _, schedule = deepspeed.initialize(
-        model=model,
-        optimizer=optimizer,
-        config=config,
-        lr_scheduler=lambda wrapped: torch.optim.lr_scheduler.LambdaLR(wrapped, lambda step: 1.0),
+    engine = host_time_plain.engine_of(
+        job["strategy"], model, STRATEGIES[job["strategy"]].get("ds_config"), ACCUMULATION
     )
-    engine.train()
-    clock.on_train_begin()
-    summed = torch.zeros(())
-    for number in range(1, job["steps"] + 1):
-        step = [next(batches) for _ in range(ACCUMULATION)]
-        supervised = _supervised(step)
-        for batch in step:
-            loss = engine(**batch, use_cache=False, num_items_in_batch=supervised).loss
-            engine.backward(loss, scale_wrt_gas=False)
-            engine.step()
-            summed += loss.detach()
-            if batch is not step[-1]:
-                clock.on_substep_end()
-        clock.on_step_end()
-        if number % LOGGED == 0:
-            print(number, summed.item() / LOGGED, float(engine.get_global_grad_norm() or 0), schedule.get_last_lr())
-            summed.zero_()
+    host_time_plain.train(engine, batches, clock, job["steps"], ACCUMULATION, LOGGED)
 
 
 def transformers(job: dict[str, Any], clock: Clock) -> None:
@@ -273,14 +209,6 @@ def _rows(job: dict[str, Any]) -> list[dict[str, list[int]]]:
 
 def _collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {key: torch.tensor([row[key] for row in rows]) for key in rows[0]}
-
-
-def _supervised(step: list[dict[str, torch.Tensor]]) -> Any:
-    """Return the supervised tokens of a step over all ranks, as a mean of theirs, for gradients are means too."""
-    count = torch.stack([(batch["labels"][:, 1:] != -100).sum() for batch in step]).sum()
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(count)
-    return count
 
 
 def _arguments(job: dict[str, Any]) -> dict[str, Any]:
@@ -365,6 +293,8 @@ def main() -> None:
     job, number = json.loads(sys.argv[1]), int(os.environ["RANK"])
     system, folder = job["systems"][number], Path(job["folder"])
     torch.set_num_threads(1)
+    deepspeed_kernels.find()
+    locks.end_with_their_holder()
     warnings.simplefilter("ignore", FutureWarning)  # of torch.distributed's, in each collective
     if job["strategy"] == "one process":
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):

@@ -1,6 +1,5 @@
 """Methods of adapters, and the strategies under which each is compared with one process and rehearsed: docs/methods.md."""
 
-
 from . import parity
 
 LORA = ["--use_peft", "--learning_rate", "2"]

@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-deepspeed_kernels.cache()  # where `make setup` has compiled them, whichever test asks for them first
+deepspeed_kernels.find()  # where `make setup` has compiled them, whichever test asks for them first
 
 AT_START = dict(os.environ)
 

@@ -1,6 +1,5 @@
 """Every strategy prints the losses, gradient norms and held-out losses of a single process (benchmarks/parity.py)."""
 
-
 import pytest
 
 from testing import marks, parity, runs

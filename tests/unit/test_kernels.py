@@ -3,6 +3,7 @@ host needs to compile them."""
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -101,6 +102,18 @@ def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
         assert CPUAdamBuilder().cpu_arch().startswith("-m") and CPUAdamBuilder().simd_width().startswith("-D__")
         assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is not cpuinfo.get_cpu_info()
     assert len(looked) == 1
+
+
+def test_the_ninja_beside_the_interpreter_is_taken_before_a_systems(monkeypatch, tmp_path):
+    system = tmp_path / "ninja"
+    system.write_text("")
+    system.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kernels.find()
+    assert Path(shutil.which("ninja")).parent == Path(sys.executable).parent
+    before = os.environ["PATH"]
+    kernels.find()
+    assert os.environ["PATH"] == before
 
 
 def strategy(ds_config: str) -> Strategy:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,8 +25,6 @@ NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built
 def prepare_environment(world: World, strategy: Strategy) -> None:
     """Set what the engines read from the environment, once and before any of them is imported.
 
-    - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
-      without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
     - DeepSpeed asks several times what the CPU can do, and an answer takes a second.
@@ -39,13 +36,10 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
 
     clear_accelerate_variables()
     if strategy.is_deepspeed:
-        kernels.cache()
+        kernels.find()
         locks.end_with_their_holder()
         cpu_facts.ask_once()
     upstream.forget_earlier_run()
-    beside = str(Path(sys.executable).parent)
-    if beside not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
     # Else torch takes every core for every rank. accelerate looks at the variable.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))

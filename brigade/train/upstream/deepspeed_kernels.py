@@ -35,6 +35,18 @@ def cache() -> Path:
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
 
 
+def find() -> None:
+    """Let this process and its children find the kernels that are compiled, and the ninja that compiled them.
+
+    It stands beside the interpreter, which over ssh and without an activated environment is not on PATH. Without it every build of
+    DeepSpeed's dies; another ninja, as a system has, compiles each kernel once more.
+    """
+    cache()
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+
+
 def build(name: str) -> tuple[str, float]:
     """Build and load one kernel; returns its name and the seconds it took."""
     from deepspeed.accelerator import get_accelerator
@@ -55,8 +67,7 @@ def main() -> None:
 
     builders = wanted(torch.cuda.is_available())
     os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    cache()
+    find()
     locks.end_with_their_holder()
     cpu_facts.ask_once()
     print(
