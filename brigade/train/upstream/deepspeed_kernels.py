@@ -38,8 +38,8 @@ def cache() -> Path:
 def find() -> None:
     """Let this process and its children find the kernels that are compiled, and the ninja that compiled them.
 
-    It stands beside the interpreter, which over ssh and without an activated environment is not on PATH. Without it every build of
-    DeepSpeed's dies; another ninja, as a system has, compiles each kernel once more.
+    It stands beside the interpreter, which over ssh and without an activated environment is not on PATH. Without it every
+    build of DeepSpeed's dies; another ninja, as a system has, compiles each kernel once more.
     """
     cache()
     beside = str(Path(sys.executable).parent)
