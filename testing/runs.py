@@ -8,6 +8,7 @@ import gc
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -166,7 +167,9 @@ def run_all(
 
 
 def forget(trainer: Any) -> None:
-    """Release a run's engine, so that the next run of this process starts clean."""
+    """Release a run's engine, so that the next run of this process starts clean. Raises RuntimeError where it left processes."""
+    if left := multiprocessing.active_children():
+        raise RuntimeError(f"a run has ended, and its processes have not: {left}")
     if getattr(trainer, "is_deepspeed_enabled", False):
         trainer.deepspeed.destroy()
     del trainer
@@ -251,6 +254,7 @@ def _asks() -> tuple[Any, ...]:
 
 def _interrupted(flags: list[str], step: int) -> None:
     """A run that writes a checkpoint after this step, and dies."""
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
     from transformers import TrainerCallback
 
     import train
@@ -278,6 +282,8 @@ def _interrupted(flags: list[str], step: int) -> None:
             train.main(flags, callbacks=(Stop(),))
     finally:
         ranks.fail = end
+    for reader in [each for each in gc.get_objects() if isinstance(each, _MultiProcessingDataLoaderIter)]:
+        reader._shutdown_workers()  # the garbage collector would wait five seconds for each of its processes
     gc.collect()
 
 

@@ -23,6 +23,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
+from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once, resume_tensorboard
 from . import nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
@@ -154,6 +155,9 @@ class Trainer(EvaluatingTrainer):
         except BaseException:
             self.checkpoints.let_finish()
             raise
+        finally:
+            if loader := self.callback_handler.train_dataloader:
+                end_workers(loader)
 
     # ---- before the first step ---------------------------------------------------------------------------------------
     def before_wrapping(self, checkpoint: Path | None) -> None:
