@@ -31,7 +31,7 @@ REPLICAS = {f"{name} on {size}": (size, name) for size, names in ((2, TWO), (4, 
     "replica",
     marks.cases(
         "ddp on 2",
-        slow=["zero2 on 2", "zero3 on 4", "zero2_offload on 4", "fsdp2 on 4", "hsdp on 4"],
+        slow=["zero2 on 2", "zero3 on 4", "fsdp2 on 4"],
         matrix=REPLICAS,
     ),
 )
@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "name",
-    marks.cases(slow=["streaming", "DiLoCo", "int8", "hsdp inside", "fsdp2 inside, streaming"], matrix=CASES),
+    marks.cases(slow=["DiLoCo", "int8", "fsdp2 inside, streaming"], matrix=CASES),
 )
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     size, strategy, how = CASES[name]

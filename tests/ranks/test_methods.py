@@ -65,12 +65,9 @@ def results(run, asked_for):
     marks.cases(
         *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
         slow=[
-            "qdora-zero2",
             "lora+lamb-fsdp2",
-            "lora+lars-ddp",
             "lora-fsdp2",
             "parts-zero3",
-            "dora-zero3",
             "qlora-zero3",
             "qdora-fsdp2",
         ],

@@ -61,7 +61,7 @@ def test_the_reference_learns(reference):
         # On one rank and on four each kind of engine; offloaded states on one, groups in a host on four.
         slow=[
             *(f"{strategy}-w1-k2" for strategy in ("zero2_offload", "zero3", "fsdp2")),
-            *(f"{strategy}-w4-k1" for strategy in ("ddp", "zero2", "zero3_hpz", "fsdp2")),
+            *(f"{strategy}-w4-k1" for strategy in ("zero2", "zero3_hpz", "fsdp2")),
             *("zero3+gemma3-w2-k2", "fsdp2+deepseek_v3-w2-k2", "fsdp2+lamb-w2-k2"),
         ],
         matrix=[name for cases in CASES.values() for name in cases],

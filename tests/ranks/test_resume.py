@@ -45,7 +45,7 @@ def exact(tmp_path_factory, asked_for):
     "name",
     marks.cases(
         *("zero2_offload", "fsdp2+best"),
-        slow=["zero3", "hsdp", "ddp+power_sgd", "zero1_tp2", "fsdp2_tp2+qdora", "zero2+8bit"],
+        slow=["zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit"],
         matrix=resume.EXACT,
     ),
 )
@@ -75,13 +75,8 @@ def resharded(tmp_path_factory, asked_for):
         "full, fsdp2 on 2 to fsdp2 on 3",
         slow=[
             "full, zero3 on 2 to fsdp2 on 4",
-            "full, fsdp2 on 2 to zero2 on 1",
             "full, zero3_offload on 2 to ddp on 3",
-            "full, ddp on 2 to zero3_offload on 4",
-            "LoRA, zero3 on 2 to fsdp2 on 1",
             "QLoRA, zero3 on 2 to zero2 on 4",
-            "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
-            "full, ddp_tp2 on 4 to ddp_tp2 on 2",
             "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
         ],
         matrix=BY_NAME,

@@ -34,13 +34,8 @@ def results(folder, asked_for):
     marks.cases(
         slow=[
             "experts over 2 to FSDP2",
-            "experts over 2 to themselves",
-            "experts over 2 of 4 ranks to 4",
             "ZeRO-3 to experts over 2",
-            "ZeRO-2 to HSDP",
             "adapters, experts over 2 to themselves",
-            "tensor groups to themselves",
-            "ZeRO-1 on stages to itself",
         ],
         matrix=axes_experts.RESUMED,
     ),

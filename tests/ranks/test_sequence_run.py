@@ -62,7 +62,7 @@ def done(tmp_path_factory, asked_for):
     return found, folder
 
 
-@pytest.mark.parametrize("name", marks.cases(slow=["zero3-sp2", "fsdp2-sp2+packing"], matrix=EXACT))
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3-sp2"], matrix=EXACT))
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
     found, folder = done
     for figure in ("loss", "grad_norm", "eval_loss"):
@@ -73,7 +73,7 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
 
 @pytest.mark.parametrize(
     "other",
-    marks.cases(slow=["zero3-sp2 to zero3-sp2 on 4", "zero3-sp2 to ddp on 1", "ddp to fsdp2-sp2 on 2"], matrix=OTHERS),
+    marks.cases(slow=["zero3-sp2 to ddp on 1", "ddp to fsdp2-sp2 on 2"], matrix=OTHERS),
 )
 def test_it_goes_on_with_other_parts_or_none(other, done):
     found, _ = done
