@@ -40,8 +40,8 @@ demo: setup
 
 # SkyPilot wants other versions than Brigade; one test asks it whether it takes what `launch --write skypilot` writes.
 skypilot: $(SKYPILOT)/.complete
-$(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
-	$(BIN)/python -m venv $(SKYPILOT)
+$(SKYPILOT)/.complete: tests/jobs/requirements.txt
+	$(PYTHON) -m venv $(SKYPILOT)
 	$(SKYPILOT)/bin/python $(PIP_INSTALL) -r tests/jobs/requirements.txt
 	@touch $@
 
