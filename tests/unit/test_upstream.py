@@ -102,7 +102,7 @@ DEFINED = {
     ],
     "deepspeed/runtime/zero/stage_1_and_2.py": ["_link_all_hp_params", "update_lp_params"],
     "deepspeed/utils/mixed_precision_linkage.py": ["_hp_mapping"],
-    "torch/utils/data/dataloader.py": ("_iterator", "_shutdown_workers"),
+    "torch/utils/data/dataloader.py": ["_iterator", "_shutdown_workers"],
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
     "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
