@@ -168,6 +168,8 @@ def run_all(
 
 def forget(trainer: Any) -> None:
     """Release a run's engine, so that the next run of this process starts clean. Raises RuntimeError where it left processes."""
+    for child in multiprocessing.active_children():
+        child.join(60)  # it was told to end, and a busy machine may be long about it
     if left := multiprocessing.active_children():
         raise RuntimeError(f"a run has ended, and its processes have not: {left}")
     if getattr(trainer, "is_deepspeed_enabled", False):
