@@ -81,6 +81,8 @@ ONE_PROCESS = {
     "one process sdpa": Case(1, [], "bf16", method="packing sdpa"),
 }
 EVERY = CASES | ONE_PROCESS
+# On any GPU two processes read ahead. Here they do in these cases: each is a fork of a process of 2 GB.
+READ_AHEAD = ("fsdp2", "one process")
 QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
 
 
@@ -107,7 +109,8 @@ def run(
 
 def run_case(name: str) -> dict[str, Any]:
     """Return the case as testing.runs.run_cases takes it."""
-    return {"name": name, "model": EVERY[name].model, "flags": [*LANE, *flags_of(name)]}
+    flags = [*LANE, *flags_of(name), *(() if name in READ_AHEAD else ("--dataloader_num_workers", "0"))]
+    return {"name": name, "model": EVERY[name].model, "flags": flags}
 
 
 def group(name: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.matrix  # a minute and a half; tests/cluster/test_elastic.py has it on real hosts
 
 STEPS, EVERY = 800, 10  # idle, who was killed is back after about 300
 FLAGS = (

@@ -8,6 +8,8 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -241,8 +243,19 @@ using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
 REGISTER_CUDA_HOOKS(CUDAHooks);
 
+// A process that reads ahead is forked while another thread pins memory, and frees what it has inherited of it.
+void lock_all() {
+  pinned_mutex.lock();
+  counts_mutex.lock();
+}
+void unlock_all() {
+  counts_mutex.unlock();
+  pinned_mutex.unlock();
+}
+
 const int registered = [] {
   c10::SetAllocator(c10::kCUDA, &allocator, 100);
+  pthread_atfork(&lock_all, &unlock_all, &unlock_all);
   return 0;
 }();
 
