@@ -56,7 +56,7 @@ test-all: setup skypilot
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
 test-matrix: setup
-	$(PYTEST) tests/ranks -m matrix
+	$(PYTEST) tests/ranks tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.

@@ -43,7 +43,11 @@ def tried(rows, family="llama", dtype="fp32", **values):
     marks.cases(
         *(("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16")),
         slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("deepseek_v3", "bf16")],
-        matrix=[("mistral", "fp32"), ("qwen3_moe", "bf16"), ("gemma3_text", "fp32"), ("deepseek_v3", "fp32")],
+        matrix=[
+            (family, dtype)
+            for family in ("mistral", "qwen3_moe", "gemma3_text", "deepseek_v3")
+            for dtype in ("fp32", "bf16")
+        ],
     ),
 )
 def test_what_cpus_have_agrees_with_eager(family, dtype):
