@@ -156,7 +156,9 @@ class Trainer(EvaluatingTrainer):
             self.checkpoints.let_finish()
             raise
         finally:
-            if loader := self.callback_handler.train_dataloader:
+            if (
+                loader := self.callback_handler.train_dataloader
+            ) is not None:  # as a truth value it would be its length
                 end_workers(loader)
 
     # ---- before the first step ---------------------------------------------------------------------------------------
