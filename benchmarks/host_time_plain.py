@@ -14,12 +14,14 @@ Batch = dict[str, torch.Tensor]
 
 
 class Engine(NamedTuple):
-    """What differs between strategies: the model, a micro-step, and the end of a step, which returns the gradient's norm."""
+    """What differs between strategies.
+
+    micro_step: of a batch, the supervised tokens of its step, and whether it is the step's last; returns the loss
+    end: of a step; returns the norm of its gradient
+    """
 
     model: torch.nn.Module
-    micro_step: Callable[
-        [Batch, Any, bool], torch.Tensor
-    ]  # batch, supervised tokens of the step, whether it is its last
+    micro_step: Callable[[Batch, Any, bool], torch.Tensor]
     end: Callable[[], Any]
     schedule: torch.optim.lr_scheduler.LRScheduler
 
