@@ -12,7 +12,7 @@ from ..model.sizes import half_or_full, largest_parameter
 from ..parallel import tensor_plan, tensor_trial
 from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
-from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling, zero_optimizer
+from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling, zero_optimizer, zero_parameters
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ class DeepSpeed(Engine):
     def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
         zero_optimizer.name_first_rate(trainer.args.learning_rate)
+        zero_parameters.decide_anew_after_each_change()
 
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
+        super().begin(trainer, checkpoint, steps)
         add_to_record(self.run, "ds_config", trainer.deepspeed.config)
 
     def clip(self, trainer: "Trainer", model: Any, max_norm: float) -> Any:
