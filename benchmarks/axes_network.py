@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.communication import HEADER, HOSTS
-from benchmarks.network import LENGTH, MICRO_BATCH, flags_for, run
+from benchmarks.network import LENGTH, MICRO_BATCH, RELEASED, flags_for, run
 from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
@@ -71,7 +71,7 @@ class Strategy:
 
 STAGES = {"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_pp_size": 2}}
 DDP, PIPELINE = ("--ds_config", "none"), ("--accelerate_config", json.dumps(STAGES))
-ZERO3, IN_3D = (("--ds_config", f"ds_configs/{name}.json") for name in ("zero3", "zero1_tp2_pp2"))
+ZERO3, IN_3D = (("--ds_config", path) for path in (RELEASED, "ds_configs/zero1_tp2_pp2.json"))
 STRATEGIES = (
     Strategy("DDP", "ddp", 0, DDP, 1),
     Strategy("ZeRO-3", "zero", 3, ZERO3, 1),

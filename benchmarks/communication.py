@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.network import MICRO_BATCH, flags_for, run
+from benchmarks.network import MICRO_BATCH, RELEASED, flags_for, run
 from benchmarks.pages import EVIDENCE, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
@@ -34,13 +34,14 @@ HEADER = 14 + 20 + 32  # bytes of Ethernet, IPv4 and TCP with timestamps, per pa
 
 @dataclass(frozen=True)
 class Strategy:
-    """kind, shard, hpz: as traffic() takes them; per_host: ranks on each host."""
+    """kind, shard, hpz: as traffic() takes them; per_host: ranks on each host; keeps: all weights, until the backward pass."""
 
     kind: str
     flags: tuple[str, ...]
     per_host: int = 1
     shard: int = 0
     hpz: int = 0
+    keeps: bool = False
 
 
 def _ds_config(name: str) -> tuple[str, ...]:
@@ -49,7 +50,9 @@ def _ds_config(name: str) -> tuple[str, ...]:
 
 STRATEGIES = {
     "DDP": Strategy("ddp", ("--ds_config", "none")),
-    **{f"ZeRO-{stage}": Strategy(f"zero{stage}", _ds_config(f"zero{stage}")) for stage in (1, 2, 3)},
+    **{f"ZeRO-{stage}": Strategy(f"zero{stage}", _ds_config(f"zero{stage}")) for stage in (1, 2)},
+    "ZeRO-3": Strategy("zero3", ("--ds_config", RELEASED)),
+    "ZeRO-3, kept": Strategy("zero3", _ds_config("zero3"), keeps=True),
     "FSDP2": Strategy("fsdp2", ("--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml")),
     "ZeRO-3 hpZ": Strategy("zero3", _ds_config("zero3_hpz"), 2, hpz=2),
     "HSDP": Strategy("fsdp2", ("--accelerate_config", "accelerate_configs/hsdp_1x4.yaml"), 2, shard=2),
@@ -90,10 +93,10 @@ def measure(cluster: Cluster, plan: Plan = PLAN, measured: int = MEASURED) -> li
 def by_formula(name: str, accumulation: int, shape: ModelShape, gloo: bool = True) -> Traffic:
     of = STRATEGIES[name]
     # ZeRO-3 keeps parameters below ten times the hidden size whole: here the norms.
-    whole = unreleased(shape) if of.kind == "fsdp2" else (2 * shape.layers + 1) * shape.hidden
-    return traffic(
-        of.kind, shape.parameters, HOSTS, of.per_host, accumulation, shard=of.shard, hpz=of.hpz, whole=whole, gloo=gloo
-    )
+    whole = (2 * shape.layers + 1) * shape.hidden if of.kind == "zero3" else 0
+    kept = unreleased(shape) if of.kind == "fsdp2" else (shape.parameters - whole) * of.keeps
+    ranks, also = (HOSTS, of.per_host), {"shard": of.shard, "hpz": of.hpz, "gloo": gloo}
+    return traffic(of.kind, shape.parameters, *ranks, accumulation, kept=kept, whole=whole, **also)
 
 
 def _row(found: Row, shape: ModelShape) -> Row:

@@ -10,6 +10,8 @@ Where the volumes come from (DeepSpeed 0.19.8, accelerate 1.15.0, torch 2.13.0):
   step, ZeRO-2 in every micro-batch (:2294); each gathers the weights after the step. All in the run's precision.
 - ZeRO-3 gathers every parameter for the forward and again for the backward pass, and scatters gradients, in every
   micro-batch; parameters below stage3_param_persistence_threshold stay whole and are gathered once per step (stage3.py:2841).
+  What the backward pass needs within stage3_max_reuse_distance elements is gathered once per micro-batch: by default the last
+  5 x 10^8 parameters (partitioned_param_coordinator.py:633), which per_node() leaves out as if all of a model were far larger.
   hpZ: the first gather of a step goes over all ranks, the others stay in a node (:2846).
 - FSDP2 gathers in bf16 and reduces in fp32, in every micro-batch as train.py sets it. Output head and final norm stay
   gathered between the two passes (accelerate/utils/fsdp_utils.py:879). HSDP reduces across groups in the last micro-batch.
@@ -56,6 +58,7 @@ def traffic(
     half: bool = True,
     shard: int = 0,
     hpz: int = 0,
+    kept: float = 0,
     whole: float = 0,
     gloo: bool = False,
 ) -> Traffic:
@@ -63,8 +66,9 @@ def traffic(
 
     kind: ddp, zero1, zero2, zero3 or fsdp2; half: bf16 or fp16
     shard: FSDP2's ranks that share one copy (HSDP), 0 for all; hpz: ZeRO-3's ranks with a second copy of the weights
-    whole: elements that are gathered less often: what FSDP2 does not release after the forward pass (see unreleased()), or
-        ZeRO-3's parameters below stage3_param_persistence_threshold
+    kept: elements that stay gathered from the forward to the backward pass: FSDP2's unreleased(), or those that ZeRO-3 needs
+        again within stage3_max_reuse_distance
+    whole: ZeRO-3's parameters below stage3_param_persistence_threshold, which are gathered once per step
     """
     ranks, k = nodes * node_size, accumulation
     scatter = 2 if gloo else 1
@@ -81,14 +85,15 @@ def traffic(
         one = halves(weight * parameters, ranks)
         return Traffic(2 * one * (k if kind == "zero2" else 1), one)
     if kind == "zero3":
-        times = 1 if 0 < hpz <= node_size else 2 * k  # of which hpZ's later ones stay in the node
-        gathered = times * halves(weight * (parameters - whole), ranks) + halves(weight * whole, ranks)
+        twice = 2 * (parameters - whole) - kept
+        elements = parameters - whole if 0 < hpz <= node_size else k * twice  # hpZ's later gathers stay in the node
+        gathered = halves(weight * (elements + whole), ranks)
         return Traffic(k * scatter * halves(weight * parameters, ranks), gathered)
     shard = shard or ranks
     reduced = gathered = 0.0
     if shard > node_size:
         reduced = k * scatter * halves(4 * parameters, shard)
-        gathered = k * halves(weight * (2 * parameters - whole), shard)
+        gathered = k * halves(weight * (2 * parameters - kept), shard)
     replicas = ranks // shard  # one ring for each rank of a group, of which a node has at most node_size
     reduced += 2 * halves(4 * parameters / shard, replicas, min(node_size, shard))
     return Traffic(reduced, gathered)
@@ -124,8 +129,8 @@ def _shared(job: Job, stage: Stage, nodes: int, gloo: bool) -> Traffic:
     size, accumulation = min(job.node_size, job.gpus), job.accumulation
     dense = stage.parameters - stage.experts
     # What FSDP2 does not release after the forward pass: the head, or the embedding that is also it, and the final norm.
-    whole = (stage.head or stage.embedding) + job.shape.hidden if kind == "fsdp2" else 0.0
-    sent = traffic(kind, dense, nodes, size // job.tensor, accumulation, half=half, whole=whole, gloo=gloo) * job.tensor
+    kept = (stage.head or stage.embedding) + job.shape.hidden if kind == "fsdp2" else 0.0
+    sent = traffic(kind, dense, nodes, size // job.tensor, accumulation, half=half, kept=kept, gloo=gloo) * job.tensor
     if stage.experts:
         sent += traffic(kind, stage.experts, nodes, size // job.expert, accumulation, half=half, gloo=gloo) * job.expert
     return sent

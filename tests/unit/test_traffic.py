@@ -29,7 +29,8 @@ def test_two_nodes_of_two_over_gloo():
     assert traffic("zero1", 100, 2, 2, 4).total == 3 * share * 200
     assert traffic("zero3", 100, 2, 2, 4, gloo=True).total == pytest.approx(4 * 4 * share * 200)
     assert traffic("zero3", 100, 2, 2, 4, gloo=True, whole=10).gathered == pytest.approx(share * 2 * (8 * 90 + 10))
-    assert traffic("fsdp2", 100, 2, 2, 4, gloo=True, whole=10).gathered == pytest.approx(4 * share * 2 * 190)
+    assert traffic("fsdp2", 100, 2, 2, 4, gloo=True, kept=10).gathered == pytest.approx(4 * share * 2 * 190)
+    assert traffic("zero3", 100, 2, 2, 4, whole=10, kept=90).gathered == pytest.approx(share * 2 * (4 * 90 + 10))
     assert traffic("fsdp2", 100, 2, 2, 4, gloo=True).reduced == pytest.approx(4 * 2 * share * 400)
 
 
@@ -57,8 +58,9 @@ def test_what_was_counted_on_network_cards():
     assert {row["strategy"] for row in rows} == set(STRATEGIES)
     for row in rows:
         of, psi = STRATEGIES[row["strategy"]], row["parameters"]
-        # A Llama of hidden 256, 4 layers and a head of 4096 words: what FSDP2 does not release, and ZeRO-3's norms.
-        whole = 4096 * 256 + 256 if of.kind == "fsdp2" else 9 * 256
+        # A Llama of hidden 256, 4 layers and a head of 4096 words: ZeRO-3's norms; what is not released after the forward pass.
+        whole = 9 * 256 if of.kind == "zero3" else 0
+        kept = 4096 * 256 + 256 if of.kind == "fsdp2" else (psi - whole) * of.keeps
         found = traffic(
             of.kind,
             psi,
@@ -67,6 +69,7 @@ def test_what_was_counted_on_network_cards():
             row["accumulation"],
             shard=of.shard,
             hpz=of.hpz,
+            kept=kept,
             whole=whole,
             gloo=True,
         )
@@ -85,8 +88,8 @@ def job(axes, nodes=2, model="llama-3.1-8b", **options):
 ])  # fmt: skip
 def test_without_an_axis_every_node_sends_the_same(engine, stage, kind, gloo):
     of = job(Axes(), engine=engine, stage=stage)
-    whole = unreleased(of.shape) if kind == "fsdp2" else 0
-    assert per_node(of, gloo=gloo) == [traffic(kind, of.shape.parameters, 2, 8, 8, whole=whole, gloo=gloo)] * 2
+    kept = unreleased(of.shape) if kind == "fsdp2" else 0
+    assert per_node(of, gloo=gloo) == [traffic(kind, of.shape.parameters, 2, 8, 8, kept=kept, gloo=gloo)] * 2
 
 
 def test_divided_sequences_change_nothing_between_nodes():

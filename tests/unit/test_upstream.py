@@ -89,7 +89,12 @@ DEFINED = {
     "deepspeed/ops/adam/cpu_adam.py": ["ds_opt_adam", "opt_id"],
     "deepspeed/runtime/engine.py": ["_get_zero_ckpt_name", "_replace_module_consolidated_state_dict"],
     "deepspeed/runtime/swap_tensor/optimizer_utils.py": ["_get_param_swap_info", "release_memory"],
-    "deepspeed/runtime/zero/partitioned_param_coordinator.py": ["_clear_trace_structures", "__params_to_release"],
+    "deepspeed/runtime/zero/partitioned_param_coordinator.py": [
+        "__params_to_release",
+        "__submodule_order",
+        "__max_reuse_dist_in_numel",
+        "__most_recent_step_id_param_fetched_for",
+    ],
     "deepspeed/runtime/zero/stage3.py": [
         "_set_fp32_optimizer_param_groups",
         "_clear_fp32_optimizer_param_groups",

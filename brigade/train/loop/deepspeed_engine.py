@@ -42,7 +42,7 @@ class DeepSpeed(Engine):
     def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
         zero_optimizer.name_first_rate(trainer.args.learning_rate)
-        zero_parameters.decide_anew_after_each_change()
+        zero_parameters.decide_by_the_present_order()
 
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         super().begin(trainer, checkpoint, steps)
