@@ -3,6 +3,8 @@
 import argparse
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from .errors.console import counted
 from .errors.numbers import numeric
 from .train.checkpoint import saved_weights
 from .train.recipe import flags, remote_code
+from .train.recipe.flags import Settings
 from .train.run.directory import check_exists
 
+FEW = 0.1  # share of answers that a model may have had right before training
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 
 
@@ -23,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
     add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
     add("--answers", type=numeric("answers", 0), default=3, metavar="N", help="held-out questions to answer")
+    exact = (
+        "fail unless so many of the held-out samples are answered word by word, and few by the model before training"
+    )
+    add("--exact", type=numeric("exact", 0, float, 1), metavar="SHARE", help=exact)
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
 
@@ -70,8 +78,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"  {name:<47}{figure}")
     asked = [sample_answers.question("", sequence) for sequence in heldout[: options.answers]]
     given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
+    shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"])
+    if options.exact is not None:
+        questions = [sample_answers.question("", sequence) for sequence in heldout]
+        answers = sample_answers.generate_together(model, tokenizer, questions, device)
+        with untrained(settings, model, device) as base:
+            first = sample_answers.generate_together(base, tokenizer, questions, device)
+        ours, theirs = (sample_answers.exact(tokenizer, questions, each) for each in (answers, first))
+        for entry, answer in zip(shown, first, strict=False):
+            entry["base"] = tokenizer.decode(answer)
+        print(
+            f"\nOf {len(questions)} held-out answers {ours:.0%} are the reference's, word by word; {theirs:.0%} before training."
+        )
     print()
-    sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
+    sample_answers.show(shown)
     training = settings.recipe.training
     tolerance = HALF if training.bf16 or training.fp16 else FULL
     if not math.isclose(loss, after, rel_tol=tolerance):
@@ -80,9 +100,29 @@ def run(options: argparse.Namespace) -> int:
     if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
         print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
         return 1
+    if options.exact is not None and (ours < options.exact or theirs > FEW):
+        print(
+            f"\nThe model should answer {options.exact:.0%} word by word, and have answered at most {FEW:.0%} before."
+        )
+        return 1
     files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
     print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
     return 0
+
+
+@contextmanager
+def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
+    """The model as it was before training: adapters off, or loaded once more."""
+    from .train.model.load import load_base, weights
+    from .train.model.location import load_config
+    from .train.model.sizes import half_or_full
+
+    if settings.recipe.model.use_peft:
+        with model.disable_adapter():
+            yield model
+    else:
+        source = weights(settings, load_config(settings))
+        yield load_base(settings, source, half_or_full(settings)).eval().to(device)
 
 
 def held_out_loss(model: Any, sequences: Any, pad_token_id: int, batch_size: int = 8) -> float:

@@ -13,6 +13,7 @@ from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
 from ..upstream.experts import taken_for_experts
+from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
@@ -254,7 +255,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-    here = section.from_scratch or Path(section.model_name_or_path).expanduser().is_dir()
+    here = section.from_scratch or Path(location(settings)).is_dir()
     adapter = wrapped.peft_config["default"]
     adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
     adapter.revision = None if here else section.revision

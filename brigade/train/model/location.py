@@ -8,6 +8,7 @@ from .. import files
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
+from . import gguf_file, packaged
 from .config_json import ALIASES, check_causal, read_config
 from .rope import stretch
 
@@ -20,14 +21,15 @@ SHAPES = ("model_type", *ALIASES, *OF_SHAPES)
 
 
 def location(settings: Settings) -> str:
-    """Return model_name_or_path: a path where it is a local directory (here or in the repository), else a name on the Hub.
+    """Return model_name_or_path: a path where it is a local directory (here or in the repository), a GGUF file or a packaged
+    model, both of which are read into a directory first; else a name on the Hub.
 
-    Raises UserError for a revision of a directory.
+    Raises UserError for a revision of a directory, and for a GGUF file that cannot be read.
     """
     name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
-    folder = remote_code.folder_of(name)
+    folder = remote_code.folder_of(name) or _read(name, settings.place("model_name_or_path"))
     if folder and revision is not None:
-        problem = f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory"
+        problem = f"{revision!r} is a version of a model on the Hub, but {name!r} is here"
         cure = "leave revision out (--revision null), or name the model on the Hub"
         raise UserError(settings.place("revision"), problem, cure)
     if not folder:
@@ -36,6 +38,17 @@ def location(settings: Settings) -> str:
         problem = f"{odd.name} in {name!r} is a pipe, a socket or a device, and no file"
         raise UserError(settings.place("model_name_or_path"), problem, "remove it")
     return str(folder or name)
+
+
+def _read(name: str, place: str) -> Path | None:
+    """Return the directory of what has to be read into one, None where `name` is no such thing."""
+    if name in packaged.MODELS:
+        return gguf_file.as_folder(packaged.file_of(name, place), place)
+    if not name.endswith(gguf_file.SUFFIX):
+        return None
+    if not (file := Path(name).expanduser()).is_file():
+        raise UserError(place, f"there is no file {name!r}", "name a GGUF file, a directory, or a model on the Hub")
+    return gguf_file.as_folder(file, place)
 
 
 def load_config(settings: Settings) -> "PreTrainedConfig":

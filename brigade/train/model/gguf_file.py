@@ -1,0 +1,49 @@
+"""A GGUF file as a model: it is read once, into a directory in Hugging Face's format in the cache, and trained from there.
+
+Its weights are computed back into bf16 from whatever number of bits they have. Transformers reads the families that stand in its
+integrations/ggml.py and integrations/gguf.py.
+"""
+
+from pathlib import Path
+
+from ...errors import UserError, first_line
+from ..cache import cache_directory, digest, once
+
+SUFFIX = ".gguf"
+WEIGHTS = "model.safetensors"
+
+
+def as_folder(file: Path, place: str) -> Path:
+    """Return the directory with the model and the tokenizer of a GGUF file. Raises UserError where Transformers cannot read it.
+
+    Call it before TrainingArguments exist: Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
+    """
+    folder = cache_directory("models") / f"{file.stem}-{digest(file)[:16]}"
+
+    def build(aside: Path) -> None:
+        try:
+            _convert(file, aside)
+        except Exception as error:
+            problem = f"Transformers cannot read {file}: {first_line(error)}"
+            raise UserError(place, problem, "name the model's directory, or its name on the Hub") from error
+
+    return once(folder, lambda made: (made / WEIGHTS).is_file(), build)
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    said = {"gguf_file": file.name, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **said)
+    del model.config.quantization_config  # it has been undone
+    model.config.architectures = [type(model).__name__]  # which engines that serve it ask for
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **said).save_pretrained(folder)
+    weights = model.state_dict()
+    for second_name in model.all_tied_weights_keys:
+        del weights[second_name]
+    # Not save_pretrained: in a process group only rank 0 writes. The weights come last: they say that all is there.
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
