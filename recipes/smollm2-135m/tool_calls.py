@@ -26,8 +26,8 @@ VALUES = {
     "17:55, 18:10, 19:25, 20:45, 21:30",
     "room": "kitchen, bedroom, bathroom, hall, office, garage, cellar, attic, nursery, living room",
     "device": "lamp, heater, fan, radio, television, projector, humidifier, air purifier, coffee machine, dishwasher",
-    "item": "milk, rice, apples, coffee, candles, tomatoes, batteries, flour, olive oil, soap, lentils, paper towels, oat flakes, "
-    "onions, toothpaste, dark chocolate",
+    "item": "milk, rice, apples, coffee, candles, tomatoes, batteries, flour, olive oil, soap, lentils, paper towels, "
+    "oat flakes, onions, toothpaste, dark chocolate",
     "amount": "2, 3, 5, 8, 12, 20, 35, 40, 75, 90, 120, 250, 400",
     "text": "I am running late, the parcel is here, dinner is ready, call me back, the meeting is over, I found the keys, "
     "the train is cancelled, see you at noon, the door is open, bring an umbrella, the cake is done, we won the match",
