@@ -2,9 +2,9 @@
 
     python recipes/smollm2-135m/tool_calls.py     # writes tool_calls/train.jsonl and tool_calls/heldout.jsonl
 
-A sentence is a pattern with names, times and numbers in it. No sentence stands in both files. One name in five occurs in the
-held-out sentences alone, so that it has to be copied and cannot be known by heart. The answer is JSON on one line, its keys in
-the order of the table.
+A sentence is a pattern with names, times and numbers in it; all patterns occur equally often. No sentence stands in both files.
+One name in five occurs in held-out sentences only, so that it has to be copied and cannot be known by heart. The answer is JSON on
+one line, its keys in the order of the table.
 """
 
 import itertools
@@ -13,7 +13,8 @@ import random
 from pathlib import Path
 
 SEED = 7
-TRAIN, HELDOUT = 800, 100
+TRAIN, HELDOUT = 800, 54
+SYSTEM = "Answer with a tool call."
 FOLDER = Path(__file__).with_name("tool_calls")
 
 VALUES = {
@@ -93,32 +94,32 @@ def row(tool: str, pattern: str, chosen: dict[str, str]) -> dict[str, object]:
     for name in ARGUMENTS[tool]:
         arguments[name] = int(chosen[name]) if name in NUMBERS else chosen[name].removeprefix("on ")
     call = json.dumps({"tool": tool, "arguments": arguments})
-    return {"messages": [{"role": "user", "content": pattern.format(**chosen)}, {"role": "assistant", "content": call}]}
+    said = {"system": SYSTEM, "user": pattern.format(**chosen), "assistant": call}
+    return {"messages": [{"role": role, "content": text} for role, text in said.items()]}
 
 
-def rows(count: int, heldout: bool, seen: set[str], random_numbers: random.Random) -> list[dict[str, object]]:
-    """Draw so many chats, whose sentences are not in `seen`; tools and patterns take turns."""
+def rows(count: int, heldout: bool, taken: set[str], random_numbers: random.Random) -> list[dict[str, object]]:
+    """Draw so many chats, whose sentences are not `taken`; patterns take turns, and with few sentences they repeat some."""
     known, drawn = values(heldout), []
     turns = itertools.cycle([(tool, pattern) for tool, patterns in TOOLS.items() for pattern in patterns])
     while len(drawn) < count:
         tool, pattern = next(turns)
-        for _ in range(100):  # some patterns have few sentences
+        sentence = ""
+        while not sentence or sentence in taken:
             chosen = {name: random_numbers.choice(known[name]) for name in (*ARGUMENTS[tool], "state")}
-            made = row(tool, pattern, chosen)
-            if (sentence := pattern.format(**chosen)) not in seen:
-                seen.add(sentence)
-                drawn.append(made)
-                break
+            sentence = pattern.format(**chosen)
+        drawn.append(row(tool, pattern, chosen))
     random_numbers.shuffle(drawn)
     return drawn
 
 
 def main() -> None:
-    random_numbers, seen = random.Random(SEED), set[str]()
+    random_numbers, taken = random.Random(SEED), set[str]()
     FOLDER.mkdir(exist_ok=True)
     for name, count, heldout in (("heldout", HELDOUT, True), ("train", TRAIN, False)):
-        made = rows(count, heldout, seen, random_numbers)
+        made = rows(count, heldout, taken, random_numbers)
         (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in made))
+        taken |= {chat["messages"][1]["content"] for chat in made}
 
 
 if __name__ == "__main__":
