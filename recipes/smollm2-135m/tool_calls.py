@@ -43,7 +43,11 @@ VALUES = {
 # tool -> its patterns. What stands in braces is an argument; {device} {state} are "lamp" and "on", for instance.
 TOOLS = {
     "set_alarm": ("Wake me {day} at {time}.", "Set an alarm for {time} {day}.", "I have to be up {day} at {time}."),
-    "set_timer": ("Set a timer for {minutes} minutes.", "Tell me when {minutes} minutes are over.", "Timer, {minutes} minutes!"),
+    "set_timer": (
+        "Set a timer for {minutes} minutes.",
+        "Tell me when {minutes} minutes are over.",
+        "Timer, {minutes} minutes!",
+    ),
     "send_message": ("Tell {person} that {text}.", "Write to {person}: {text}.", "Send {person} a message, {text}."),
     "get_weather": (
         "What will the weather be like in {city} {day}?",
@@ -56,7 +60,11 @@ TOOLS = {
         "The {device} in the {room} should be {state}.",
     ),
     "add_to_list": ("Put {item} on the shopping list.", "We are out of {item}.", "Remind me to buy {item}."),
-    "play_music": ("Play {song} in the {room}.", "I want to hear {song} in the {room}.", "Put on {song} in the {room}."),
+    "play_music": (
+        "Play {song} in the {room}.",
+        "I want to hear {song} in the {room}.",
+        "Put on {song} in the {room}.",
+    ),
     "book_table": (
         "Book a table for {people} at {place} {day} at {time}.",
         "We are {people} and want to eat at {place} {day} at {time}.",

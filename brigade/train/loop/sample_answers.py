@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 LONGEST = 64  # new tokens
+TOGETHER = 27  # questions
 
 
 @dataclass(frozen=True)
@@ -74,48 +75,52 @@ def generate(
     Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
     that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others.
     """
-    ends = sorted(stops(model, tokenizer, questions))
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     mine: dict[int, list[int]] = {}
     # A compiled model would be compiled again for each length.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), size):
             index = (first + rank) % len(questions)
-            prompt = torch.tensor([questions[index].prompt[-max(1, positions - LONGEST) :]], device=device)
-            tokens = model.generate(
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=LONGEST,
-                do_sample=False,
-                num_beams=1,
-                use_cache=True,
-                eos_token_id=ends,
-                pad_token_id=tokenizer.pad_token_id,
-                synced_gpus=size > 1,
-                streamer=_Beat(),
-            )
-            mine[index] = tokens[0, prompt.shape[1] :].tolist()
+            how = {"synced_gpus": size > 1, "streamer": _Beat()}
+            (mine[index],) = _greedy(model, tokenizer, questions, [questions[index]], device, **how)
     given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
 
 
-def generate_together(
-    model: Any, tokenizer: Any, questions: list[Question], device: Any, together: int = 25
-) -> list[list[int]]:
-    """Return what generate() does on one process, so many questions at a time, padded on the left."""
-    ends, pad, given = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id, []
-    for first in range(0, len(questions), together):
-        prompts = [asked.prompt for asked in questions[first : first + together]]
-        width = max(map(len, prompts))
-        tokens = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-        how = {"max_new_tokens": LONGEST, "do_sample": False, "eos_token_id": ends, "pad_token_id": pad}
-        with torch.inference_mode():
-            found = model.generate(input_ids=tokens, attention_mask=mask, **how)
-        for answer in found[:, width:].tolist():
-            end = next((place for place, token in enumerate(answer) if token in ends), len(answer) - 1)
-            given.append(answer[: end + 1])
+def generate_together(model: Any, tokenizer: Any, questions: list[Question], device: Any) -> list[list[int]]:
+    """Return what generate() does on one process, TOGETHER questions at a time."""
+    given = []
+    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+        for first in range(0, len(questions), TOGETHER):
+            given += _greedy(model, tokenizer, questions, questions[first : first + TOGETHER], device)
     return given
+
+
+def _greedy(
+    model: Any, tokenizer: Any, questions: list[Question], asked: list[Question], device: Any, **how: Any
+) -> list[list[int]]:
+    """Answer some of the questions at once, padded on the left; an answer ends with its end."""
+    ends, pad = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    prompts = [question.prompt[-max(1, positions - LONGEST) :] for question in asked]
+    width = max(map(len, prompts))
+    tokens = model.generate(
+        input_ids=torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device),
+        attention_mask=torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
+        ),
+        max_new_tokens=LONGEST,
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=ends,
+        pad_token_id=pad,
+        **how,
+    )
+    answers = []
+    for answer in tokens[:, width:].tolist():
+        end = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+        answers.append(answer[: end + 1])
+    return answers
 
 
 def exact(tokenizer: Any, questions: list[Question], given: list[list[int]]) -> float:
