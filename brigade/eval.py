@@ -3,8 +3,6 @@
 import argparse
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from .errors.console import counted
 from .errors.numbers import numeric
 from .train.checkpoint import saved_weights
 from .train.recipe import flags, remote_code
-from .train.recipe.flags import Settings
 from .train.run.directory import check_exists
 
 FEW = 0.1  # share of answers that a model may have had right before training
@@ -36,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 where the loaded model has the held-out loss that the run recorded (and learned enough), else 1."""
-    from .train.model.load_trained import load_trained, loading_from_run
+    from .train.model.load_trained import load_trained, loading_from_run, untrained
 
     check_exists(options.output)
     marker = options.output / "success.json"
@@ -108,21 +105,6 @@ def run(options: argparse.Namespace) -> int:
     files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
     print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
     return 0
-
-
-@contextmanager
-def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
-    """The model as it was before training: adapters off, or loaded once more."""
-    from .train.model.load import load_base, weights
-    from .train.model.location import load_config
-    from .train.model.sizes import half_or_full
-
-    if settings.recipe.model.use_peft:
-        with model.disable_adapter():
-            yield model
-    else:
-        source = weights(settings, load_config(settings))
-        yield load_base(settings, source, half_or_full(settings)).eval().to(device)
 
 
 def held_out_loss(model: Any, sequences: Any, pad_token_id: int, batch_size: int = 8) -> float:

@@ -73,7 +73,7 @@ def test_any_name_of_a_new_or_empty_directory(export, tmp_path, monkeypatch, giv
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("step", ["_tokenizer", "_whole"])
+@pytest.mark.parametrize("step", ["reading.read_tokenizer", "_whole"])
 def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, step):
     def fails(*_):
         with Path("/dev/full").open("w") as full:
@@ -82,7 +82,7 @@ def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, st
     destination = tmp_path / "home" / "out"
     (destination if there else destination.parent).mkdir(parents=True)
     with monkeypatch.context() as patched, pytest.raises((OSError, UserError), match="No space left"):
-        patched.setattr(exporting, step, fails)
+        patched.setattr(f"{exporting.__name__}.{step}", fails)
         export(destination)
     assert [path.name for path in destination.parent.iterdir()] == ["out"] * there
     assert not there or not list(destination.iterdir())

@@ -18,10 +18,9 @@ from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
-from ..model.tokenizer import load_tokenizer
 from ..recipe.flags import Settings
 from ..upstream import file_modes
-from . import saved_weights
+from . import reading, saved_weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def export(
     config = load_config(settings)
     with _written(destination) as folder:
         with loading_from_run(source):
-            tokenizer = _tokenizer(settings, config, source, output)
+            tokenizer = reading.read_tokenizer(settings, config, source, output)
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, dtype)
             templates = chat_template.load(settings, tokenizer)
@@ -116,7 +115,7 @@ def _adapters(settings: Settings, config: Any, source: Path, dtype: torch.dtype 
     base = empty_model(settings, config)
     _generate_as_its_base(base, settings)
     model = adapters.wrap(base, settings, weights(settings, config))
-    return model, _state_of(model, source, dtype)
+    return model, reading.read_adapters(model, source, dtype)
 
 
 def _merged(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
@@ -130,19 +129,8 @@ def _merged(settings: Settings, config: Any, source: Path, dtype: torch.dtype | 
     if settings.recipe.model.load_in_4bit:
         model = model.dequantize(dtype=dtype)
     model = adapters.wrap(model.to(dtype), settings, base)
-    set_peft_model_state_dict(model, _state_of(model, source, None))
+    set_peft_model_state_dict(model, reading.read_adapters(model, source, None))
     return model.merge_and_unload().to(dtype), None
-
-
-def _state_of(model: Any, source: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The adapters' weights in `source`. Raises UserError where they are not those of this model."""
-    from peft import get_peft_model_state_dict
-
-    state = saved_weights.load(source, dtype)
-    if odd := sorted(set(state) ^ set(get_peft_model_state_dict(model, save_embedding_layers=False))):
-        problem = f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}"
-        raise UserError(str(source), problem, saved_weights.OTHER_STEP)
-    return state
 
 
 def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
@@ -161,13 +149,3 @@ def _generate_as_its_base(model: Any, settings: Settings) -> None:
     revision = settings.recipe.model.revision
     with suppress(OSError):  # not every model has one
         model.generation_config = GenerationConfig.from_pretrained(location(settings), revision=revision)
-
-
-def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> Any:
-    """The tokenizer in the checkpoint or else in the run's directory: FSDP2's checkpoints hold none."""
-    from transformers import AutoTokenizer
-
-    for folder in (source, output):
-        if (folder / "tokenizer_config.json").is_file():
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.recipe.model.trust_remote_code)
-    return load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -110,6 +110,17 @@ class LoadedEncoder:
         plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
         return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
 
+    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
+        template refuses the chat."""
+        text = self.render(messages, None, {"add_generation_prompt": True})
+        return next(iter(self._ids([text])))[0].tolist()
+
+    def beginning(self, text: str) -> list[int]:
+        """Return the token ids of a text that goes on: those of a sample without a chat template, but for its end."""
+        ids = self.tokenizer.encode(text, add_special_tokens=True).ids
+        return ids[:-1] if len(ids) > 1 and ids[-1] == self.encoder.end else ids
+
     def _unread(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
     ) -> tuple[str, ...]:

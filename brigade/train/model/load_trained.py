@@ -1,4 +1,4 @@
-"""A model that a run has saved, loaded: a whole one, or adapters on their base."""
+"""A model that a run has saved, loaded: a whole one, or adapters on their base; and that base."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +36,17 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
     # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
     base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
     return PeftModel.from_pretrained(base, directory)
+
+
+@contextmanager
+def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
+    """The model as it was before training: adapters off, or loaded once more."""
+    if settings.recipe.model.use_peft:
+        with model.disable_adapter():
+            yield model
+    else:
+        source = weights(settings, load_config(settings))
+        yield load_base(settings, source, half_or_full(settings)).eval().to(device)
 
 
 @contextmanager

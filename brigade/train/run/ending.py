@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from .. import files
@@ -42,8 +43,25 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
     print(f"{where}the resolved run in {run.directory / RECORD}.")
+    print(*next_steps(run.settings, run.directory), sep="\n")
     if written:
         print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
+
+
+def next_steps(settings: Settings, directory: Path) -> list[str]:
+    """Sentences that say how to talk to a finished run's model, how to serve it, and how to hand it on."""
+    export, merged = f"python -m brigade export {quote(str(directory))}", quote(f"{directory}-merged")
+    served = quote(str(directory))
+    if settings.recipe.model.use_peft:  # a server that takes adapters wants their base beside them
+        served = f"{merged}, after {export} {merged} --merge"
+    elif not any(directory.glob("*.safetensors")):  # shards, of a ds_config that gathers no weights
+        whole = quote(f"{directory}-whole")
+        served = f"{whole}, after {export} {whole}"
+    return [
+        f"Talk to it: python -m brigade chat {quote(str(directory))}",
+        f"Serve it: vllm serve {served}",
+        f"Hand it on: {export} NEW_DIRECTORY",
+    ]
 
 
 def leave(run: Run, step: int, by: str) -> None:

@@ -1,0 +1,1 @@
+"""Talking to the model of a run in the terminal."""

@@ -1,0 +1,211 @@
+"""`python -m brigade chat OUTPUT`: talk in the terminal to the model that a run trained."""
+
+import argparse
+import contextlib
+import functools
+import io
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..errors.console import counted, printable
+from ..errors.numbers import numeric
+from ..train.checkpoint import saved_weights
+from ..train.recipe import flags, remote_code
+from ..train.recipe.flags import Settings
+from ..train.recipe.method import method_name
+from .answer import Answering
+from .conversation import Conversation
+
+NEW, QUIT = "/new", "/quit"
+COMMANDS = f"{NEW} forgets the conversation, {QUIT} or Ctrl-D ends it, Ctrl-C stops an answer."
+TRAINED, BASE = "trained", "base"
+ENDLESS = 2**31  # positions of a model that names no limit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add = parser.add_argument
+    add("output", type=Path, help="output directory of a run")
+    step = "talk to checkpoint-N (default: the trained model; of an unfinished run the newest checkpoint)"
+    add("--step", type=numeric("step", 1), metavar="N", help=step)
+    add("--compare", action="store_true", help="let the model before training answer each question, too")
+    add("--system", default="", metavar="TEXT", help="system message, as the training data has one")
+    question = "answer this and end; may be repeated (default: ask in the terminal, or answer each line of a pipe)"
+    add("--question", action="append", metavar="TEXT", help=question)
+    longest = "longest answer in tokens"
+    add("--max_new_tokens", type=numeric("max_new_tokens", 1), default=512, metavar="N", help=longest)
+    temperature = (
+        "0: greedy, the same answer each time; above: sampled, with the model's own top_p and top_k (default: 0)"
+    )
+    add("--temperature", type=numeric("temperature", 0, float), default=0.0, metavar="T", help=temperature)
+    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer questions until there are none. Returns 0, or 1 where one could not be answered."""
+    saved_weights.check_run(options.output)
+    settings = flags.of_run(options.output, options.trust_remote_code)
+    source = saved_weights.find(options.output, options.step)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no letter
+    asks = not options.question and sys.stdin.isatty()
+    with ExitStack() as held:
+        with contextlib.redirect_stdout(sys.stderr):  # standard output holds answers
+            chat = load(settings, options, source, asks, held)
+        if asks:
+            _tell(
+                f"{options.output}: {_about(settings, options.output, source)}, on {chat.answering.device}. {COMMANDS}"
+            )
+        if not chat.speakers[0].conversation.has_turns:
+            _tell("The run has no chat template, so your text is continued, and each line by itself.")
+        if asks:
+            with suppress(EOFError, KeyboardInterrupt):
+                chat.answer_all(_typed())
+                return 0
+            _tell("")  # so that the shell's prompt begins a line
+            return 0
+        return 0 if chat.answer_all(options.question or sys.stdin) else 1
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """One side of a conversation. model: opens the model that answers (adapters may have to be switched off meanwhile)"""
+
+    name: str
+    model: Callable[[], AbstractContextManager[Any]]
+    conversation: Conversation
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The trained model, and beside it the base under --compare. Each goes on with its own answers.
+
+    echo: whether questions are shown as they are answered, for nobody typed them here
+    """
+
+    answering: Answering
+    speakers: list[Speaker]
+    echo: bool
+
+    def answer_all(self, questions: Any) -> bool:
+        """Answer questions, and obey commands, until there are none or one says so. Returns whether all could be answered."""
+        fine = True
+        for line in questions:
+            question = line.strip().encode(errors="replace").decode()  # an argument's bytes that are no letter
+            if question == QUIT:
+                break
+            if question == NEW:
+                for speaker in self.speakers:
+                    speaker.conversation.forget()
+                _tell("The conversation begins anew.")
+            elif question:
+                if self.echo:
+                    _tell(f"> {question}")
+                fine &= self._answer(question)
+        return fine
+
+    def _answer(self, question: str) -> bool:
+        for speaker in self.speakers:
+            label = f"{speaker.name}: " if len(self.speakers) > 1 else ""
+            conversation = speaker.conversation
+            try:
+                prompt, dropped = conversation.prompt(question)
+            except UserError as error:
+                print(error, file=sys.stderr, flush=True)
+                return False
+            if dropped:
+                turns = f"the oldest {counted(dropped, 'turn')} of the conversation {'is' if dropped == 1 else 'are'} forgotten"
+                _tell(f"({label}{turns}: the model has positions for {conversation.positions:,} tokens)")
+            _show(label)
+            with speaker.model() as model:
+                answer = self.answering.answer(model, prompt, conversation.positions, _show)
+            _show("\n")
+            if answer.stopped:
+                _tell("(stopped)")
+            if answer.cut:
+                _tell("(cut: the tokens that it may have, --max_new_tokens, are used up)")
+            conversation.add(question, answer.text)
+        return True
+
+
+def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bool, held: ExitStack) -> Chat:
+    """Load the model whose weights are in `source`, and the base if it is to answer, too.
+
+    asks: whether questions are typed at a terminal; held: what has to stay open while the models answer
+
+    Raises UserError where something is damaged, or a system message is given and there is no template for it.
+    """
+    import torch
+    from transformers.utils import logging
+
+    from ..train.checkpoint import reading
+    from ..train.data import chat_template
+    from ..train.data.encode import LoadedEncoder
+    from ..train.data.tokenise import encoder_of
+    from ..train.loop import sample_answers
+    from ..train.model.load_trained import loading_from_run, untrained
+    from ..train.model.location import load_config
+
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries among themselves
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = load_config(settings)
+    with loading_from_run(source):
+        tokenizer = reading.read_tokenizer(settings, config, source, options.output)
+        encoder = LoadedEncoder(encoder_of(settings, tokenizer))
+        model = reading.read_model(settings, config, source).eval().to(device)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or ENDLESS
+    begin = functools.partial(Conversation, encoder, positions, options.max_new_tokens, options.system)
+    speakers = [Speaker(TRAINED, lambda: nullcontext(model), begin())]
+    if options.system and not speakers[0].conversation.has_turns:
+        problem = "the run has no chat template, and without one there are no messages"
+        raise UserError("flag --system", problem, "leave it out, or begin your text with it")
+    if options.compare:
+        base: Callable[[], AbstractContextManager[Any]] = functools.partial(untrained, settings, model, device)
+        if not settings.recipe.model.use_peft:  # loaded once, and not for each answer
+            base = functools.partial(nullcontext, held.enter_context(base()))
+        speakers.append(Speaker(BASE, base, begin()))
+    ends = sample_answers.stops(model, tokenizer, [])
+    if speakers[0].conversation.has_turns:
+        ends |= set(chat_template.chat_format(tokenizer, encoder.encoder.templates).stops)
+    answering = Answering(
+        tokenizer,
+        ends,
+        device,
+        options.max_new_tokens,
+        options.temperature,
+        speakers[0].conversation.opening(),
+        stoppable=asks,
+    )
+    return Chat(answering, speakers, echo=not asks)
+
+
+def _about(settings: Settings, output: Path, source: Path) -> str:
+    section = settings.recipe.model
+    where = f", from {source.name}" if source != output else ""
+    return f"{section.model_name_or_path} after {method_name(section)}{where}"
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that are typed at the terminal."""
+    with suppress(ImportError):  # a Python without it: then no line is edited or called back
+        import readline  # noqa: F401
+    while True:
+        yield input("> " if sys.stdout.isatty() else "")  # a file gets the answers
+
+
+def _show(text: str) -> None:
+    """Show a piece of an answer; what a terminal would obey is left out."""
+    print(printable(text), end="", flush=True)
+
+
+def _tell(text: str) -> None:
+    """Say what is no answer."""
+    print(printable(text), file=sys.stderr, flush=True)
