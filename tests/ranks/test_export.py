@@ -141,6 +141,36 @@ def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
     assert "<|im_start|>user" in said.partition("question")[2] and "<|im_end|>" in said.partition("reference")[2]
 
 
+@pytest.mark.parametrize("name", each(["full-ddp", "lora-zero3", "full-sharded", "lora-sharded"]))
+def test_chat_answers_as_the_export_does_also_from_a_checkpoint(name, outputs, tmp_path, capsys):
+    """The run's last checkpoint holds the model that the run saved; an unfinished run has nothing else."""
+    output, _ = outputs[name]
+    question = ["--question", "What is a tuple?", "--max_new_tokens", "12"]
+    assert main(["chat", str(output), *question, "--compare"]) == 0
+    said = capsys.readouterr().out
+    copy = shutil.copytree(output, tmp_path / "run")
+    (copy / "success.json").unlink()
+    assert main(["chat", str(copy), *question]) == 0
+    answer = capsys.readouterr().out
+    export(output, tmp_path / "whole", *([] if name.startswith("full") else ["--merge"]))
+    assert answer == _answer(tmp_path / "whole", "What is a tuple?")
+    trained, _, base = said.partition("base: ")
+    assert trained == f"trained: {answer}" and base.strip() and base != answer
+
+
+def _answer(folder, question):
+    """What Transformers alone makes of a question: 12 tokens, or up to where the run's chats end."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    asked = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    tokens = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return tokenizer.decode([token for token in tokens.tolist() if token not in ends]) + "\n"
+
+
 @pytest.mark.parametrize("name", each(["full-zero1", "full-zero2"]))
 def test_zero_checkpoints_are_read_without_their_gathered_copy(name, outputs, tmp_path):
     output, losses = outputs[name]

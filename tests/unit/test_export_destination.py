@@ -137,7 +137,7 @@ def renamed(file):
     save_file({f"module.{name}": tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
-@pytest.mark.parametrize("verb", ["export", "eval"])
+@pytest.mark.parametrize("verb", ["export", "eval", "chat"])
 @pytest.mark.parametrize("name, damage, said", [
     ("model.safetensors", empty, "damaged"), ("model.safetensors", cut, "damaged"), ("model.safetensors", gone, "is gone"),
     ("config.json", gone, "config.json"), ("run.yaml", gone, "no run.yaml"),
@@ -145,7 +145,8 @@ def renamed(file):
 ])  # fmt: skip
 def test_a_damaged_output_is_told(run, tmp_path, capsys, verb, name, damage, said):
     damage(run / name)
-    assert main([verb, str(run), *([str(tmp_path / "out")] if verb == "export" else [])]) == 2
+    words = {"export": [str(tmp_path / "out")], "chat": ["--question", "What follows?"]}
+    assert main([verb, str(run), *words.get(verb, [])]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {run}") and said in told and "cure: " in told and len(told.splitlines()) <= 4, told
     assert not (tmp_path / "out").exists()

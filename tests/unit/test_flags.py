@@ -145,6 +145,7 @@ NUMBERS = {
              "nvme": "0", "price": "-1", "tokens": "1e14", "deadline": "0",
              "sync_every": "0"},
     "eval": {"answers": "-1", "learned": "-0.2"}, "export": {"step": "0"},
+    "chat": {"step": "0", "max_new_tokens": "0", "temperature": "-0.1"},
     "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",
                "silence": "1", "log_limit": "0"},
     "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
@@ -266,10 +267,12 @@ def test_without_a_verb_all_of_them_are_shown(capsys):
 
 @pytest.mark.parametrize("words, said", [
     (["prepare"], "no recipe is named"), (["launch"], "no recipe is named"), (["attach"], "no directory is named"),
-    (["eval"], "no output is named"), (["export", "outputs/a"], "no DEST is named"), (["report"], "no OUTPUT is named"),
+    (["eval"], "no output is named"), (["chat"], "no output is named"), (["export", "outputs/a"], "no DEST is named"),
+    (["report"], "no OUTPUT is named"),
     (["launch", "a.yaml", "--hostfile"], "flag --hostfile\n  expected one argument"),
     (["launch", "a.yaml", "--write", "pbs"], "flag --write\n  invalid choice: 'pbs'"),
     (["status", "nope"], "there is no such directory"), (["eval", "nope"], "there is no such directory"),
+    (["chat", "nope"], "there is no such directory"),
     (["export", "nope", "x"], "there is no such directory"),
 ])  # fmt: skip
 def test_a_word_that_is_missing_or_names_nothing(capsys, words, said):
