@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     source = saved_weights.find(options.output, options.step)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no letter
-    asks = not options.question and sys.stdin.isatty()
+    asks = not options.question and sys.stdin is not None and sys.stdin.isatty()  # None: closed
     with ExitStack() as held:
         with contextlib.redirect_stdout(sys.stderr):  # standard output holds answers
             chat = load(settings, options, source, asks, held)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
                 return 0
             _tell("")  # so that the shell's prompt begins a line
             return 0
-        return 0 if chat.answer_all(options.question or sys.stdin) else 1
+        return 0 if chat.answer_all(options.question or sys.stdin or ()) else 1
 
 
 @dataclass(frozen=True)

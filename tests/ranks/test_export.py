@@ -71,14 +71,11 @@ def loss_of(directory, output, quantized=False):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    from brigade.eval import held_out_loss
-    from brigade.train.data.prepare import prepare
     from brigade.train.recipe import flags
 
     settings = flags.load(["--recipe", str(output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.chat_template == (TEMPLATES / f"{settings.recipe.data.chat_template}.jinja").read_text()
-    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
     four = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -94,6 +91,14 @@ def loss_of(directory, output, quantized=False):
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):  # else bitsandbytes computes in bf16
             module.support_avx512bf16_for_cpu = False
+    return _held_out_loss(model, settings, tokenizer)
+
+
+def _held_out_loss(model, settings, tokenizer):
+    from brigade.eval import held_out_loss
+    from brigade.train.data.prepare import prepare
+
+    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
     return held_out_loss(model, heldout, tokenizer.pad_token_id)
 
 
@@ -141,34 +146,45 @@ def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
     assert "<|im_start|>user" in said.partition("question")[2] and "<|im_end|>" in said.partition("reference")[2]
 
 
-@pytest.mark.parametrize("name", each(["full-ddp", "lora-zero3", "full-sharded", "lora-sharded"]))
-def test_chat_answers_as_the_export_does_also_from_a_checkpoint(name, outputs, tmp_path, capsys):
-    """The run's last checkpoint holds the model that the run saved; an unfinished run has nothing else."""
-    output, _ = outputs[name]
-    question = ["--question", "What is a tuple?", "--max_new_tokens", "12"]
-    assert main(["chat", str(output), *question, "--compare"]) == 0
-    said = capsys.readouterr().out
-    copy = shutil.copytree(output, tmp_path / "run")
-    (copy / "success.json").unlink()
-    assert main(["chat", str(copy), *question]) == 0
-    answer = capsys.readouterr().out
+@pytest.mark.parametrize("name", each(["full-ddp", "full-sharded", "lora-sharded"]))
+def test_chat_answers_as_plain_transformers_does_also_from_a_checkpoint(name, outputs, tmp_path, capsys):
+    from transformers import AutoTokenizer
+
+    from brigade.train.checkpoint import reading
+    from brigade.train.model.load import weights
+    from brigade.train.model.location import load_config
+    from brigade.train.recipe import flags
+
+    def said(source, *words):
+        assert main(["chat", str(source), "--question", "What is a tuple?", "--max_new_tokens", "12", *words]) == 0
+        return capsys.readouterr().out
+
+    output, losses = outputs[name]
+    settings = flags.load(["--recipe", str(output / "run.yaml")])
+    config, tokenizer = load_config(settings), AutoTokenizer.from_pretrained(output)
+    of_step_3 = reading.read_model(settings, config, output / "checkpoint-3").eval()
+    assert _held_out_loss(of_step_3, settings, tokenizer) == pytest.approx(losses[1], rel=2e-5)
+
     export(output, tmp_path / "whole", *([] if name.startswith("full") else ["--merge"]))
-    assert answer == _answer(tmp_path / "whole", "What is a tuple?")
-    trained, _, base = said.partition("base: ")
-    assert trained == f"trained: {answer}" and base.strip() and base != answer
+    capsys.readouterr()
+    answer, before = (_answer(folder, tokenizer) for folder in (tmp_path / "whole", weights(settings, config)))
+    assert said(output, "--compare") == f"trained: {answer}base: {before}"
+    unfinished = shutil.copytree(output, tmp_path / "run")
+    (unfinished / "success.json").unlink()
+    assert said(unfinished) == answer
 
 
-def _answer(folder, question):
-    """What Transformers alone makes of a question: 12 tokens, or up to where the run's chats end."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _answer(folder, tokenizer):
+    """What Transformers alone makes of the question: 12 tokens, or up to where the run's chats end."""
+    from transformers import AutoModelForCausalLM
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    asked = [{"role": "user", "content": question}]
+    asked = [{"role": "user", "content": "What is a tuple?"}]
     prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    tokens = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    return tokenizer.decode([token for token in tokens.tolist() if token not in ends]) + "\n"
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = model.generate(**prompt, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=ends[0])
+    answer = tokens[0, prompt["input_ids"].shape[1] :].tolist()
+    return tokenizer.decode([token for token in answer if token not in ends]) + "\n"
 
 
 @pytest.mark.parametrize("name", each(["full-zero1", "full-zero2"]))
