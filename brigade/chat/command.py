@@ -59,18 +59,17 @@ def run(options: argparse.Namespace) -> int:
         with contextlib.redirect_stdout(sys.stderr):  # standard output holds answers
             chat = load(settings, options, source, asks, held)
         if asks:
-            _tell(
-                f"{options.output}: {_about(settings, options.output, source)}, on {chat.answering.device}. {COMMANDS}"
-            )
+            about = _about(settings, options.output, source)
+            _tell(f"{options.output}: {about}, on {chat.answering.device}. {COMMANDS}")
         if not chat.speakers[0].conversation.has_turns:
             _tell("The run has no chat template, so your text is continued, and each line by itself.")
-        if asks:
-            with suppress(EOFError, KeyboardInterrupt):
-                chat.answer_all(_typed())
-                return 0
+        if not asks:
+            return 0 if chat.answer_all(options.question or sys.stdin or ()) else 1
+        try:
+            chat.answer_all(_typed())
+        except (EOFError, KeyboardInterrupt):
             _tell("")  # so that the shell's prompt begins a line
-            return 0
-        return 0 if chat.answer_all(options.question or sys.stdin or ()) else 1
+        return 0
 
 
 @dataclass(frozen=True)
