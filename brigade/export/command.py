@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .errors.console import console
-from .errors.numbers import numeric
-from .train.recipe import flags, remote_code
+from ..errors.console import console
+from ..errors.numbers import numeric
+from ..train.recipe import flags, remote_code
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the model, and show its files and how to load it. Returns 0."""
-    from .train.checkpoint import export, saved_weights
+    from ..train.checkpoint import export, saved_weights
 
     saved_weights.check_run(options.output)
     settings = flags.of_run(options.output, options.trust_remote_code)
