@@ -1,4 +1,4 @@
-"""`python -m brigade export OUTPUT DEST`: one Hugging Face directory from any strategy's checkpoint."""
+"""`python -m brigade export OUTPUT DEST`: one Hugging Face directory from any strategy's checkpoint, and a GGUF file of it."""
 
 import argparse
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import Any
 from ..errors.console import console
 from ..errors.numbers import numeric
 from ..train.recipe import flags, remote_code
+from . import gguf_tokenizer
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+GGUF = ("F16", "Q8_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=numeric("step", 1), metavar="N", help=step)
     merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised to the values trained on"
     add("--merge", action="store_true", help=merge)
+    gguf = "also write a GGUF file for llama.cpp and Ollama; adapters are merged (F16 where no format is named)"
+    add("--gguf", nargs="?", const="F16", choices=GGUF, metavar="FORMAT", help=gguf)
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
     add(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
@@ -39,14 +43,41 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
-    done = export.export(
-        settings, options.output, options.destination, step=options.step, merge=options.merge, dtype=dtype
-    )
-    _report(done, settings.recipe.model)
+    merge = options.merge or bool(options.gguf and settings.recipe.model.use_peft)
+    if options.gguf:
+        _check_gguf(settings, options.output, options.destination)
+    done = export.export(settings, options.output, options.destination, step=options.step, merge=merge, dtype=dtype)
+    if options.gguf:
+        _write_gguf(settings, done.directory, options.gguf)
+    _report(done, settings.recipe.model, "" if options.merge == merge else "--gguf writes a whole model")
     return 0
 
 
-def _report(done: Any, model: Any) -> None:
+def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> None:
+    """Raise UserError where --gguf cannot write a run's model, before anything is read."""
+    from transformers import AutoTokenizer
+
+    from ..train.model.load_trained import loading_from_run
+    from ..train.model.location import load_config
+    from . import gguf
+
+    cure = gguf.cure_by_converter(destination, exported=False)
+    config = load_config(settings)
+    gguf.check_config(config, settings.place("model_name_or_path"), cure)
+    if (output / "tokenizer.json").is_file():  # else it comes with the checkpoint, or with the base
+        with loading_from_run(output):
+            gguf_tokenizer.vocabulary(AutoTokenizer.from_pretrained(output), config.vocab_size, str(output), cure)
+
+
+def _write_gguf(settings: flags.Settings, folder: Path, kind: str) -> None:
+    from . import gguf
+    from .base import base_of
+
+    name, base = folder.resolve().name, base_of(settings)
+    gguf.write(folder, folder / f"{name}-{kind}.gguf", kind, gguf.About(name, base.name, base.licence))
+
+
+def _report(done: Any, model: Any, why_merged: str) -> None:
     from rich.table import Table
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
@@ -54,6 +85,8 @@ def _report(done: Any, model: Any) -> None:
         table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
     out = console(soft_wrap=True, highlight=False)
     out.print(table)
+    if why_merged:
+        out.print(f"{why_merged}, so the adapters were merged into their base.")
     if done.base:
         out.print(f"Only adapters; from_pretrained takes their base from {done.base}.")
         if model.from_scratch:
@@ -68,3 +101,5 @@ def _report(done: Any, model: Any) -> None:
     if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
     out.print(f"Load it: {load}")
+    for file in sorted(done.directory.glob("*.gguf")):
+        out.print(f"Chat with it: llama-cli -m {file}")
