@@ -4,10 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..errors.console import console
 from ..errors.numbers import numeric
 from ..train.recipe import flags, remote_code
-from . import gguf_tokenizer
+from . import card, gguf_tokenizer, hub
+from .base import base_of
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GGUF = ("F16", "Q8_0")
@@ -24,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--merge", action="store_true", help=merge)
     gguf = "also write a GGUF file for llama.cpp and Ollama; adapters are merged (F16 where no format is named)"
     add("--gguf", nargs="?", const="F16", choices=GGUF, metavar="FORMAT", help=gguf)
+    push = "then upload it to the Hub as this repository, which is created, with a model card that is made from the run"
+    add("--push", metavar="OWNER/NAME", help=push)
+    add("--private", action="store_true", help="the repository that --push creates is private")
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
     add(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
@@ -44,12 +49,22 @@ def run(options: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
     merge = options.merge or bool(options.gguf and settings.recipe.model.use_peft)
+    if options.private and not options.push:
+        raise UserError(
+            "flag --private", "it is about --push, which is not given", "name the repository: --push OWNER/NAME"
+        )
+    name = hub.check_push(options.push) if options.push else ""
     if options.gguf:
         _check_gguf(settings, options.output, options.destination)
     done = export.export(settings, options.output, options.destination, step=options.step, merge=merge, dtype=dtype)
     if options.gguf:
         _write_gguf(settings, done.directory, options.gguf)
+    if name:
+        final = done.source == options.output
+        card.write(done.directory, name, settings, base_of(settings), options.output, done.base is None, final)
     _report(done, settings.recipe.model, "" if options.merge == merge else "--gguf writes a whole model")
+    if name:
+        print(f"On the Hub: {hub.push(done.directory, name, options.private)}")
     return 0
 
 
@@ -71,7 +86,6 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
 
 def _write_gguf(settings: flags.Settings, folder: Path, kind: str) -> None:
     from . import gguf
-    from .base import base_of
 
     name, base = folder.resolve().name, base_of(settings)
     gguf.write(folder, folder / f"{name}-{kind}.gguf", kind, gguf.About(name, base.name, base.licence))

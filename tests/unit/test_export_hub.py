@@ -1,0 +1,100 @@
+"""`python -m brigade export --push`: what arrives at the Hub, and what a user reads where it takes nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, constants
+
+from brigade.__main__ import main
+from brigade.train import hub as reaching
+from brigade.train.run.directory import RECORD, SUCCESS
+from testing import gguf_models
+from testing.pretended_hub import READS, WRITES, pretended_hub
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of a tiny model that was trained whole, from a published base."""
+    folder = gguf_models.save(tmp_path_factory.mktemp("run"), **gguf_models.PLAIN["llama-tied"])
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# The base\n")
+    recipe = {
+        "model": {"model_name_or_path": str(folder), "from_scratch": False},
+        "data": {"dataset_name": "someone/sentences", "max_length": 64, "chat_template": "chatml"},
+        "training": {"global_batch_size": 4, "learning_rate": 0.5},
+        "run": {"versions": {"torch": "2.13.0"}, "batch": "4 sequences"},
+    }
+    (folder / RECORD).write_text(yaml.safe_dump(recipe))
+    (folder / SUCCESS).write_text(json.dumps({"held_out_loss": 1.25, "held_out_loss_before": 2.5, "steps": 7}))
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with pretended_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        monkeypatch.setenv("HF_TOKEN", WRITES)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        reaching.hub_is_away.cache_clear()
+        yield server
+    reaching.hub_is_away.cache_clear()
+
+
+def files_of(folder: Path):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, capsys):
+    out = tmp_path / "mine"
+    assert main(["export", str(run), str(out), "--gguf", "--push", "mine", "--private"]) == 0
+    assert f"{hub.address}/me/mine" in capsys.readouterr().out
+    assert hub.repositories == {"me/mine": files_of(out)} and hub.private == {"me/mine"}
+    assert {"model.safetensors", "mine-F16.gguf", "tokenizer.json", "README.md"} <= files_of(out).keys()
+    text = (out / "README.md").read_text()
+    card = ModelCard(text)
+    assert card.data.library_name == "transformers" and card.data.license == "mit"
+    assert card.data.datasets == ["someone/sentences"] and "gguf" in card.data.tags
+    for word in ("1.2500", "2.5000", "7 steps", "learning_rate | 0.5", "torch 2.13.0", "me/mine", "full fine-tuning"):
+        assert word in text, word
+    assert str(run) not in text, "a path of this machine is nobody's business"
+
+    again = tmp_path / "again"  # its own card is replaced, and another's is not
+    assert main(["export", str(run), str(again), "--push", "me/mine"]) == 0
+    hub.repositories["me/mine"]["README.md"] = b"# By hand"
+    assert main(["export", str(run), str(tmp_path / "third"), "--push", "me/mine"]) == 2
+    assert "that export did not write" in capsys.readouterr().err
+    assert hub.repositories["me/mine"]["README.md"] == b"# By hand" and not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("token, name, words", [
+    (None, "mine", ["no token", "hf auth login", "HF_TOKEN"]),
+    ("hf_unknown", "mine", ["does not know the token", "/settings/tokens"]),
+    (WRITES, "not a name", ["no name of a repository", "OWNER/NAME"]),
+])  # fmt: skip
+def test_what_cannot_be_pushed_is_told_before_anything_is_written(
+    run, hub, tmp_path, monkeypatch, capsys, token, name, words
+):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    assert main(["export", str(run), str(tmp_path / "out"), "--push", name]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: flag --push\n") and all(word in told for word in words), told
+    assert not (tmp_path / "out").exists() and not hub.repositories
+
+
+def test_a_token_that_may_only_read_leaves_the_export(run, hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", READS)
+    assert main(["export", str(run), str(tmp_path / "out"), "--push", "you/mine"]) == 2
+    told = capsys.readouterr().err
+    assert "may not write to you/mine (403)" in told and f"`hf upload you/mine {tmp_path / 'out'}`" in told
+    assert "model.safetensors" in files_of(tmp_path / "out")
+
+
+def test_private_is_about_push(run, tmp_path, mistake, capsys):
+    assert main(["export", str(run), str(tmp_path / "out"), "--private"]) == 2
+    assert "error: flag --private" in capsys.readouterr().err
