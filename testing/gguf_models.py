@@ -1,5 +1,6 @@
 """Tiny random models of the families that `export --gguf` writes, as Hugging Face directories."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,35 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+def _split(regex: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _BYTES | {"use_regex": False}]}
+
+
+# As published in the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2, by the name that llama.cpp gives it.
+PRE_TOKENIZERS = {
+    "gpt-2": _BYTES,
+    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTES]},
+    "llama-bpe": _split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": _split(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
 PLAIN: dict[str, dict[str, Any]] = {
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
-    "llama-untied": {"model_type": "llama", "head_dim": 32},
-    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "llama-untied": {"model_type": "llama", "head_dim": 32, "pre": "llama-bpe"},
+    "qwen2": {"model_type": "qwen2", "pre": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 128, "pre": "qwen2"},
 }
-# Transformers reads GGUF files without their scaled rotary embeddings.
+# Transformers reads GGUF files without their scaled rotary embeddings, and Qwen3 with heads of 128 dimensions only.
 SCALED: dict[str, dict[str, Any]] = {
-    "llama-linear": {"model_type": "llama", "rope": {"rope_type": "linear", "factor": 4.0}},
+    "llama-linear": {"model_type": "llama", "pre": "smollm", "rope": {"rope_type": "linear", "factor": 4.0}},
     "llama-llama3": {"model_type": "llama", "rope": LLAMA3},
     "llama-yarn": {"model_type": "llama", "rope": YARN},
     "qwen2-yarn": {"model_type": "qwen2", "rope": YARN},
@@ -38,8 +59,11 @@ def config_of(model_type: str, rope: dict[str, Any] | None = None, **keys: Any) 
     return AutoConfig.for_model(model_type, **(shape | defaults | {"rope_parameters": parameters} | keys))
 
 
-def save(folder: Path, **case: Any) -> Path:
-    """Write a model with weights far enough from zero that each of them shows in its logits, and the built-in tokenizer."""
+def save(folder: Path, pre: str = "gpt-2", **case: Any) -> Path:
+    """Write a model with weights far enough from zero that each of them shows in its logits, and the built-in tokenizer.
+
+    pre: the pre-tokenizer that this one gets, of PRE_TOKENIZERS
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -54,4 +78,9 @@ def save(folder: Path, **case: Any) -> Path:
                 weight += 1
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(builtin.TOKENIZER).save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["pre_tokenizer"] = PRE_TOKENIZERS[pre]
+    document["model"]["ignore_merges"] = pre == "llama-bpe"
+    path.write_text(json.dumps(document))
     return folder

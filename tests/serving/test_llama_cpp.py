@@ -113,15 +113,18 @@ def test_a_merged_model_answers_as_in_transformers(exported, model, chats, kind,
 
 @pytest.mark.parametrize("name", [*gguf_models.PLAIN, *gguf_models.SCALED])
 def test_each_family_and_rotary_embedding(name, tmp_path):
-    """Tied and untied, grouped heads of any width, biases, norms of queries and keys; beyond the original positions."""
-    from transformers import AutoModelForCausalLM
+    """Tied and untied, grouped heads of any width, biases, norms of queries and keys; beyond the original positions; each
+    pre-tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = gguf_models.save(tmp_path / "model", **(gguf_models.PLAIN | gguf_models.SCALED)[name])
     gguf.write(folder, tmp_path / "model.gguf", "F16", gguf.About(name))
     generator = torch.Generator().manual_seed(0)
     lengths = (3, 8, 30, 60, 90, 100)
     prompts = [torch.randint(5, 4000, (length,), generator=generator).tolist() for length in lengths]
-    told = ask(model=str(tmp_path / "model.gguf"), chats=[], texts=[], prompts=prompts, new_tokens=4)
+    told = ask(model=str(tmp_path / "model.gguf"), chats=[], texts=TEXTS, prompts=prompts, new_tokens=4)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert told["tokens"] == [tokenizer(text).input_ids for text in TEXTS]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     compared = []
     for prompt, answer in zip(prompts, told["answers"], strict=True):
