@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             "flag --private", "it is about --push, which is not given", "name the repository: --push OWNER/NAME"
         )
+    if options.push and settings.recipe.model.use_peft and not merge:
+        _check_base(settings)
     name = hub.check_push(options.push) if options.push else ""
     if options.gguf:
         _check_gguf(settings, options.output, options.destination)
@@ -66,6 +68,16 @@ def run(options: argparse.Namespace) -> int:
     if name:
         print(f"On the Hub: {hub.push(done.directory, name, options.private)}")
     return 0
+
+
+def _check_base(settings: flags.Settings) -> None:
+    """Raise UserError where nobody else could load the adapters of a run, for their base lies on this machine."""
+    from ..train.model.location import location
+
+    model = settings.recipe.model
+    if model.from_scratch or Path(location(settings)).is_dir():
+        problem = f"only adapters would be uploaded, and their base, {model.model_name_or_path}, is on this machine"
+        raise UserError(hub.PLACE, problem, "--merge: upload a whole model")
 
 
 def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> None:

@@ -95,6 +95,17 @@ def test_a_token_that_may_only_read_leaves_the_export(run, hub, tmp_path, monkey
     assert "model.safetensors" in files_of(tmp_path / "out")
 
 
-def test_private_is_about_push(run, tmp_path, mistake, capsys):
+def test_adapters_whose_base_nobody_else_has_are_not_pushed(run, hub, tmp_path, capsys):
+    with_adapters = tmp_path / "run"
+    with_adapters.mkdir()
+    recipe = yaml.safe_load((run / RECORD).read_text())
+    recipe["model"]["use_peft"] = True
+    (with_adapters / RECORD).write_text(yaml.safe_dump(recipe))
+    assert main(["export", str(with_adapters), str(tmp_path / "out"), "--push", "mine"]) == 2
+    assert "only adapters" in (told := capsys.readouterr().err) and "cure: --merge" in told
+    assert not hub.repositories
+
+
+def test_private_is_about_push(run, tmp_path, capsys):
     assert main(["export", str(run), str(tmp_path / "out"), "--private"]) == 2
     assert "error: flag --private" in capsys.readouterr().err
