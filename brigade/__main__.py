@@ -26,7 +26,10 @@ VERBS = {
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("eval", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "chat": ("chat.command", "talk in the terminal to the model that a run trained, also beside its base"),
-    "export": ("export.command", "write one Hugging Face directory from any checkpoint of a run"),
+    "export": (
+        "export.command",
+        "write one Hugging Face directory from any checkpoint of a run; also for llama.cpp, or onto the Hub",
+    ),
     "plan": ("plan.command", "will it fit, how fast is it, and which strategy: before anything is queued"),
     "check": (
         "check.command",

@@ -117,7 +117,7 @@ def _keys(settings: Settings) -> str:
         values = getattr(settings.recipe, section).model_dump(exclude_defaults=True)
         for key, value in values.items():
             if key != "datasets":
-                rows.append(f"| {section}.{key} | {_shown(value) if key in _PATHS else value} |")
+                rows.append(f"| {section}.{key} | {_shown(value) if key in _PATHS else json.dumps(value)} |")
     return "\n".join(rows)
 
 
