@@ -95,8 +95,18 @@ def by_formula(name: str, accumulation: int, shape: ModelShape, gloo: bool = Tru
     # ZeRO-3 keeps parameters below ten times the hidden size whole: here the norms.
     whole = (2 * shape.layers + 1) * shape.hidden if of.kind == "zero3" else 0
     kept = unreleased(shape) if of.kind == "fsdp2" else (shape.parameters - whole) * of.keeps
-    ranks, also = (HOSTS, of.per_host), {"shard": of.shard, "hpz": of.hpz, "gloo": gloo}
-    return traffic(of.kind, shape.parameters, *ranks, accumulation, kept=kept, whole=whole, **also)
+    return traffic(
+        of.kind,
+        shape.parameters,
+        HOSTS,
+        of.per_host,
+        accumulation,
+        shard=of.shard,
+        hpz=of.hpz,
+        kept=kept,
+        whole=whole,
+        gloo=gloo,
+    )
 
 
 def _row(found: Row, shape: ModelShape) -> Row:

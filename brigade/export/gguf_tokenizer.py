@@ -5,17 +5,8 @@ import re
 from typing import Any, NamedTuple
 
 from ..errors import UserError
+from ..train.model import pre_tokenizers
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# What the pre-tokenizer of tokenizer.json does -> llama.cpp's name for it: (steps before bytes, byte-level splits by GPT-2's
-# regular expression, merges are skipped for whole words of the vocabulary).
-NAMES = {
-    ((), True, False): "gpt-2",
-    (("digits",), True, False): "smollm",
-    ((_CONTRACTIONS + r"\p{N}{1,3}" + _REST,), False, True): "llama-bpe",
-    ((_CONTRACTIONS + r"\p{N}" + _REST,), False, False): "qwen2",
-}
 _MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 
@@ -47,10 +38,10 @@ def vocabulary(tokenizer: Any, size: int, place: str, cure: str) -> Vocabulary:
         raise refuse(f"its model is {model['type']}, and no plain byte-level BPE")
     if odd := [key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]:
         raise refuse(f"{odd[0]} is {model[odd[0]]!r}")
-    pre = name_of(document, bool(model.get("ignore_merges")))
+    pre = pre_tokenizers.name_of(document, bool(model.get("ignore_merges")))
     if not pre:
         raise refuse(
-            f"its pre_tokenizer {json.dumps(document['pre_tokenizer'])} is none of {', '.join(NAMES.values())}"
+            f"its pre_tokenizer {json.dumps(document['pre_tokenizer'])} is none of {', '.join(pre_tokenizers.NAMES)}"
         )
     normalizer = (document["normalizer"] or {}).get("type")
     if normalizer not in (None, "NFC"):
@@ -71,23 +62,6 @@ def vocabulary(tokenizer: Any, size: int, place: str, cure: str) -> Vocabulary:
     add_bos, add_eos = _added(tokenizer, refuse)
     order = range(size)
     return Vocabulary([tokens[n] for n in order], [types[n] for n in order], merges, pre, add_bos, add_eos)
-
-
-def name_of(document: dict[str, Any], ignore_merges: bool) -> str:
-    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "" where none of NAMES does the same."""
-    pre = document["pre_tokenizer"] or {}
-    *before, last = pre.get("pretokenizers") or [pre]
-    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
-        return ""
-    steps = []
-    for step in before:
-        if step["type"] == "Digits" and step["individual_digits"]:
-            steps.append("digits")
-        elif step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
-            steps.append(step["pattern"].get("Regex", ""))
-        else:
-            return ""
-    return NAMES.get((tuple(steps), last.get("use_regex", True), ignore_merges), "")
 
 
 def _added(tokenizer: Any, refuse: Any) -> tuple[bool, bool]:

@@ -3,8 +3,8 @@
     python recipes/smollm2-135m/tool_calls.py     # writes tool_calls/train.jsonl and tool_calls/heldout.jsonl
 
 A sentence is a pattern with names, times and numbers in it; all patterns occur equally often. No sentence stands in both files.
-One name in five occurs in held-out sentences only, so that it has to be copied and cannot be known by heart. The answer is JSON on
-one line, its keys in the order of the table.
+One name in five occurs in held-out sentences only, so that it has to be copied and cannot be known by heart. The answer is JSON
+on one line, its keys in the order of the table.
 """
 
 import itertools

@@ -68,7 +68,7 @@ def chats():
 
 
 def plain_loss(model, tokenizer):
-    """As a reader would compute it: one chat after the other, in the model's own template, the loss of what the model has to say."""
+    """The loss as a reader would compute it: of what the model has to say, in its own template, one chat after the other."""
     total = tokens = 0
     for messages in chats()[:SAMPLES]:
         told = {"tokenize": True, "return_tensors": "pt", "return_dict": True}

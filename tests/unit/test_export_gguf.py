@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from brigade.__main__ import main
 from brigade.errors import UserError
@@ -12,6 +13,7 @@ from brigade.export import gguf, gguf_tokenizer
 from brigade.train.data import builtin
 from brigade.train.data.chat_template import PROBES
 from brigade.train.data.layout import TEMPLATES
+from brigade.train.model import gguf_file, pre_tokenizers
 from brigade.train.run.directory import RECORD, SUCCESS
 from testing import gguf_models
 
@@ -113,7 +115,32 @@ def sequence(*steps):
     (None, False, ""),
 ])  # fmt: skip
 def test_a_pre_tokenizer_has_llama_cpps_name_or_none(pre, ignore_merges, name):
-    assert gguf_tokenizer.name_of({"pre_tokenizer": pre}, ignore_merges) == name
+    assert pre_tokenizers.name_of({"pre_tokenizer": pre}, ignore_merges) == name
+
+
+@pytest.mark.parametrize("name", pre_tokenizers.NAMES)
+def test_a_tokenizer_can_be_made_to_split_as_each_name_says(name, tokenizer):
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    pre_tokenizers.split(backend, name)
+    document = json.loads(backend.to_str())
+    assert pre_tokenizers.name_of(document, document["model"]["ignore_merges"]) == name
+
+
+def test_a_gguf_file_as_a_model_splits_texts_as_it_says(tmp_path, monkeypatch):
+    """Transformers reads SmolLM2's tokenizer without its digits, which are a token each."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["llama-tied"] | {"pre": "smollm"})
+    gguf.write(folder, tmp_path / "tiny.gguf", "F16", gguf.About("tiny"))
+    ours = AutoTokenizer.from_pretrained(folder)
+    read = AutoTokenizer.from_pretrained(gguf_file.as_folder(tmp_path / "tiny.gguf", "here"))
+    for text in ("at 12:45,  07 of 1999", "a\n\n 30", "   8"):
+        assert read.encode(text) == ours.encode(text)
+    monkeypatch.delitem(pre_tokenizers.NAMES, "smollm")
+    (tmp_path / "tiny.gguf").rename(tmp_path / "other.gguf")
+    with pytest.raises(UserError, match="splits texts by 'smollm', and only"):
+        gguf_file.as_folder(tmp_path / "other.gguf", "here")
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)

@@ -5,9 +5,11 @@ integrations/ggml.py and integrations/gguf.py.
 """
 
 from pathlib import Path
+from typing import Any
 
 from ...errors import UserError, first_line
 from ..cache import cache_directory, digest, once
+from . import pre_tokenizers
 
 SUFFIX = ".gguf"
 WEIGHTS = "model.safetensors"
@@ -41,9 +43,28 @@ def _convert(file: Path, folder: Path) -> None:
     model.config.architectures = [type(model).__name__]  # which engines that serve it ask for
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **said).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **said)
+    _restore_splitting(tokenizer, file)
+    tokenizer.save_pretrained(folder)
     weights = model.state_dict()
     for second_name in model.all_tied_weights_keys:
         del weights[second_name]
     # Not save_pretrained: in a process group only rank 0 writes. The weights come last: they say that all is there.
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _restore_splitting(tokenizer: Any, file: Path) -> None:
+    """Split texts as the file says: Transformers (integrations/ggml.py) does it by the model's family, and leaves SmolLM2's
+    digits together. Raises ValueError where the file names a way that is not in pre_tokenizers.NAMES."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(file).fields
+    model, name = (
+        fields[key].contents() if key in fields else "" for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
+    )
+    if model != "gpt2":
+        return  # SentencePiece, which splits nothing before
+    if name not in pre_tokenizers.NAMES:
+        known = ", ".join(pre_tokenizers.NAMES)
+        raise ValueError(f"its tokenizer splits texts by {name!r}, and only {known} are known")
+    pre_tokenizers.split(tokenizer.backend_tokenizer, name)
