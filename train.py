@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         tokenizer = steps.load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             steps.prepare_data(settings, tokenizer)
+            steps.prepare_tasks(settings)
     with ranks.agreed(world):
         data = steps.prepare_data(settings, tokenizer)
         runs.check_data(run, data.fingerprint)

@@ -11,7 +11,8 @@ from .errors.console import counted
 from .errors.numbers import numeric
 from .train.checkpoint import saved_weights
 from .train.recipe import flags, remote_code
-from .train.run.directory import check_exists
+from .train.run import page
+from .train.run.directory import TASK_RESULTS, check_exists
 
 FEW = 0.1  # share of answers that a model may have had right before training
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
@@ -28,6 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fail unless so many of the held-out samples are answered word by word, and few by the model before training"
     )
     add("--exact", type=numeric("exact", 0, float, 1), metavar="SHARE", help=exact)
+    tasks = "evaluate it only on these tasks of lm-evaluation-harness: names (hellaswag,arc_easy), or YAML files and folders "
+    tasks += "of your own tasks, which can run Python code; needs lm_eval"
+    add("--tasks", metavar="NAME,...", help=tasks)
+    add("--chat_template", action="store_true", help="lay the tasks' prompts out by the tokenizer's chat template")
+    limit = "samples of each task, for a trial: the figures are then no scores (default: all)"
+    add("--limit", type=numeric("limit", 1), metavar="N", help=limit)
+    add(
+        "--batch_size",
+        type=numeric("batch_size", 1),
+        default=8,
+        metavar="N",
+        help="sequences that a task computes at once",
+    )
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
 
@@ -40,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
     saved_weights.find(options.output, None)  # no checkpoint stands in for a model that is gone
+    if options.tasks is not None:
+        return _evaluate_tasks(options, marker)
     with loading_from_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])
@@ -104,6 +120,44 @@ def run(options: argparse.Namespace) -> int:
         return 1
     files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
     print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
+    return 0
+
+
+def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
+    """Evaluate what the run saved on tasks; print the figures, and keep them in its directory and on its page."""
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    from .train.loop import task_evaluation
+    from .train.model.load_trained import load_trained, loading_from_run
+
+    place = "flag --tasks"
+    task_evaluation.check_package(place)
+    names = options.tasks.replace(",", " ").split()
+    if not names:
+        raise UserError(place, "it names no task", "name one: --tasks hellaswag, or a file: --tasks ./my_task.yaml")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    loaded = task_evaluation.load(names, place)
+    settings = flags.of_run(options.output, options.trust_remote_code)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    code = settings.recipe.model.trust_remote_code
+    with loading_from_run(options.output):
+        steps = json.loads(marker.read_text())["steps"]
+        tokenizer = AutoTokenizer.from_pretrained(options.output, trust_remote_code=code)
+        model = load_trained(settings, options.output).eval().to(device)
+    if options.chat_template and not tokenizer.chat_template:
+        raise UserError("flag --chat_template", "the saved tokenizer has no chat template", "leave the flag out")
+    how = {"chat_template": options.chat_template, "limit": options.limit}
+    found = task_evaluation.evaluate(model, tokenizer, loaded, options.batch_size, device, **how)
+    task_evaluation.show(found)
+    if options.limit:
+        print(f"Of each task only the first {options.limit} samples: these figures are no scores.")
+    task_evaluation.store(found, steps, options.output)
+    if settings.recipe.training.report_page:
+        page.write(options.output)
+    print(f"They are kept in {options.output / TASK_RESULTS}.")
     return 0
 
 

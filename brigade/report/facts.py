@@ -189,6 +189,19 @@ def answers(record: Record) -> list[dict[str, Any]]:
     return list(questions.values())
 
 
+def tasks(record: Record) -> Table:
+    """The figures of benchmark tasks, and how they were measured."""
+    rows = []
+    for entry in record.tasks:
+        metric, filtered, most = entry.get("metric", ""), entry.get("filter", "none"), entry.get("limit")
+        name = metric if filtered == "none" else f"{metric} ({filtered})"
+        samples = f"{shown(entry.get('samples'))}, the first only" if most else shown(entry.get("samples"))
+        prompts = "chat template" if entry.get("chat_template") else "plain"
+        figures = [entry.get("value"), entry.get("stderr"), samples, entry.get("shots"), prompts]
+        rows.append([entry.get("task", ""), name, *figures, entry.get("step", ""), entry.get("lm_eval", "")])
+    return ["task", "metric", "value", "standard error", "samples", "shots", "prompts", "step", "lm_eval"], rows
+
+
 def default_page(directories: list[Path]) -> Path:
     """Where the page goes if no file is named."""
     return (directories[0] if len(directories) == 1 else Path()) / FILE

@@ -39,6 +39,7 @@ class Record:
     evaluations: list[Entry] = field(default_factory=list)
     events: list[Entry] = field(default_factory=list)
     answers: list[Entry] = field(default_factory=list)
+    tasks: list[Entry] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -94,6 +95,7 @@ def _record(directory: Path, name: str) -> Record:
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE, typed.EVENT)
         record.answers = _lines(record, runs.ANSWERS, typed.ANSWER)
+        record.tasks = _lines(record, runs.TASK_RESULTS, typed.TASK)
         logged = _trainer_state(record)
     except OSError as error:
         raise UserError(

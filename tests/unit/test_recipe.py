@@ -102,7 +102,7 @@ WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
     "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
-    "sync_replica",
+    "sync_replica", "eval_tasks", "eval_tasks_chat_template",
 }  # fmt: skip
 
 

@@ -170,6 +170,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "save_steps": SAVE_STEPS,
         "eval_steps": None,
         "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
+        "eval_tasks": [],
         "logging_steps": 1,
         "warmup_steps": 0,
         "lr_scheduler_kwargs": {key: value for key, value in schedule.items() if key not in PHASES},

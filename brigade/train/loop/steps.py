@@ -18,6 +18,7 @@ from .micro_batch import settle_batch
 from .out_of_memory import explain as explain_out_of_memory
 from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
 from .summary import summary as print_summary
+from .task_evaluation import prepare as prepare_tasks
 from .watch_thread import watched
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "load_tokenizer",
     "prepare_data",
     "prepare_environment",
+    "prepare_tasks",
     "print_summary",
     "prove_kernels",
     "settle_batch",

@@ -40,6 +40,7 @@ from .save_interval import SaveInterval
 from .slow_ranks import SlowRanks
 from .stopping import Stopping
 from .streaming import Streaming
+from .task_evaluation import TaskEvaluation
 from .throughput import Meter, device_name, model_shape
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Trainer(EvaluatingTrainer):
         for callback in callbacks:
             self.add_callback(callback)
         # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
-        every[1:1] = [_Figures(self), self.checkpoints]
+        every[1:1] = [_Figures(self), self.checkpoints, *([TaskEvaluation(self)] if training.eval_tasks else [])]
         self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def train_from(self, checkpoint: Path | None) -> None:

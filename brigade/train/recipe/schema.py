@@ -252,6 +252,11 @@ class TrainingSection(Section):
     """Measure the held-out loss every so many steps; always before the first and after the last."""
     eval_answers: Annotated[int, Field(ge=0)] = 3
     """Held-out questions that the model answers at every evaluation but the first."""
+    eval_tasks: Words = []
+    """Tasks of lm-evaluation-harness that the model is evaluated on after the last step: names (`hellaswag,arc_easy`), or YAML
+    files and folders of your own tasks. Needs lm_eval (docs/training.md)."""
+    eval_tasks_chat_template: bool = False
+    """Lay the prompts of eval_tasks out as the tokenizer's chat template says. false: as they are, which is lm_eval's default."""
     early_stopping_patience: Positive | None = None
     """Stop after so many evaluations in a row without a better held-out loss."""
     load_best_model_at_end: bool = False
@@ -329,7 +334,7 @@ NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
     "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
-    "sync_replica",
+    "sync_replica", "eval_tasks", "eval_tasks_chat_template",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

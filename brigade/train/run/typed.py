@@ -96,6 +96,15 @@ ANSWER: Fields = {  # its texts are as long as the run's sequences
     **dict.fromkeys(("source", "question", "reference", "answer"), lambda value: isinstance(value, str)),
 }
 
+TASK: Fields = {
+    **dict.fromkeys(("task", "metric", "filter", "lm_eval", "time"), is_text),
+    "step": is_count,
+    "value": is_number,
+    "stderr": or_none(is_number),
+    **dict.fromkeys(("samples", "shots", "limit"), or_none(is_count)),
+    "chat_template": lambda value: isinstance(value, bool),
+}
+
 
 def kept(entry: Any, fields: Fields) -> dict[str, Any]:
     """The fields of an entry that have their type; {} of what is no table."""

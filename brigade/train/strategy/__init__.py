@@ -106,6 +106,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
+    facts |= {"eval_tasks": bool(training.eval_tasks)}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
