@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,8 +26,8 @@ from .. import files
 from ..distributed import heartbeat, ranks
 from ..recipe.files import find
 from ..recipe.flags import Settings
+from ..run import typed
 from ..run.directory import TASK_RESULTS
-from ..run.typed import is_number
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def load(names: list[str], place: str) -> dict[str, Any]:
         else:
             cure = f"{_near(name, manager.all_tasks)}; a task of your own is a .yaml file or a folder of such: ./my_task.yaml"
             raise UserError(place, f"lm_eval {version(PACKAGE)} has no task {name!r}", cure)
-    loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+    tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in wanted:
         for kind, found in _load_one(manager, name, place).items():
-            loaded[kind] |= found
-    return loaded
+            tasks[kind] |= found
+    return tasks
 
 
 def _in_folder(manager: Any, folder: Path, place: str) -> list[str]:
@@ -157,6 +157,7 @@ def evaluate(
     """
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     class Model(HFLM):
         """lm_eval's model, over this run's ranks."""
@@ -190,6 +191,9 @@ def evaluate(
             apply_chat_template=chat_template,
             log_samples=False,
             bootstrap_iters=0 if of[0] else 1000,
+            task_manager=TaskManager(
+                include_defaults=False
+            ),  # all tasks are loaded; the index of lm_eval's takes seconds
         )
     return records(results, chat_template, limit) if results else []
 
@@ -232,11 +236,11 @@ def records(results: dict[str, Any], chat_template: bool, limit: int | None) -> 
         counts = results["n-samples"].get(task, {})
         for key, value in figures.items():
             metric, comma, filtered = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not is_number(value):
+            if not comma or metric.endswith("_stderr") or not typed.is_number(value):
                 continue
             error = figures.get(f"{metric}_stderr,{filtered}")
             about = {"task": task, "metric": metric, "filter": filtered, "value": value}
-            about |= {"stderr": error if is_number(error) else None, "samples": counts.get("effective")}
+            about |= {"stderr": error if typed.is_number(error) else None, "samples": counts.get("effective")}
             about |= {"shots": results["n-shot"].get(task), "chat_template": chat_template, "limit": limit}
             found.append(about | {PACKAGE: version(PACKAGE)})
     return found
@@ -248,8 +252,16 @@ def store(found: list[dict[str, Any]], step: int, directory: Path) -> None:
     new = [{"step": step, "time": now, **record} for record in found]
     known = {tuple(map(record.get, _SAME)) for record in new}
     lines = files.read_text(path).split("\n") if path.exists() else []
-    kept = [line for line in filter(None, lines) if tuple(map(json.loads(line).get, _SAME)) not in known]
+    kept = [line for line in lines if (named := _named(line)) and named not in known]
     files.write(path, "\n".join([*kept, *map(json.dumps, new)]) + "\n")
+
+
+def _named(line: str) -> tuple[Any, ...]:
+    """What a figure is told apart by; () of a line that is no record."""
+    with suppress(ValueError):
+        record = typed.kept(typed.loaded(line), typed.TASK)
+        return tuple(map(record.get, _SAME)) if record else ()
+    return ()
 
 
 def show(found: list[dict[str, Any]]) -> None:

@@ -52,6 +52,8 @@ BEAT = {"rank": 0, "host": HOST, "pid": 1, "step": 2, "phase": "forward", "secon
         "writings": 3, "waits": {"collective": "all_reduce", "number": 1, "group": "0"}}  # fmt: skip
 STATE = {"log_history": [{"step": 1, "loss": 2.0, "grad_norm": 1.0}, {"step": 2, "eval_loss": 1.0}], "global_step": 2}
 MARKER = {"by": "SIGTERM", "time": TIME, "steps": 9, "step": 2, "held_out_loss_before": 2.0, "held_out_loss": 1.0}
+TASK = {"step": 2, "task": "t", "metric": "acc", "filter": "none", "value": 0.5, "stderr": 0.1, "samples": 4, "shots": 0,
+        "chat_template": False, "limit": None, "lm_eval": "0.4.13", "time": TIME}  # fmt: skip
 ANSWER = {"step": 2, "source": "chats", "question": "q", "reference": "r", "answer": "a"}
 MANIFEST = {
     "files": {"model.safetensors": {"bytes": 3, "xxh3": "00"}},
@@ -60,6 +62,7 @@ MANIFEST = {
 DOCUMENTS = {
     "run.yaml": RUN, "events.jsonl": EVENTS, "heartbeats/rank-0.json": BEAT, "heartbeats/rank-1.json": BEAT | {"rank": 1},
     "trainer_state.json": STATE, "success.json": MARKER, "stopped.json": MARKER, "answers.jsonl": [ANSWER],
+    "task_results.jsonl": [TASK],
     "checkpoint-2/trainer_state.json": STATE, "checkpoint-2/brigade.json": MANIFEST, "config.json": {"model_type": "qwen3"},
     "checkpoint-2/model.safetensors": {}, ".owner": {}, "adapter_config.json": {"peft_type": "LORA"},
 }  # fmt: skip
