@@ -104,7 +104,7 @@ def test_a_runs_accuracies_are_those_of_the_saved_models_log_likelihoods(output,
 
 
 def test_eval_compares_greedy_answers_of_the_saved_model(output, saved, tmp_path, capsys):
-    """Of eight references three are what the model says."""
+    """Three of eight references are what the model says."""
     model, tokenizer = saved
     rows = []
     for number, question in enumerate(QUESTIONS[:8]):
