@@ -36,14 +36,8 @@ if TYPE_CHECKING:
 PACKAGE, INSTALL = "lm_eval", "pip install -r requirements-eval.txt"
 _YAML = (".yaml", ".yml")
 _WHOLE = ("single", "ddp", "zero1", "zero2")  # each rank has all weights
-_SAME = (
-    "step",
-    "task",
-    "metric",
-    "filter",
-    "chat_template",
-    "limit",
-)  # a later figure replaces one that is alike in these
+# A later figure replaces one that is alike in these.
+_SAME = ("step", "task", "metric", "filter", "chat_template", "limit")
 
 
 def check_package(place: str) -> None:
