@@ -4,14 +4,18 @@ VENV := .venv
 MODEL := recipes/smollm2-135m
 BIN := $(VENV)/bin
 SKYPILOT := $(VENV)/skypilot
+LLAMA_CPP := $(VENV)/llama_cpp
+LM_EVAL := $(VENV)/.lm-eval
 # Modules are compiled afterwards, on all cores: pip does it on one. Who may not write into $(VENV) would compile at each start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO_OUTPUT := outputs/demo
 JOBS ?= 2
-# Two ranks; on a host with a single GPU one.
+# Two ranks; on a host with a single GPU one. In bf16 where the GPU or the CPU computes in it: elsewhere it would be slower than fp32.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
+DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
+	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup demo skypilot test test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup demo skypilot llama_cpp lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's kernels for CPUs"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
@@ -38,7 +42,7 @@ $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
 demo: setup
 	rm -rf $(DEMO_OUTPUT)
 	$(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --recipe $(MODEL)/lora.yaml \
-		--ds_config ds_configs/zero3.json --output_dir $(DEMO_OUTPUT)
+		--ds_config ds_configs/zero3.json --bf16 $(DEMO_BF16) --output_dir $(DEMO_OUTPUT)
 	$(BIN)/python -m brigade eval $(DEMO_OUTPUT) --exact 0.8
 
 # SkyPilot wants other versions than Brigade; one test asks it whether it takes what `launch --write skypilot` writes.
@@ -48,17 +52,29 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt
 	$(SKYPILOT)/bin/python $(PIP_INSTALL) -r tests/jobs/requirements.txt
 	@touch $@
 
+# A server's engine that is not ours, and tasks: both apart from what training needs.
+llama_cpp: $(LLAMA_CPP)/.complete
+$(LLAMA_CPP)/.complete: tests/serving/llama_cpp.txt
+	$(PYTHON) -m venv $(LLAMA_CPP)
+	$(LLAMA_CPP)/bin/python $(PIP_INSTALL) -r tests/serving/llama_cpp.txt
+	@touch $@
+
+lm_eval: $(LM_EVAL)
+$(LM_EVAL): requirements-eval.txt $(VENV)/.complete
+	$(BIN)/python $(PIP_INSTALL) -r requirements-eval.txt
+	@touch $@
+
 # In the order of their names: the tests of ranks, which take longest, come first.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 test: setup
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
-test-all: setup skypilot
-	$(PYTEST) tests/ranks tests/unit -m "slow and not matrix"
+test-all: setup skypilot llama_cpp lm_eval
+	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
-test-matrix: setup
+test-matrix: setup lm_eval
 	$(PYTEST) tests/ranks tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 
