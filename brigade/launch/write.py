@@ -19,6 +19,7 @@ from ..errors.tables import table
 from ..hosts.job import Job
 from ..train import files
 from ..train.data.sources import BUILT_IN
+from ..train.model import packaged
 from ..train.recipe.files import REPOSITORY
 from ..train.run import events
 from ..train.strategy import accelerate_config
@@ -229,7 +230,7 @@ def secrets(job: Job) -> list[str]:
     """Names of the variables with secrets that this run may need; their values never stand in a file."""
     recipe = job.settings.recipe
     sources = (recipe.model.model_name_or_path, recipe.model.tokenizer_name_or_path, recipe.data.dataset_name)
-    from_hub = any(source not in (None, BUILT_IN) and not _is_here(source) for source in sources)
+    from_hub = any(source not in (None, BUILT_IN, *packaged.MODELS) and not _is_here(source) for source in sources)
     keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
     return ["HF_TOKEN"] * from_hub + [key for name, key in keys.items() if name in recipe.training.report_to]
 

@@ -47,7 +47,7 @@ class ModelSection(Section):
     """The model, its tokenizer, and whether all its weights are trained or adapters."""
 
     model_name_or_path: str
-    """A name on the Hub, or a local directory in Hugging Face format."""
+    """A name on the Hub, a local directory in Hugging Face format, a GGUF file, or `smollm2-135m`, which is a package."""
     revision: str | None = None
     """A branch, tag or commit of the model on the Hub."""
     from_scratch: bool = False
