@@ -11,6 +11,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 SEED = 7
 TRAIN, HELDOUT = 800, 54
@@ -96,9 +97,9 @@ def values(heldout: bool) -> dict[str, list[str]]:
     return found
 
 
-def row(tool: str, pattern: str, chosen: dict[str, str]) -> dict[str, object]:
+def row(tool: str, pattern: str, chosen: dict[str, str]) -> dict[str, Any]:
     """Return a chat: a sentence, and its call."""
-    arguments: dict[str, object] = {}
+    arguments: dict[str, Any] = {}
     for name in ARGUMENTS[tool]:
         arguments[name] = int(chosen[name]) if name in NUMBERS else chosen[name].removeprefix("on ")
     call = json.dumps({"tool": tool, "arguments": arguments})
@@ -106,19 +107,33 @@ def row(tool: str, pattern: str, chosen: dict[str, str]) -> dict[str, object]:
     return {"messages": [{"role": role, "content": text} for role, text in said.items()]}
 
 
-def rows(count: int, heldout: bool, taken: set[str], random_numbers: random.Random) -> list[dict[str, object]]:
+def sentence(chat: dict[str, Any]) -> str:
+    """Return what the user says."""
+    return str(chat["messages"][1]["content"])
+
+
+def rows(count: int, heldout: bool, taken: set[str], random_numbers: random.Random) -> list[dict[str, Any]]:
     """Draw so many chats, whose sentences are not `taken`; patterns take turns, and with few sentences they repeat some."""
     known, drawn = values(heldout), []
     turns = itertools.cycle([(tool, pattern) for tool, patterns in TOOLS.items() for pattern in patterns])
     while len(drawn) < count:
         tool, pattern = next(turns)
-        sentence = ""
-        while not sentence or sentence in taken:
+        while True:
             chosen = {name: random_numbers.choice(known[name]) for name in (*ARGUMENTS[tool], "state")}
-            sentence = pattern.format(**chosen)
-        drawn.append(row(tool, pattern, chosen))
+            chat = row(tool, pattern, chosen)
+            if sentence(chat) not in taken:
+                break
+        drawn.append(chat)
     random_numbers.shuffle(drawn)
     return drawn
+
+
+def in_turns(chats: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let the tools take turns, each with its longest sentence first: `eval` shows the first chats."""
+    by_tool: dict[str, list[dict[str, Any]]] = {}
+    for chat in sorted(chats, key=lambda chat: -len(sentence(chat))):
+        by_tool.setdefault(json.loads(chat["messages"][2]["content"])["tool"], []).append(chat)
+    return [chat for turn in itertools.zip_longest(*by_tool.values()) for chat in turn if chat]
 
 
 def main() -> None:
@@ -126,8 +141,9 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, count, heldout in (("heldout", HELDOUT, True), ("train", TRAIN, False)):
         made = rows(count, heldout, taken, random_numbers)
+        made = in_turns(made) if heldout else made
         (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in made))
-        taken |= {chat["messages"][1]["content"] for chat in made}
+        taken |= {sentence(chat) for chat in made}
 
 
 if __name__ == "__main__":
