@@ -2,8 +2,8 @@
 
     make demo 2>&1 | .venv/bin/python -m benchmarks.picture
 
-The lines are the run's own: its table, every eighth step, the held-out losses, how many held-out answers were right, and two
-questions with the answers of both models. A line that is too long for the picture ends with "…".
+The lines are the run's own: its table, every eighth step, the held-out losses, how many held-out answers were right, and three
+questions with the answers before and after. A line that is too long for the picture ends with "…".
 """
 
 import io
@@ -26,7 +26,7 @@ def lines(output: str) -> list[str]:
     losses, _, answers = saved.partition("\nquestion")
     table = [line for line in run.splitlines() if re.match(TABLE, line)]
     steps = [line for line in run.splitlines() if (at := re.match(r"step (\d+)/", line)) and int(at[1]) % 8 == 0]
-    answer = [line for line in f"question{answers}".splitlines() if re.match(ANSWER, line)][4:]
+    answer = [line for line in f"question{answers}".splitlines() if re.match(ANSWER, line)]
     # The system message is the same in each question.
     answer = [re.sub(r"<\|im_start\|>system .*?<\|im_end\|> ", "", line) for line in answer]
     return ["$ make demo", *table, "", *steps, "", *f"Held-out loss in nats{losses}".strip().splitlines(), "", *answer]
