@@ -41,6 +41,9 @@ class Feature(TrainerCallback):
         """While the model is evaluated or saved."""
         return nullcontext()
 
+    def ended(self) -> None:
+        """Once training is over, by an error too."""
+
     def write(self, folder: Path) -> None:
         """Write this rank's files of a checkpoint."""
 

@@ -25,7 +25,7 @@ from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once, resume_tensorboard
-from . import nonfinite, resharding, saved_model
+from . import cast_weights, nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
 from .elastic_steps import replica_of
@@ -136,6 +136,8 @@ class Trainer(EvaluatingTrainer):
             callbacks += [Progress(), ReportEvents(self.run)]
         if self.train_dataset.streamed:
             callbacks.append(Streaming(self))
+        if cast_weights.applies(self):
+            callbacks.append(cast_weights.CastWeights())
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience))
@@ -157,6 +159,8 @@ class Trainer(EvaluatingTrainer):
             self.checkpoints.let_finish()
             raise
         finally:
+            for feature in self.features:
+                feature.ended()
             if (
                 loader := self.callback_handler.train_dataloader
             ) is not None:  # as a truth value it would be its length
