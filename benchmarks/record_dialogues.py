@@ -2,8 +2,9 @@
 
 Run as: python -m benchmarks.record_dialogues FOLDER. FOLDER holds the official templates, which are not part of this
 repository: each source in the JSON files names the repository, commit and path to take, the file's name in FOLDER and
-its SHA-256. Where openai-harmony or mistral-common is installed, what these libraries of the models' makers encode is
-compared, too (harmony reads o200k_base.tiktoken from $TIKTOKEN_ENCODINGS_BASE where it cannot download it).
+its SHA-256. A template may stand in a GGUF file. Where openai-harmony or mistral-common is installed, what these libraries
+of the models' makers encode is compared, too (harmony reads o200k_base.tiktoken from $TIKTOKEN_ENCODINGS_BASE where it cannot
+download it).
 With --check nothing is written.
 """
 
@@ -49,8 +50,14 @@ def templates(family: dict[str, Any], folder: Path) -> dict[str, str]:
             )
         if hashlib.sha256(path.read_bytes()).hexdigest() != source["sha256"]:
             raise SystemExit(f"{path} is not the file whose renderings are recorded (its SHA-256 differs)")
-        texts[name] = path.read_text(encoding="utf-8")
+        texts[name] = _of_gguf(path) if path.suffix == ".gguf" else path.read_text(encoding="utf-8")
     return texts
+
+
+def _of_gguf(path: Path) -> str:
+    from gguf import GGUFReader
+
+    return str(GGUFReader(path).fields["tokenizer.chat_template"].contents())
 
 
 # ---- the makers' own encoders ------------------------------------------------------------------------------------

@@ -129,17 +129,17 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from .train.loop import task_evaluation
+    from .train.loop import task_evaluation, task_loading
     from .train.model.load_trained import load_trained, loading_from_run
 
     place = "flag --tasks"
-    task_evaluation.check_package(place)
+    task_loading.check_package(place)
     names = options.tasks.replace(",", " ").split()
     if not names:
         raise UserError(place, "it names no task", "name one: --tasks hellaswag, or a file: --tasks ./my_task.yaml")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    loaded = task_evaluation.load(names, place)
+    loaded = task_loading.load(names, place)
     settings = flags.of_run(options.output, options.trust_remote_code)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     code = settings.recipe.model.trust_remote_code

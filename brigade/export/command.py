@@ -93,7 +93,9 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
     gguf.check_config(config, settings.place("model_name_or_path"), cure)
     if (output / "tokenizer.json").is_file():  # else it comes with the checkpoint, or with the base
         with loading_from_run(output):
-            gguf_tokenizer.vocabulary(AutoTokenizer.from_pretrained(output), config.vocab_size, str(output), cure)
+            gguf_tokenizer.vocabulary(
+                AutoTokenizer.from_pretrained(output, trust_remote_code=False), config.vocab_size, str(output), cure
+            )
 
 
 def _write_gguf(settings: flags.Settings, folder: Path, kind: str) -> None:

@@ -65,7 +65,7 @@ def test_recordings_are_enough_and_name_their_source(name):
     assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
         d["messages"][0]["role"] == "system" for d in dialogues
     )
-    assert name in ("gemma3", "phi4", "chatml", "tulu") or any(d.get("tools") for d in dialogues)
+    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2") or any(d.get("tools") for d in dialogues)
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
@@ -144,6 +144,7 @@ ENDS = {
     "llama3": ["<|eot_id|>"],
     "gemma3": ["<end_of_turn>"],
     "phi4": ["<|im_end|>"],
+    "smollm2": ["<|im_end|>"],
     "mistral": ["</s>"],
     "gpt-oss": ["<|return|>", "<|call|>"],
     "tulu": [],

@@ -20,7 +20,7 @@ from ..recipe.schedules import check_last_rate
 from ..run.directory import RECORD, Run
 from ..strategy import Strategy
 from ..strategy.replicas import check_length
-from . import deepspeed_needs, task_evaluation
+from . import deepspeed_needs, task_loading
 from .kernels import has_compiler
 from .optimizers import parse_arguments
 from .schedule import check_phases, run_length
@@ -54,8 +54,8 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     if gpu and devices.index(world) is None:
         raise _too_few_gpus(world)
     if settings.recipe.training.eval_tasks:
-        task_evaluation.check_package(settings.place("eval_tasks"))
-        task_evaluation.check_source(settings)
+        task_loading.check_package(settings.place("eval_tasks"))
+        task_loading.check_source(settings)
     for key, problem, cure in _lacking(settings, strategy, gpu):
         raise UserError(settings.place(key), problem, cure, "host")
     if strategy.is_deepspeed:

@@ -18,7 +18,7 @@ from .micro_batch import settle_batch
 from .out_of_memory import explain as explain_out_of_memory
 from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
 from .summary import summary as print_summary
-from .task_evaluation import prepare as prepare_tasks
+from .task_loading import prepare as prepare_tasks
 from .watch_thread import watched
 
 __all__ = [

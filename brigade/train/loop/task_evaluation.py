@@ -4,10 +4,8 @@ A model is evaluated on them at the end of training (`eval_tasks`), or once it i
 """
 
 import copy
-import importlib.util
 import io
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -20,116 +18,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from ...errors import UserError, did_you_mean, first_line
 from ...errors.console import console
 from .. import files
 from ..distributed import heartbeat, ranks
-from ..recipe.files import find
-from ..recipe.flags import Settings
 from ..run import typed
 from ..run.directory import TASK_RESULTS
 from .hooks import Feature
+from .task_loading import PACKAGE, load
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-PACKAGE, INSTALL = "lm_eval", "pip install -r requirements-eval.txt"
-_YAML = (".yaml", ".yml")
 _WHOLE = ("single", "ddp", "zero1", "zero2")  # each rank has all weights
 # A later figure replaces one that is alike in these.
 _SAME = ("step", "task", "metric", "filter", "chat_template", "limit")
-
-
-def check_package(place: str) -> None:
-    """Raise UserError where lm_eval is not installed."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise UserError(place, f"{PACKAGE!r} is not installed on this host", INSTALL, "host")
-
-
-def check_source(settings: Settings) -> None:
-    """Raise UserError where a recipe file names a task file: whoever wrote it may be a stranger, and a task file can run code."""
-    place = settings.place("eval_tasks")
-    names = settings.recipe.training.eval_tasks
-    local = [name for name in names if is_local(name)]
-    if local and place != "flag --eval_tasks" and not settings.recipe.model.trust_remote_code:
-        problem = f"{local[0]} is a task file, which can run Python code"
-        cure = f"read it; if you trust who wrote it, name it in this command: --eval_tasks {','.join(names)}"
-        raise UserError(place, problem, cure)
-
-
-def is_local(name: str) -> bool:
-    """Whether a task is named by a file or a folder, and not by its name in lm_eval."""
-    return name.endswith(_YAML) or "/" in name
-
-
-def prepare(settings: Settings) -> None:
-    """Look for the tasks of a recipe, and load their data into the cache, before anything is trained. Raise UserError."""
-    if names := settings.recipe.training.eval_tasks:
-        load(names, settings.place("eval_tasks"))
-
-
-def load(names: list[str], place: str) -> dict[str, Any]:
-    """Load tasks with their data: names that lm_eval knows, YAML files, or folders of YAML files.
-
-    Return what TaskManager.load returns: "tasks" and "groups" by name, and "group_map".
-
-    Raise UserError at `place` for a task that does not exist, and for data that cannot be loaded.
-    """
-    from lm_eval.tasks import TaskManager
-
-    logging.getLogger(PACKAGE).setLevel(logging.ERROR)
-    paths = {name: find(name, place, "task file or folder").resolve() for name in names if is_local(name)}
-    folders = [str(path) for path in paths.values() if path.is_dir()]
-    manager = TaskManager(include_path=folders, include_defaults=len(paths) < len(names))
-    wanted: list[str] = []
-    for name in names:
-        if name in paths:
-            wanted += _in_folder(manager, paths[name], place) if paths[name].is_dir() else [str(paths[name])]
-        elif name in manager.all_tasks:
-            wanted.append(name)
-        else:
-            cure = f"{_near(name, manager.all_tasks)}; a task of your own is a .yaml file or a folder of such: ./my_task.yaml"
-            raise UserError(place, f"lm_eval {version(PACKAGE)} has no task {name!r}", cure)
-    tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-    for name in wanted:
-        for kind, found in _load_one(manager, name, place).items():
-            tasks[kind] |= found
-    return tasks
-
-
-def _in_folder(manager: Any, folder: Path, place: str) -> list[str]:
-    """The names of the tasks and groups whose files lie in `folder`."""
-    entries = manager.task_index.items()
-    found = [name for name, entry in entries if entry.yaml_path and folder in entry.yaml_path.resolve().parents]
-    if not found:
-        raise UserError(place, f"no .yaml file in {folder} describes a task", "name a folder with a task file in it")
-    return sorted(found)
-
-
-def _near(name: str, known: list[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, 5, 0.6)
-    return f"did you mean {', '.join(near)}?" if near else did_you_mean(name, known)
-
-
-def _load_one(manager: Any, name: str, place: str) -> dict[str, Any]:
-    try:
-        loaded = manager.load([name])
-        for task in loaded["tasks"].values():
-            if getattr(task, "UNSAFE_CODE", False):
-                problem = f"{task.task_name} runs the code that a model writes, on this machine"
-                raise UserError(
-                    place, problem, "leave it out, and evaluate the saved model in a sandbox by lm_eval itself"
-                )
-            len(task.eval_docs)
-        return loaded
-    except UserError:
-        raise
-    except Exception as error:  # of datasets, its readers, the hub's client, a task's own code
-        problem = f"task {name} cannot be loaded: {type(error).__name__}: {first_line(error)}"
-        cure = "check its file; where the hub cannot be reached, load its data beforehand on a machine with the same HF_HOME, "
-        raise UserError(place, problem, cure + "or write a task file whose data_files are local") from None
 
 
 def evaluate(

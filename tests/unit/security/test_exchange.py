@@ -122,7 +122,8 @@ def test_forged_bytes_run_nothing_and_name_their_sender(name, tmp_path):
 
 
 def test_nothing_of_ours_exchanges_or_reads_pickles():
-    calls = re.compile(r"(_object(_list)?|pickle\.loads?|Unpickler)\(|weights_only=False")
+    # lm_eval calls gather_object of its models, and ours sends JSON there.
+    calls = re.compile(r"((?<!def gather)_object(_list)?|pickle\.loads?|Unpickler)\(|weights_only=False")
     files = [*(ROOT / "brigade").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "train.py"]
     found = {path.relative_to(ROOT).as_posix() for path in files if calls.search(path.read_text())}
     assert found == {"brigade/train/upstream/unpickling.py"}, "it reads checkpoints, by a list of classes"
