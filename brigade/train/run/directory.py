@@ -35,7 +35,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (loop/sample_answers.py)
-TASK_RESULTS = "task_results.jsonl"  # figures of benchmark tasks (loop/task_evaluation.py)
+TASK_RESULTS = "task_results.jsonl"  # figures of benchmark tasks
 JOB = "BRIGADE_JOB"  # in the environment, set by files of `launch --write`: the same at each start of one job, and no other's
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 
