@@ -30,7 +30,7 @@ SHORT = as_flags(max_steps=6, save_steps=2, eval_steps=6, async_save=False, per_
 LIMIT = 600  # seconds on a busy machine: against hangs
 
 
-@pytest.mark.parametrize("axis", marks.cases(slow=["pipeline", "expert"], matrix=CASES))
+@pytest.mark.parametrize("axis", marks.cases(slow=["pipeline"], matrix=CASES))
 def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(axis, tmp_path):
     over, kind, ranks, model = CASES[axis]
     case = {"name": "whole", "flags": [*resume.SHARED, *axes.flags(over, kind), *SHORT], "model": model}

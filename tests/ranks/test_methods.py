@@ -98,7 +98,7 @@ def said(tmp_path_factory, asked_for):
     return runs.run_all(2, cases, tmp_path_factory.mktemp("rehearsals"), timeout=900)
 
 
-@pytest.mark.parametrize("rehearsal", marks.cases(slow=["qlora-zero3"], matrix=REHEARSALS))
+@pytest.mark.parametrize("rehearsal", marks.cases(matrix=REHEARSALS))
 def test_rehearsal_resumes_and_shards(rehearsal, said):
     """In bf16 with activation checkpointing: the same losses after an interruption, and frozen weights in shards."""
     found, done = said

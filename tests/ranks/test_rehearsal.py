@@ -137,7 +137,7 @@ def test_run_yaml_holds_the_ds_config_with_every_auto_filled(said):
     assert ds_config["train_batch_size"] == 8 and ds_config["zero_optimization"]["reduce_bucket_size"] == 64 * 64
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
     """The user's own command line, verbatim, from another directory."""
     command = [
