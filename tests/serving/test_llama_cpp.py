@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 PYTHON = Path(os.environ.get("LLAMA_CPP_PYTHON") or REPOSITORY / ".venv/llama_cpp/bin/python")
 RECIPE = REPOSITORY / "recipes/smollm2-135m"
 # Log-probabilities, against fp32. llama.cpp rounds activations as it does weights, to F16 or to blocks of 8 bits.
-OF_F16 = 0.06  # the greatest difference that two tokens which nearly tie may have; 0.029 was measured, on one kind of CPU
+OF_F16 = (
+    0.06  # the greatest difference that two tokens which nearly tie may have; 0.029 was measured, on one kind of CPU
+)
 ROOT_MEAN_SQUARE = {"F16": 0.01, "Q8_0": 0.25}  # 0.004 and 0.15 were measured
 TEXTS = [
     "Hello, it's 2026: 12345 apples at 3.14159!",
