@@ -15,6 +15,7 @@ from .train.run import page
 from .train.run.directory import TASK_RESULTS, check_exists
 
 FEW = 0.1  # share of answers that a model may have had right before training
+OF_TASKS, OF_HELD_OUT = ("chat_template", "limit", "batch_size"), ("learned", "answers", "exact")  # flags
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("output", type=Path, help="output directory of a finished run")
     learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
     add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
-    add("--answers", type=numeric("answers", 0), default=3, metavar="N", help="held-out questions to answer")
+    add("--answers", type=numeric("answers", 0), metavar="N", help="held-out questions to answer (default: 3)")
     exact = (
         "fail unless so many of the held-out samples are answered word by word, and few by the model before training"
     )
@@ -38,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--batch_size",
         type=numeric("batch_size", 1),
-        default=8,
         metavar="N",
-        help="sequences that a task computes at once",
+        help="sequences that a task computes at once (default: 8)",
     )
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 where the loaded model has the held-out loss that the run recorded (and learned enough), else 1."""
     from .train.model.load_trained import load_trained, loading_from_run, untrained
 
+    _check_flags(options)
     check_exists(options.output)
     marker = options.output / "success.json"
     if not marker.is_file():
@@ -89,7 +90,10 @@ def run(options: argparse.Namespace) -> int:
     print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
-    asked = [sample_answers.question("", sequence) for sequence in heldout[: options.answers]]
+    asked = [
+        sample_answers.question("", sequence)
+        for sequence in heldout[: 3 if options.answers is None else options.answers]
+    ]
     given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
     shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"])
     if options.exact is not None:
@@ -123,6 +127,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raise UserError for a flag that would not be read: --tasks evaluates only tasks."""
+    given = options.tasks is not None
+    for name in OF_HELD_OUT if given else OF_TASKS:
+        value = getattr(options, name)
+        if value is not None and value is not False:
+            problem = (
+                "it is about the held-out loss, and --tasks evaluates only tasks" if given else "it is about --tasks"
+            )
+            cure = "leave it out, or evaluate twice" if given else "leave it out, or name tasks: --tasks hellaswag"
+            raise UserError(f"flag --{name}", problem, cure)
+
+
 def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     """Evaluate what the run saved on tasks; print the figures, and keep them in its directory and on its page."""
     import torch
@@ -150,7 +167,7 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     if options.chat_template and not tokenizer.chat_template:
         raise UserError("flag --chat_template", "the saved tokenizer has no chat template", "leave the flag out")
     how = {"chat_template": options.chat_template, "limit": options.limit}
-    found = task_evaluation.evaluate(model, tokenizer, loaded, options.batch_size, device, **how)
+    found = task_evaluation.evaluate(model, tokenizer, loaded, options.batch_size or 8, device, **how)
     task_evaluation.show(found)
     if options.limit:
         print(f"Of each task only the first {options.limit} samples: these figures are no scores.")

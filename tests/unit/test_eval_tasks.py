@@ -45,6 +45,15 @@ def test_without_lm_eval_the_verb_names_the_command(without_package, tmp_path, c
     assert (REPOSITORY / "requirements-eval.txt").is_file()
 
 
+@pytest.mark.parametrize("words, flag", [
+    (["--tasks", "hellaswag", "--exact", "0.8"], "exact"), (["--tasks", "hellaswag", "--answers", "0"], "answers"),
+    (["--limit", "5"], "limit"), (["--chat_template"], "chat_template"), (["--batch_size", "2"], "batch_size"),
+])  # fmt: skip
+def test_a_flag_that_would_not_be_read_is_refused(words, flag, tmp_path, capsys):
+    assert main(["eval", str(tmp_path), *words]) == 2
+    assert f"flag --{flag}" in capsys.readouterr().err
+
+
 def test_a_task_file_is_taken_from_the_command_line_but_not_from_a_file_that_may_be_a_strangers(tmp_path):
     text = (REPOSITORY / "recipes/tiny/full.yaml").read_text()
     recipe = tmp_path / "full.yaml"
