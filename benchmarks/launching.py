@@ -71,6 +71,7 @@ def step_of(kind: str, ranks: int, layers: int, checkpointing: bool) -> tuple[Ca
     if kind == "zero3":
         import deepspeed
 
+        deepspeed_kernels.without_shared_memory()
         # What Transformers puts where ds_configs/zero3.json says "auto"; and of the model no more lies there than a layer or two.
         zero = {"stage": 3, "reduce_bucket_size": HIDDEN**2, "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2)}
         zero |= {"stage3_param_persistence_threshold": 10 * HIDDEN}

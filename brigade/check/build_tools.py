@@ -1,6 +1,6 @@
-"""Check that a machine has what `make setup` needs. It uses only the standard library, for nothing else is installed yet.
+"""Check that a machine has what `make` needs. It uses only the standard library, for nothing else is installed yet.
 
-python3 brigade/check/build_tools.py: silent when all is there; else it names the missing packages and exits with 2.
+python3 brigade/check/build_tools.py setup|kernels: silent when all is there; else it names the missing packages and exits with 2.
 """
 
 import importlib.util
@@ -10,11 +10,13 @@ import sys
 import sysconfig
 
 
-def missing() -> dict[str, str]:
-    """{Debian package: what is missing without it}."""
+def missing(target: str) -> dict[str, str]:
+    """{Debian package: what is missing without it}. target: `setup` needs no compiler, `kernels` does."""
     lacks = {}
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         lacks["python3-venv"] = "the venv module of this Python"
+    if target == "setup":
+        return lacks
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
         lacks["python3-dev"] = "Python.h, to compile DeepSpeed's kernels"
     if shutil.which("g++") is None:
@@ -31,7 +33,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    lacks = missing()
+    lacks = missing(sys.argv[1] if sys.argv[1:] else "setup")
     for package, part in lacks.items():
         print(f"error: {package} is missing ({part})", file=sys.stderr)
     if lacks:

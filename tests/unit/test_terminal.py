@@ -35,8 +35,8 @@ def test_a_pipe_gets_wide_tables():
 
 
 @pytest.mark.parametrize("rank, mark", [(0, ""), (1, "rank 1: ")])
-def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeypatch):
-    """A print or a warning of a user's own code counts on every rank; what DeepSpeed builds is told by nobody but the first."""
+def test_a_rank_loses_no_word_and_says_whose_it_is(rank, mark, monkeypatch):
+    """A print or a warning of a user's own code counts on every rank."""
     out, logged = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
@@ -47,7 +47,7 @@ def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeyp
             for _ in range(2):  # as in a rehearsal: two runs in one process
                 _silence(World(rank, 0, 2, 2, "host", "torchrun"))
             print("1 row\n\nof mine", end="")
-            print(".\nDeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully")
+            print(".")
             print("half a line", end="", flush=True)
             stopped = "None of the inputs have requires_grad=True. Gradients will be None"
             warnings.warn_explicit(stopped, UserWarning, "checkpoint.py", 88, module="torch.utils.checkpoint")
@@ -59,7 +59,7 @@ def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeyp
     if rank:
         assert out.getvalue() == "rank 1: 1 row\nrank 1: of mine.\nrank 1: half a line\n"
     else:
-        assert "DeepSpeed" in out.getvalue() and "half a line" in out.getvalue()
+        assert out.getvalue() == "1 row\n\nof mine.\nhalf a line"
     assert [str(one.message) for one in seen] == [stopped]
     assert logged.getvalue() == f"{mark}careful with this\n"
     assert warnings.formatwarning(stopped, UserWarning, "checkpoint.py", 88).startswith(f"{mark}checkpoint.py:88")

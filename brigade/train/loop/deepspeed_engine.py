@@ -12,7 +12,17 @@ from ..model.sizes import half_or_full, largest_parameter
 from ..parallel import tensor_plan, tensor_trial
 from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
-from ..upstream import autotp, cpu_adam, nvme_resume, tensor_styles, unpickling, zero_optimizer, zero_parameters
+from ..upstream import (
+    autotp,
+    cpu_adam,
+    deepspeed_kernels,
+    nvme_resume,
+    tensor_styles,
+    unpickling,
+    zero_optimizer,
+    zero_parameters,
+)
+from . import deepspeed_needs
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -28,6 +38,12 @@ class DeepSpeed(Engine):
     def arguments(self) -> dict[str, Any]:
         import deepspeed
 
+        deepspeed_kernels.without_shared_memory()
+        if self.run.world.local_rank == 0 and (names := deepspeed_needs.uncompiled(self.run.strategy)):
+            print(
+                f"DeepSpeed compiles {' and '.join(names)} on host {self.run.world.host} (once; some minutes) ...",
+                flush=True,
+            )
         # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
         deepspeed.init_distributed(dist_backend="gloo" if self.cpu else "nccl", auto_mpi_discovery=False)
         settings, world, config = self.run.settings, self.run.world, self.run.strategy.ds_config or {}

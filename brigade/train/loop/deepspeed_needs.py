@@ -20,7 +20,7 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
     if quantised and not gpu:
         problem = "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU"
         yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
-    if not gpu or swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
+    if swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
         from torch.utils.cpp_extension import CUDA_HOME
 
         compiles = "DeepSpeed compiles kernels for this run, and"
@@ -39,3 +39,10 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
             tempfile.TemporaryFile(dir=folder).close()
     if swaps and not ctypes.util.find_library("aio"):
         yield "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
+
+
+def uncompiled(strategy: Strategy) -> list[str]:
+    """The kernels for CPUs that DeepSpeed compiles at this run's start, for no run on this host has needed them yet."""
+    config = strategy.ds_config or {}
+    needed = {"cpu_adam": "offload_optimizer" in config["zero_optimization"], "async_io": swaps_to_nvme(config)}
+    return [name for name, is_needed in needed.items() if is_needed and not kernels.is_compiled(name)]

@@ -1,7 +1,6 @@
 """The process before any engine is imported: its environment, and what it prints."""
 
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +16,6 @@ DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both al
 # Of torch's allocator; read at its first use (c10/cuda/CUDAAllocatorConfig.h:136). The first is for all kinds of devices.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 KERNEL = Path("/proc/sys/kernel/osrelease")  # 5.15.167.4-microsoft-standard-WSL2 for instance
-
-# How lines and warnings begin that tell a user nothing, at these versions.
-NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
@@ -91,12 +87,10 @@ def _silence(world: World) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    for beginning in NOISE:
-        warnings.filterwarnings("ignore", re.escape(beginning))
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if world.is_main_rank:
         return
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    rank_marks.mark(world.rank, NOISE)
+    rank_marks.mark(world.rank)

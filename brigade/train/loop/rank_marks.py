@@ -8,15 +8,15 @@ from typing import Any
 
 
 class _Marked(io.TextIOBase):
-    """Writes whole lines to `stream`, each after a mark, but for noise and empty ones."""
+    """Writes whole lines to `stream`, each after a mark, but for empty ones."""
 
-    def __init__(self, stream: Any, mark: str, noise: tuple[str, ...]) -> None:
-        self.stream, self.mark, self.noise, self.begun = stream, mark, noise, ""
+    def __init__(self, stream: Any, mark: str) -> None:
+        self.stream, self.mark, self.begun = stream, mark, ""
 
     def write(self, text: str) -> int:
         *lines, self.begun = (self.begun + text).split("\n")
         for line in lines:
-            if line.strip() and not line.startswith(self.noise):
+            if line.strip():
                 self.stream.write(f"{self.mark}{line}\n")
         return len(text)
 
@@ -29,11 +29,11 @@ class _Marked(io.TextIOBase):
         return self.stream.fileno()
 
 
-def mark(rank: int, noise: tuple[str, ...]) -> None:
-    """Mark what this process says from now on as this rank's, and leave out lines that begin like noise."""
+def mark(rank: int) -> None:
+    """Mark what this process says from now on as this rank's."""
     mark = f"rank {rank}: "
     if not isinstance(sys.stdout, _Marked):
-        sys.stdout = _Marked(sys.stdout, mark, noise)
+        sys.stdout = _Marked(sys.stdout, mark)
     if not (formatted := warnings.formatwarning)("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
         warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
         record = logging.getLogRecordFactory()

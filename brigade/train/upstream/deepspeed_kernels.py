@@ -1,10 +1,9 @@
-"""Compile the DeepSpeed kernels of CPUs, once, so that hardly a run waits for a compiler.
+"""DeepSpeed's kernels, which it compiles at first use: where they lie, and cpu_adam compiled beforehand.
 
-    python -m brigade.train.upstream.deepspeed_kernels
+    python -m brigade.train.upstream.deepspeed_kernels     what `make kernels` calls
 
-DeepSpeed compiles them at first use into torch's extension cache, under the eyes of all ranks; `make setup` does it here.
-On a host with GPUs only cpu_adam is compiled, for offloaded states. What is compiled at first use: kernels of CUDA, and async_io,
-whose twelve files take as long as everything else in `make setup` and which only offload to NVMe needs.
+Of those for CPUs a run needs cpu_adam where it offloads the optimizer's states, on hosts with GPUs too, and async_io where it
+offloads to NVMe. A third is left out: `without_shared_memory`.
 
 The cache is the virtual environment's own: kernels are compiled against its headers, and two environments that share one
 cache compile each other's kernels away. So do two names of one environment, as where `.venv` is a link: the names of the headers
@@ -12,17 +11,13 @@ are in the compiler's command. Whoever compiles holds a lock file there for whic
 (torch/utils/file_baton.py); upstream/locks.py sees to it that a killed process leaves none.
 """
 
+import importlib
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from ...errors.console import counted
 from . import cpu_facts, locks
-
-ANYWHERE = {"CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states"}
-WITHOUT_GPU = {"ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host"}
 
 
 def cache() -> Path:
@@ -47,36 +42,34 @@ def find() -> None:
         os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
 
 
-def build(name: str) -> tuple[str, float]:
-    """Build and load one kernel; returns its name and the seconds it took."""
-    from deepspeed.accelerator import get_accelerator
-
-    began = time.perf_counter()
-    get_accelerator().create_op_builder(name).load(verbose=False)
-    return name, time.perf_counter() - began
+def is_compiled(name: str) -> bool:
+    """Whether a kernel lies in the cache; name: as its folder there is called."""
+    return (cache() / name / f"{name}.so").exists()
 
 
-def wanted(gpu: bool) -> dict[str, str]:
-    """Return the builders of the kernels that this host needs -> what each is for."""
-    return ANYWHERE if gpu else WITHOUT_GPU | ANYWHERE
+def without_shared_memory() -> None:
+    """Let DeepSpeed's ranks on CPUs compile no kernel for sums through shared memory (deepspeed/comm/torch.py: build_shm_op).
+
+    Only inference asks for it (inference_all_reduce), and it sums over all ranks of the host, whatever their group is.
+    """
+    # By its name: as an attribute of deepspeed.comm, `torch` is torch itself.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    """Compile DeepSpeed's CPU kernels for this host."""
-    import torch
-
-    builders = wanted(torch.cuda.is_available())
+    """Compile cpu_adam for this host, unless it is there."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     find()
+    if is_compiled("cpu_adam"):
+        return
+    from deepspeed.accelerator import get_accelerator
+
     locks.end_with_their_holder()
     cpu_facts.ask_once()
-    print(
-        f"Compiling {counted(len(builders), 'kernel')} of DeepSpeed's for CPUs (once; one to two minutes) ...",
-        flush=True,
-    )
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        for name, seconds in pool.map(build, builders):
-            print(f"  {builders[name]} ({seconds:.0f} s)", flush=True)
+    print("Compiling DeepSpeed's cpu_adam, the optimizer of offloaded states (once; about a minute) ...", flush=True)
+    began = time.perf_counter()
+    get_accelerator().create_op_builder("CPUAdamBuilder").load(verbose=False)
+    print(f"  {time.perf_counter() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
