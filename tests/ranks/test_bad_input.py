@@ -113,7 +113,7 @@ def test_a_cache_that_cannot_be_written_is_told(told, monkeypatch):
 
 def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatch, folder):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "good.jsonl" / "kernels"))
-    message = told("--dataset_name=", "--train_file", "good.jsonl", "--ds_config", "ds_configs/zero2.json")
+    message = told("--dataset_name=", "--train_file", "good.jsonl", "--ds_config", "ds_configs/zero2_offload.json")
     assert "good.jsonl/kernels" in message and "Not a directory" in message and "TORCH_EXTENSIONS_DIR" in message
 
 
