@@ -75,6 +75,7 @@ def one_process(folder, tmp_path_factory):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, flags", [("alone", ALONE), ("packed", PACKED)])
 def test_two_ranks_have_the_losses_of_one_process(name, flags, two_ranks, one_process, capsys):
     reference = one_process(flags)
@@ -85,11 +86,13 @@ def test_two_ranks_have_the_losses_of_one_process(name, flags, two_ranks, one_pr
     assert all(difference <= parity.TOLERANCE for difference in worst.values()), worst
 
 
+@pytest.mark.slow
 def test_processes_that_load_change_nothing(two_ranks):
     worst = parity.worst(two_ranks["workers"], two_ranks["alone"])
     assert all(difference <= parity.TOLERANCE for difference in worst.values()), worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUED)
 def test_a_continued_run_has_the_losses_of_the_uninterrupted_one(name, two_ranks, folder):
     checkpoint = folder / "outputs" / name / f"checkpoint-{SAVED}"
@@ -98,6 +101,7 @@ def test_a_continued_run_has_the_losses_of_the_uninterrupted_one(name, two_ranks
     assert two_ranks[f"{name}, continued"] == two_ranks[name]
 
 
+@pytest.mark.slow
 def test_steps_differ(two_ranks):
     """Equal losses prove equal samples only where each step's are its own."""
     for name in RUNS:

@@ -55,8 +55,9 @@ def test_what_cpus_have_agrees_with_eager(family, dtype):
     assert {name: event["why"] for name, event in found.items()} == {"varlen": "", "sdpa": "", "eager": ""}
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family, dtype", marks.cases(
+    ("llama", "fp32"), slow=[("mistral", "bf16")], matrix=[("llama", "bf16"), ("mistral", "fp32")],
+))  # fmt: skip
 @pytest.mark.parametrize("name, said", [
     ("ignores_borders", "a sample moves another"), ("leaks_one_token", "a sample moves another"),
     ("gradient_one_percent_off", "bias is off by"),
