@@ -94,16 +94,22 @@ def run(options: argparse.Namespace) -> int:
         sample_answers.question("", sequence)
         for sequence in heldout[: 3 if options.answers is None else options.answers]
     ]
-    given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
-    shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"])
-    if options.exact is not None:
+    if options.exact is None:
+        given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
+        shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"])
+    else:
         questions = [sample_answers.question("", sequence) for sequence in heldout]
         answers = sample_answers.generate_together(model, tokenizer, questions, device)
         with untrained(settings, model, device) as base:
             first = sample_answers.generate_together(base, tokenizer, questions, device)
         ours, theirs = (sample_answers.exact(tokenizer, questions, each) for each in (answers, first))
-        for entry, answer in zip(shown, first, strict=False):
-            entry["base"] = tokenizer.decode(answer)
+        shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"])
+        earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0)
+        if shown and not settings.recipe.training.eval_answers:  # else the run has answers of its own
+            sample_answers.store([*earlier, *shown], options.output)
+            if settings.recipe.training.report_page:
+                page.write(options.output)
+        shown = [entry | {"base": before["answer"]} for entry, before in zip(shown, earlier, strict=True)]
         print(
             f"\nOf {len(questions)} held-out answers {ours:.0%} are the reference's, word by word; {theirs:.0%} before training."
         )

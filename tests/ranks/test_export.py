@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from brigade.__main__ import main
 from brigade.train.data.chat_template import TEMPLATES
@@ -144,6 +144,22 @@ def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
     assert main(["eval", str(outputs[name][0]), "--answers", "1"]) == 0
     said = capsys.readouterr().out
     assert "<|im_start|>user" in said.partition("question")[2] and "<|im_end|>" in said.partition("reference")[2]
+
+
+@pytest.mark.parametrize("name", each(["full-ddp"]))
+def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_page(name, outputs, tmp_path):
+    output = shutil.copytree(outputs[name][0], tmp_path / "run")
+    kept = output / "answers.jsonl"
+    torch.manual_seed(0)  # six steps change no answer yet
+    noisy = {key: tensor + torch.randn_like(tensor) for key, tensor in load_file(output / "model.safetensors").items()}
+    save_file(noisy, output / "model.safetensors", {"format": "pt"})
+    assert main(["eval", str(output), "--answers", "2", "--exact", "0"]) == 1, "its loss is not the run's"
+    entries = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == [0, 0, 6, 6] and "base" not in entries[0]
+    assert entries[0]["question"] == entries[2]["question"] and entries[0]["answer"] != entries[2]["answer"]
+    assert main(["report", str(output), "--page_only", "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<dt>before training</dt>") == page.count("<dt>step 6</dt>") == 2
 
 
 @pytest.mark.parametrize("name", each(["full-ddp", "full-sharded", "lora-sharded"]))
