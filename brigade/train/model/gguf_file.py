@@ -4,6 +4,7 @@ Its weights are computed back into bf16 from whatever number of bits they have. 
 integrations/ggml.py and integrations/gguf.py.
 """
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from . import pre_tokenizers
 
 SUFFIX = ".gguf"
 WEIGHTS = "model.safetensors"
+CONVERSION = 1  # raise it when _convert writes something else: what an earlier one wrote stays in caches
 
 
 def as_folder(file: Path, place: str) -> Path:
@@ -20,7 +22,8 @@ def as_folder(file: Path, place: str) -> Path:
 
     Call it before TrainingArguments exist: Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    folder = cache_directory("models") / f"{file.stem}-{digest(file)[:16]}"
+    how = f"{CONVERSION}-transformers-{importlib.metadata.version('transformers')}"
+    folder = cache_directory("models") / f"{file.stem}-{digest(file)[:16]}-{how}"
 
     def build(aside: Path) -> None:
         try:
