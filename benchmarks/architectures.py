@@ -1,0 +1,200 @@
+"""Every causal language model of the pinned Transformers, tiny and with random weights: what trains it, how exactly, or why not.
+
+    python -m benchmarks.architectures                       # what the results lack for these versions
+    python -m benchmarks.architectures --only qwen3,lfm2     # of these types of config alone
+
+Each strategy's losses and gradient norms are compared with those of one process on the same samples, in fp32. Rows are kept in
+benchmarks/results/architectures.jsonl, each with its versions: after an upgrade all are measured again, and what changed is
+printed.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testing import parity, runs
+from testing.ranks import run_ranks
+
+from . import pages
+
+RESULTS = pages.RESULTS / "architectures.jsonl"
+KEYS = ("loss", "grad_norm", "eval_loss")
+AT_ONCE = 20  # types of config whose rows are kept together
+STEPS = 4
+RATE = "0.03"  # of SGD: at 0.1 rounding grows to 2e-5 in Gemma 4
+
+
+class Column(NamedTuple):
+    """A run of each architecture. reference: the column whose losses it should have, "" of none"""
+
+    ranks: int
+    flags: list[str]
+    reference: str
+
+
+EXPERTS = {
+    "distributed_type": "FSDP",
+    "fsdp_config": {"fsdp_version": 2},
+    "parallelism_config": {"parallelism_config_ep_size": 2},
+}
+LORA = ["--use_peft", "true", "--lora_target_modules", "all-linear"]
+COLUMNS = {
+    "one process": Column(1, [], ""),
+    "padded": Column(1, ["--padding_free", "false"], "one process"),
+    "DDP": Column(2, parity.STRATEGIES["ddp"], "one process"),
+    "ZeRO-3": Column(2, parity.STRATEGIES["zero3"], "one process"),
+    "FSDP2": Column(2, parity.STRATEGIES["fsdp2"], "one process"),
+    "LoRA": Column(1, LORA, ""),
+    "LoRA, ZeRO-3": Column(2, [*LORA, *parity.STRATEGIES["zero3"]], "LoRA"),
+    "tensor": Column(2, ["--ds_config", "ds_configs/zero1_tp2.json"], "one process"),
+    "pipeline": Column(2, ["--ds_config", "ds_configs/zero1_pp2.json"], "one process"),
+    "sequence": Column(2, ["--accelerate_config", "accelerate_configs/fsdp2_sp2_1x2.yaml"], "one process"),
+    "experts": Column(2, ["--accelerate_config", json.dumps(EXPERTS)], "one process"),
+}
+
+
+def known() -> list[str]:
+    """The types of config for which Transformers has a model that predicts the next token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def build(name: str, folder: Path) -> str:
+    """Write the tiny model of a type of config; returns what went wrong, or nothing."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        if CONFIG_MAPPING[name]().is_encoder_decoder:
+            return "an encoder and a decoder"
+        runs.write_model(folder / name, name)
+    except Exception as error:  # of any kind: what others wrote is tried out
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def train(column: str, names: list[str], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the result of each model's run. One that dies in the middle ends its process, and the next ones get another."""
+    ranks, flags, _ = COLUMNS[column]
+    shared = runs.write_inputs(folder, STEPS)
+    shared += [
+        "--optim",
+        "sgd",
+        "--learning_rate",
+        RATE,
+        "--per_device_train_batch_size",
+        str(runs.GLOBAL_BATCH // ranks),
+    ]
+    outputs = folder / column
+    outputs.mkdir(exist_ok=True)
+    cases: list[dict[str, Any]] = []
+    for name in names:
+        model = ["--model_name_or_path", str(folder / name), "--from_scratch", "false"]
+        cases.append({"name": name, "flags": [*shared, *model, *flags, "--output_dir", str(outputs / name)]})
+    while cases:
+        job = outputs / "job.json"
+        job.write_text(json.dumps({"folder": str(folder), "results": str(outputs), "cases": cases}))
+        done = run_ranks("benchmarks.architectures_worker", str(job), ranks=ranks, timeout=60 + 60 * len(cases))
+        while cases and (result := outputs / f"{cases[0]['name']}.result.json").exists():
+            yield cases.pop(0)["name"], json.loads(result.read_text())
+        if cases:
+            yield cases.pop(0)["name"], {"failed": done.stderr}
+
+
+def verdict(result: dict[str, Any], reference: dict[str, Any] | None) -> pages.Row:
+    """What a row says of a run: {"verdict": "trains", "equal", "differs", "refused" or "fails", "difference", "why"}"""
+    if "refused" in result:
+        return {"verdict": "refused", "difference": None, "why": _problem(result["refused"])}
+    if "failed" in result:
+        return {"verdict": "fails", "difference": None, "why": _last_error(result["failed"])}
+    if reference is None:
+        return {"verdict": "trains", "difference": None, "why": _row("samples", result["said"])}
+    if "log" not in reference:
+        return {"verdict": "trains", "difference": None, "why": "there is nothing to compare it with"}
+    figures = (
+        {key: [entry[key] for entry in one["log"] if key in entry] for key in KEYS} for one in (result, reference)
+    )
+    difference = max(parity.worst(*figures).values())
+    return {"verdict": "equal" if difference <= parity.TOLERANCE else "differs", "difference": difference, "why": ""}
+
+
+def _row(name: str, text: str) -> str:
+    """What a run's table has in its row of this name."""
+    return next((line.removeprefix(name).strip() for line in text.splitlines() if line.startswith(f"{name} ")), "")
+
+
+def _problem(text: str) -> str:
+    """The second line of an error: place, problem, cure."""
+    lines = text.strip().splitlines()
+    found = [lines[number + 1].strip() for number, line in enumerate(lines[:-1]) if line.startswith("error")]
+    return (found or lines or [""])[0]
+
+
+def _last_error(text: str) -> str:
+    """The last line of a traceback that names an exception."""
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if ": " in line and line.split(": ")[0].endswith(("Error", "Exception"))
+    ]
+    return (lines or text.strip().splitlines() or ["its process ended without a word"])[-1][:300]
+
+
+def measure(names: list[str], folder: Path, rows: dict[tuple[str, str], pages.Row]) -> None:
+    """Fill in what is missing of these types of config, and keep the rows after each column."""
+    here = pages.where()
+    models = []
+    for name in names:
+        why = build(name, folder)
+        rows[name, "builds"] = {"verdict": "builds" if not why else "fails", "difference": None, "why": why} | here
+        models += [name] * (not why)
+    results: dict[str, dict[str, Any]] = {}
+    for column, (_, _, reference) in COLUMNS.items():
+        wanted = [name for name in models if not reference or "log" in results[reference].get(name, {})]
+        results[column] = {}
+        for name, result in train(column, wanted, folder):
+            results[column][name] = result
+            rows[name, column] = verdict(result, results[reference][name] if reference else None) | here
+            row = rows[name, column]
+            size = "" if row["difference"] is None else f"by {row['difference']:.0e}"
+            print(f"{name}, {column}: {row['verdict']} {size} {row['why']}"[:160], flush=True)
+        save(rows)
+
+
+def save(rows: dict[tuple[str, str], pages.Row]) -> None:
+    pages.save(
+        RESULTS, [{"architecture": name, "column": column} | row for (name, column), row in sorted(rows.items())]
+    )
+
+
+def read() -> dict[tuple[str, str], pages.Row]:
+    """(type of config, column) -> its row"""
+    if not RESULTS.exists():
+        return {}
+    return {(row.pop("architecture"), row.pop("column")): row for row in pages.read(RESULTS)}
+
+
+def main() -> None:
+    """Measure what is missing, and say what changed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", help="types of config, with commas between them; else all that have no row of these versions"
+    )
+    only = parser.parse_args().only
+    rows, versions = read(), pages.where()["versions"]
+    done = {name for name, _ in rows if rows[name, "builds"]["versions"] == versions}
+    names = only.split(",") if only else [name for name in known() if name not in done]
+    with tempfile.TemporaryDirectory() as folder:
+        for start in range(0, len(names), AT_ONCE):
+            before = dict(rows)
+            measure(names[start : start + AT_ONCE], Path(folder), rows)
+            for key in sorted(rows.keys() & before.keys()):
+                if rows[key]["verdict"] != before[key]["verdict"]:
+                    print(f"{', '.join(key)}: {before[key]['verdict']} before, {rows[key]['verdict']} now")
+
+
+if __name__ == "__main__":
+    main()
