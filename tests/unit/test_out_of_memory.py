@@ -33,9 +33,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(heartbeat, "page", page)
 
 
-def run_with(offers, evaluated="auto", home=Path("no such folder")):
+def run_with(offers, evaluated="auto", home=Path("no such folder"), adapters=False):
     training = SimpleNamespace(per_device_eval_batch_size=evaluated)
-    settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
+    settings = SimpleNamespace(recipe=SimpleNamespace(training=training, model=SimpleNamespace(use_peft=adapters)))
     about = {"batch": SimpleNamespace(micro=8), "home": home, "world": SimpleNamespace(number=3)}
     return SimpleNamespace(offers=offers, settings=settings, **about)
 
@@ -134,10 +134,13 @@ def test_an_error_that_left_an_evaluation_has_ended_its_phase(gpu):
 
 
 def test_without_a_way_without_a_planner_and_without_a_gpu_it_is_told_too(gpu, monkeypatch):
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=()))
     assert (
-        "no file of ds_configs/ fits by its count: take more GPUs"
-        in explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=())).cure
+        "no file of ds_configs/ or accelerate_configs/ fits by its count: take more GPUs, adapters (use_peft) or"
+        in told.cure
     )
+    told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=()), adapters=True)
+    assert told.cure.endswith(": take more GPUs or a shorter max_length")
     told = explained(torch.OutOfMemoryError(WORDS))
     assert told.problem.endswith("; no planner is here") and told.cure == out_of_memory.CURE
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,45 +1,56 @@
 """What would make a run fit, by the planner's count: the least changes of its command, with the memory that they take."""
 
 import re
-import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from transformers import AutoConfig
 
-from brigade.plan.choice.job_of_run import NotCovered
+from brigade.plan import hardware
 from brigade.plan.runs import remedies
 from brigade.train.checkpoint import manifest, resume
 from brigade.train.cluster import World
-from brigade.train.loop import deepspeed_needs
+from brigade.train.loop import deepspeed_needs, preflight
 from brigade.train.model.config_json import read_config
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run.directory import Kernels, Run, open_directory
 from brigade.train.strategy import choose
+from testing.remedies import NAMED, in_the_command
 
 H100, GIB = "NVIDIA H100 80GB HBM3", 2**30
 HALF = {"bf16": True, "global_batch_size": 64, "per_device_train_batch_size": 4}
 
 
 @pytest.fixture
-def ways(load, tmp_path, monkeypatch):
-    """ways(ranks, training, needed, ...): what would make a run of Qwen3-8B fit; the model itself is not asked."""
-    config = read_config(REPOSITORY / "recipes/qwen3-8b/config.json")
+def run_of(load, tmp_path, monkeypatch):
+    """run_of(ranks, argv, ...): a run on so many H100, eight on a host."""
     monkeypatch.setattr(remedies, "device_name", lambda: H100)
-    monkeypatch.setattr(remedies.tiled, "check", lambda *_: None)
-    monkeypatch.setattr(remedies.checks, "check", lambda *_: None)
-    monkeypatch.setattr(deepspeed_needs, "lacking", lambda *_: iter(()))
-    monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
 
-    def ask(ranks, training=None, needed=0.0, argv=(), prepare=lambda run: None, **cluster):
+    def make(ranks, argv=(), training=None, **cluster):
         argv = ["--output_dir", str(tmp_path / "out"), *argv]
         settings = load(*argv, training=HALF | (training or {}), cluster=cluster)
         world = World(0, 0, ranks, min(8, ranks), "node1", "torchrun")
         strategy = choose(settings, world, env={})
         batch = batch_arithmetic(settings.recipe.training, strategy.axes.data(ranks), "a test")
-        run = Run(settings, strategy, world, batch, "a test", tmp_path / "out", Kernels(attention="varlen"))
+        return Run(settings, strategy, world, batch, "a test", tmp_path / "out", Kernels(attention="varlen"))
+
+    return make
+
+
+@pytest.fixture
+def ways(run_of, monkeypatch):
+    """ways(ranks, training, needed, ...): what would make a run of Qwen3-8B fit; the model itself is not asked."""
+    config = read_config(REPOSITORY / "recipes/qwen3-8b/config.json")
+    monkeypatch.setattr(remedies.preflight, "check_strategy", lambda *_: None)
+    monkeypatch.setattr(deepspeed_needs, "lacking", lambda *_: iter(()))
+    monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
+
+    def ask(ranks, training=None, needed=0.0, argv=(), prepare=lambda run: None, **cluster):
+        run = run_of(ranks, argv, training, **cluster)
         prepare(run)
         return remedies.what_fits(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None), needed)
 
@@ -63,7 +74,7 @@ def claimed():
             (run.directory / "run.yaml").write_text(yaml.safe_dump(document))
             if step:
                 checkpoint = run.directory / f"checkpoint-{step}"
-                checkpoint.mkdir()
+                checkpoint.mkdir(exist_ok=True)
                 (checkpoint / "trainer_state.json").write_text("{}")
                 manifest.write(checkpoint, {"step": step, "run": document}, {})
             at.run = run
@@ -75,8 +86,7 @@ def claimed():
 
 def started_again(way, run):
     """Give the run's command the words of a way, as train.py reads them. Return the checkpoint that it continues from."""
-    words = shlex.split(re.sub(r" \([^()]*\)$", "", way))
-    settings = flags.load([*run.settings.argv, *words])
+    settings = flags.load(in_the_command(way, list(run.settings.argv)))
     strategy = choose(settings, run.world, env={})
     opened = open_directory(settings, strategy, run.world)
     again = opened.run(settings, strategy, run.world, run.batch, run.kernels, run.offers)
@@ -137,7 +147,7 @@ def test_what_train_would_refuse_is_not_named(ways, monkeypatch):
     monkeypatch.setattr(remedies.control_groups, "memory", lambda: 64 * GIB)
     assert ways(1, small).ways == (), "the host's memory is too small to offload"
     monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
-    monkeypatch.setattr(remedies.deepspeed_needs, "lacking", everything)
+    monkeypatch.setattr(deepspeed_needs, "lacking", everything)
     assert ways(1, small).ways == ()
 
 
@@ -173,18 +183,68 @@ def test_of_a_named_checkpoint_only_ways_that_continue_from_it_are_named(ways, c
     assert found.ways and not any("--activation_checkpointing" in way or "liger" in way for way in found.ways)
 
 
-def test_a_ds_config_replaces_an_accelerate_config_of_the_command(ways, claimed, in_the_repository):
-    argv = ["--accelerate_config", "accelerate_configs/ddp_1x2.yaml"]
-    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": "auto"}
-    for way in ways(2, small, argv=argv, prepare=claimed(0)).ways:
-        assert " instead of --accelerate_config (" in way
-
-
-@pytest.mark.parametrize("training, name, why", [
-    ({"bf16": False}, H100, "this run computes in fp32"),
-    ({}, "NVIDIA Nothing", "no figures of NVIDIA Nothing"),
+@pytest.mark.parametrize("key, file, other", [
+    ("accelerate_config", "accelerate_configs/ddp_1x2.yaml", "ds_config"),
+    ("ds_config", "none", "accelerate_config"),
 ])  # fmt: skip
-def test_what_it_cannot_tell_it_says(ways, monkeypatch, training, name, why):
-    monkeypatch.setattr(remedies, "device_name", lambda: name)
-    with pytest.raises(NotCovered, match=why):
-        ways(1, training)
+def test_a_strategy_of_the_other_kind_replaces_the_one_of_the_command(
+    ways, claimed, key, file, other, in_the_repository
+):
+    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": "auto"}
+    small |= {"optim": "lamb"} if key == "ds_config" else {}  # which no ZeRO takes
+    found = ways(2, small, argv=[f"--{key}", file], prepare=claimed(0)).ways
+    assert any(way.startswith(f"--{other} ") for way in found)
+    for way in found:
+        assert way.startswith(f"--{other} ") == (f" instead of --{key} (" in way)
+        started_again(way, claimed.run)
+
+
+RUNS = {  # which together are told of every file that any run is: ranks, model, training, flags
+    "DDP": (4, "qwen3-8b", {}, ["--ds_config", "none"]),
+    "two hosts": (16, "qwen3-8b", {}, []),
+    "experts": (4, "qwen3-30b-a3b", {}, []),
+    "packing under ZeRO-1": (4, "qwen3-8b", {}, ["--packing", "--ds_config", "ds_configs/zero1.json"]),
+    "no ZeRO": (2, "qwen3-8b", {"optim": "lamb"}, ["--accelerate_config", "accelerate_configs/ddp_1x2.yaml"]),
+}
+
+
+@pytest.fixture
+def told(run_of, claimed, monkeypatch, in_the_repository):
+    """told(name of RUNS): the run, its model's config, and each single change that it may be told of, in words."""
+    monkeypatch.setattr(remedies, "find_spec", lambda _: True)  # Liger's kernels, where nobody has them
+
+    def ask(name):
+        ranks, model, training, argv = RUNS[name]
+        argv = [*argv, "--model_name_or_path", f"recipes/{model}", "--from_scratch"]
+        run, config = run_of(ranks, argv, training), AutoConfig.from_pretrained(REPOSITORY / "recipes" / model)
+        claimed(500)(run)
+        own = remedies._estimated(run, config, hardware.gpu_of_device(H100))
+        changes = [each for of_kind in remedies._changes(run, config, own).values() for each in of_kind]
+        named = [each for each in changes if remedies._is_allowed(run, config, own, each)]
+        tried = (remedies._way(run, config, own, (each,)) for each in named)
+        return run, config, [remedies._in_words(run, way, 1.0) for way in tried if way]
+
+    return ask
+
+
+def test_each_file_and_flag_that_may_be_named_is_taken_by_the_command(told):
+    """By all that train.py checks before it builds a model; the steps are tests/ranks/test_remedies_run.py's."""
+    files = set[str]()
+    for name in RUNS:
+        run, config, every = told(name)
+        assert len(every) >= 6
+        for way in every:
+            started_again(way, run)
+            settings = flags.load(in_the_command(way, list(run.settings.argv)))
+            strategy = choose(settings, run.world, env={})
+            batch = batch_arithmetic(settings.recipe.training, strategy.axes.data(run.world.size), "a test")
+            preflight.check_host(settings, strategy, run.world)
+            preflight.check_run(replace(run, settings=settings, strategy=strategy, batch=batch), config)
+            files |= {word for word in way.split() if "_configs/" in word}
+    assert files == {*NAMED}, "each file is named for some run, or testing/remedies.py says why not"
+
+
+def test_a_checkpoint_that_the_engine_would_not_read_is_not_promised(told):
+    """From ZeRO-1 to tensor groups under ZeRO-1 it is the same run, and DeepSpeed takes states of the same division alone."""
+    (way,) = (way for way in told("packing under ZeRO-1")[2] if "ds_configs/zero1_tp2.json" in way)
+    assert "--output_dir" in way and "begins anew" in way

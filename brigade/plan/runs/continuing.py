@@ -30,11 +30,13 @@ def after(run: Run, changed: Run) -> Next | None:
     if settings.fresh or not record.is_file():
         return anew
     old: dict[str, Any] = read_yaml(record)
-    if there.resolve() == run.home.resolve() and same_run.another_run(old, settings, strategy)[0] is None:
+    here = there.resolve() == run.home.resolve() and same_run.another_run(old, settings, strategy)[0] is None
+    reads = newest is None or compatibility.refusal(newest, changed) is None
+    if here and reads:
         return Next(True)
     words = (another_output(there),) if there.exists() else ()
     sharded_otherwise = same_run.another_run(old, settings, strategy, with_strategy=False)[0] is None
-    if newest and sharded_otherwise and compatibility.refusal(newest, changed) is None:
+    if newest and sharded_otherwise and reads:
         return Next(True, (*words, shlex.join(["--resume_from_checkpoint", str(newest)])))
     if settings.resume_from_checkpoint:  # it belongs to the run as it was
         return None

@@ -5,16 +5,16 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from ...errors import UserError
 from ...train import control_groups
-from ...train.loop import deepspeed_needs
+from ...train.cluster import World
+from ...train.loop import preflight
 from ...train.loop.throughput import device_name
 from ...train.offers import Remedies
-from ...train.parallel import checks, tiled
+from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
 from ...train.recipe.files import REPOSITORY
 from ...train.run.directory import Run
@@ -38,13 +38,13 @@ class Change:
     """Something that a run may do otherwise.
 
     kind: of two changes of one kind a run takes one; flag: how train.py is told; values: of the recipe's training section
-    ds_config: a file, where it is another strategy
+    strategy: (the key of the recipe's cluster section, a file), where it is another strategy
     """
 
     kind: str
     flag: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    ds_config: str = ""
+    strategy: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,10 @@ def _in_words(run: Run, way: Way, raised: float) -> str:
     following = continuing.after(run, way.run)
     assert following is not None
     words = [change.flag for change in way.changes] + [*following.words]
-    by_flag = run.settings.sources.get("accelerate_config", "").startswith("flag")
-    if by_flag and any(change.ds_config for change in way.changes):
-        words.append("instead of --accelerate_config")
+    for named in (change.strategy[0] for change in way.changes if change.strategy):
+        (other,) = {*flags.STRATEGIES} - {named}  # of the two, one command takes one
+        if run.settings.sources.get(other, "").startswith("flag"):
+            words.append(f"instead of --{other}")
     about = [f"{raised * way.estimate.device_gib:.1f} GiB", following.note]
     return f"{' '.join(words)} ({', '.join(filter(None, about))})"
 
@@ -95,14 +96,17 @@ def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
 
 def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
     """Return ways below `limit` GiB of which no part is enough, one of each set of kinds: those first that keep what was trained,
-    then those with fewer changes, then the fastest."""
+    then those with fewer flags, then the fastest."""
     changes = _changes(run, config, own)
     found: list[Way] = []
     allowed = functools.cache(lambda change: _is_allowed(run, config, own, change))
-    keeps = functools.cache(lambda change: _keeps(run, config, own, change))
+    following = functools.cache(lambda change: _following(run, config, own, change))
 
     def order(way: Way) -> tuple[bool, int, float]:
-        return not all(map(keeps, way.changes)), len(way.changes), way.estimate.time.total
+        after = [following(change) for change in way.changes]
+        more = {word for each in after if each for word in each.words}  # a new directory is a flag, too
+        keeps = all(each and each.keeps for each in after)
+        return not keeps, len(way.changes) + len(more), way.estimate.time.total
 
     for count in range(1, TOGETHER + 1):
         for kinds in itertools.combinations(changes, count):
@@ -140,13 +144,18 @@ def _changes(run: Run, config: Any, own: Estimate) -> dict[str, list[Change]]:
 
 
 def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
-    """Yield the files of ds_configs/ by which less lies on a GPU, and that the run can take."""
-    for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
+    """Yield the files of ds_configs/ and accelerate_configs/ by which less lies on a GPU, and that the run can take."""
+    seen: list[Any] = []
+    for key, path in _files(run.world):
         file = str(path.relative_to(REPOSITORY))
-        change = Change("", f"--ds_config {file}", ds_config=file)
+        change = Change("", f"--{key} {file}", strategy=(key, file))
         way = _way(run, config, own, (change,))
         if way is None or way.estimate.device_gib >= own.device_gib:
             continue
+        # Of accelerate's files several differ in hosts and ranks alone, which train.py leaves to its launcher.
+        if (described := way.run.strategy.as_cluster()) in seen:
+            continue
+        seen.append(described)
         job = way.estimate.job
         # Disks that nobody measured, other losses, slow networks.
         elsewhere = job.offload == "nvme" or job.quantised or job.hpz
@@ -154,6 +163,18 @@ def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
             continue
         kind = "offload" if job.offload else "axes" if job.axes != own.job.axes else "stage"
         yield replace(change, kind=kind)
+
+
+def _files(world: World) -> Iterator[tuple[str, Path]]:
+    """Yield the files that may name another strategy, each behind its key; of accelerate's those first that are for so many ranks
+    on so many hosts."""
+    here = f"_{world.size // world.local_size}x{world.local_size}"
+    for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
+        yield "ds_config", path
+    for path in sorted(
+        (REPOSITORY / "accelerate_configs").glob("*.yaml"), key=lambda path: (not path.stem.endswith(here), path)
+    ):
+        yield "accelerate_config", path
 
 
 def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> Way | None:
@@ -166,13 +187,13 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
         settings, by_proof=tuple(key for key in settings.by_proof if key not in values)
     )  # a flag decides it
     try:
-        if file := next((change.ds_config for change in changes if change.ds_config), ""):
-            cluster = settings.recipe.cluster.model_copy(update={"ds_config": file, "accelerate_config": None})
+        if named := dict(change.strategy for change in changes if change.strategy):
+            cluster = settings.recipe.cluster.model_copy(update=dict.fromkeys(flags.STRATEGIES) | named)
             settings = replace(settings, recipe=settings.recipe.model_copy(update={"cluster": cluster}))
             strategy = choose(settings, run.world, env={})
         else:
             check(strategy, settings, run.world)
-        shares = strategy.axes.data(run.world.size) if file else run.batch.data_parallel_size
+        shares = strategy.axes.data(run.world.size) if named else run.batch.data_parallel_size
         batch = batch_arithmetic(settings.recipe.training, shares, settings.place("global_batch_size"))
         liger = values.get("use_liger_kernel", run.kernels.use_liger_kernel)
         kernels = replace(run.kernels, use_liger_kernel=liger)
@@ -182,10 +203,10 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
         return None
 
 
-def _keeps(run: Run, config: Any, own: Estimate, change: Change) -> bool:
-    """Return whether a run with this change goes on from what was trained so far."""
+def _following(run: Run, config: Any, own: Estimate, change: Change) -> continuing.Next | None:
+    """Return how the command goes on with this change; None where it cannot."""
     way = _way(run, config, own, (change,))
-    return bool(way and (following := continuing.after(run, way.run)) and following.keeps)
+    return continuing.after(run, way.run) if way else None
 
 
 def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
@@ -195,11 +216,9 @@ def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
     try:
         if way and continuing.after(run, way.run) is None:
             return False
-        if way and change.values.get("tiled_loss"):
-            tiled.check(way.run.settings, config)
-        if way and change.ds_config:
-            checks.check(way.run, config)
-            return not any(deepspeed_needs.lacking(way.run.strategy, torch.cuda.is_available()))
+        if way:
+            preflight.check_host(way.run.settings, way.run.strategy, way.run.world)
+            preflight.check_strategy(way.run, config)
     except UserError:
         return False
     return way is not None

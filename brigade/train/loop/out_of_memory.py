@@ -29,8 +29,8 @@ OF_OTHERS = 6.0
 ROOM = 3 * 2**30  # bytes: more than what asks without saying for how much (a context, cuBLAS, NCCL) wants at once
 OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
-NONE = "no smaller micro-batch, no kernels and no file of ds_configs/ fits by its count: take more GPUs, "
-NONE += "FSDP2 (accelerate_configs/), adapters (use_peft) or a shorter max_length"
+NONE = "no smaller micro-batch, no kernels and no file of ds_configs/ or accelerate_configs/ fits by its count: take more GPUs"
+NONE += "{adapters} or a shorter max_length"
 
 
 def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserError | None:
@@ -60,7 +60,7 @@ def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserE
         cure = _cure_at_rest(run, phase)
     else:
         remedies = _remedies(run, config, memory)
-        cure, problem = _cure(remedies), f"{problem}; {remedies.counted}"
+        cure, problem = _cure(remedies, run), f"{problem}; {remedies.counted}"
     place = f"memory of {device_name()}, in {where}" + f" ({', '.join(at)})" * bool(at)
     return UserError(place, problem, cure, whose, code=2 if whose == "user" else 1)
 
@@ -153,9 +153,10 @@ class Memory:
         return text
 
 
-def _cure(remedies: Remedies) -> str:
+def _cure(remedies: Remedies, run: Run) -> str:
     """Return what to change: the planner's ways, and what helps where by its count the run fits as it is."""
-    ways = CURE if remedies.ways is None else NONE
+    adapters = "" if run.settings.recipe.model.use_peft else ", adapters (use_peft)"
+    ways = CURE if remedies.ways is None else NONE.format(adapters=adapters)
     if remedies.ways:
         ways = f"by its count the same command fits with {', or with '.join(remedies.ways)}"
     if not remedies.fits:

@@ -34,14 +34,20 @@ def check_run(run: Run, config: Any) -> None:
     _check_kernels(settings)
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_beside(settings, config)
-    layer_classes.check(settings, config, run.strategy)
-    packed_samples.check(settings, config, run.kernels.attention)
-    if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
-        tiled.check(settings, config)
     if getattr(config.get_text_config(), "output_router_logits", False):
         experts.check_loss(settings, config)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
+    check_strategy(run, config)
+
+
+def check_strategy(run: Run, config: Any) -> None:
+    """Compare the model of this `config` with how its run is divided and computed. Raise UserError. It builds no model."""
+    settings = run.settings
+    layer_classes.check(settings, config, run.strategy)
+    packed_samples.check(settings, config, run.kernels.attention)
+    if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
+        tiled.check(settings, config)
     if run.strategy.axes:
         checks.check(run, config)
 
