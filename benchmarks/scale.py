@@ -9,7 +9,6 @@ whole, Python's own start included; memory is the largest process's.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,15 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from testing.ranks import run_ranks
-from testing.runs import write_inputs
-
-from . import pages
-from .checkpoints import GIB, MODEL, STRATEGIES
+from . import pages, scale_parameters
 
 RESULTS, PAGE = pages.RESULTS / "scale.jsonl", pages.EVIDENCE / "scale.md"
 HOSTS, ROWS, LINES = (1000, 3000, 10000), (10_000, 30_000, 90_000), (2000, 6000, 20_000)
-LAYERS = (4,)  # of the model of benchmarks.checkpoints
 BETWEEN = 100  # lines that are logged between two checkpoints
 
 
@@ -89,34 +83,11 @@ def steps(folder: Path) -> Iterator[pages.Row]:
         yield row | {"mib": round((folder / "cpu_s").stat().st_size / 2**20, 1)}
 
 
-def parameters(folder: Path) -> Iterator[pages.Row]:
-    from brigade.train.run import events
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    shared = write_inputs(folder)
-    short = "--global_batch_size 2 --max_length 32 --max_steps 3 --save_steps 1 --save_total_limit 1 --eval_steps null"
-    shared += [*short.split(), "--max_eval_samples", "1", "--eval_answers", "0"]
-    config = folder / "model" / "config.json"
-    begun = json.loads(config.read_text())
-    for layers in LAYERS:
-        model = begun | MODEL | {"num_hidden_layers": layers}
-        config.write_text(json.dumps(model))
-        for strategy in ("ZeRO-3", "FSDP2"):
-            output = folder / f"{strategy}-{layers}"
-            done = run_ranks("train", *shared, *STRATEGIES[strategy], "--output_dir", str(output), ranks=2, timeout=900)
-            if done.returncode:
-                raise RuntimeError(f"{strategy}: exit code {done.returncode}:\n{done.stderr[-4000:]}")
-            first, second, _ = (entry for entry in events.read(output) if entry["event"] == "checkpoint")
-            per_gib = [round(entry["blocked"] / (entry["bytes"] / GIB), 2) for entry in (first, second)]
-            row = {"strategy": strategy, "gib": round(first["bytes"] / GIB, 2), "through": first["through"]}
-            yield {"size": layers} | row | {"first_s_per_gib": per_gib[0], "second_s_per_gib": per_gib[1]}
-
-
 CURVES: dict[str, Callable[[Path], Iterator[pages.Row]]] = {
     "hosts": hosts,
     "rows": rows,
     "steps": steps,
-    "parameters": parameters,
+    "parameters": scale_parameters.measure,
 }
 
 
@@ -131,12 +102,15 @@ COLUMNS = {  # curve -> {a row's key: its column}
         "mib": "MiB of the file",
     },
     "parameters": {
+        "size": "parameters",
         "strategy": "strategy",
-        "size": "layers",
-        "gib": "GiB",
+        "start_s": "seconds to the first step",
+        "gib": "GiB of a checkpoint",
         "through": "the first goes through",
-        "first_s_per_gib": "blocked by the first, s/GiB",
-        "second_s_per_gib": "by the second",
+        "first_s": "blocked by the first, s",
+        "second_s": "by the second, s",
+        "first_s_per_gib": "the first, s/GiB",
+        "second_s_per_gib": "the second, s/GiB",
     },
 }
 
