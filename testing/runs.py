@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import waits
 from .ranks import REPOSITORY, run_ranks
-from .waits import Waits
 
 GLOBAL_BATCH = 16
 STEPS = 8  # five make an epoch of 67 chats, and the fifth ends it in the middle of a batch
@@ -122,8 +122,8 @@ def run_cases(
     one with "stops" dies after each of these steps, with a checkpoint, and goes on;
     one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one with "saves_to" calls the
     Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host;
-    of one with "waits" rank 0 counts from this step on where the host waits for its device, for "waits" of the result
-    (testing/waits.py); one with "asks" reads the loss in each micro-step.
+    of one with "waits" each rank counts from this step on where the host waits for its device, for "waits" of the result
+    (testing/waits.py: read); one with "asks" reads the loss in each micro-step on the last rank.
     gpus: as run_ranks has it
     Raises RuntimeError when a case fails.
     """
@@ -139,11 +139,17 @@ def run_cases(
             said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
             raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n{said}")
     keys = ("loss", "grad_norm", "eval_loss", "expert_balance")
+    counted = [case["name"] for case in cases if "waits" in case]
     return {
         name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
-        | {key: result[key] for key in ("waits",) if result[key]}
+        | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
+
+
+def waits_of(name: str) -> str:
+    """Return the folder in which the ranks of a case leave how often they waited."""
+    return f"{name}.waits"
 
 
 def run_all(
@@ -189,7 +195,7 @@ def _work(job: Path) -> None:
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:
-        said, waits = io.StringIO(), Waits()
+        said, counted = io.StringIO(), waits.Waits()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
         for step in case.get("stops", ()):
@@ -197,14 +203,15 @@ def _work(job: Path) -> None:
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
             callbacks = _stops(case["stop"], rank) if "stop" in case else ()
             callbacks += _fails(case["fails"], rank) if "fails" in case else ()
-            callbacks += (waits.callback(case["waits"]),) if "waits" in case else ()
-            callbacks += _asks() if case.get("asks") else ()
+            callbacks += (counted.callback(case["waits"]),) if "waits" in case else ()
+            callbacks += _asks() if case.get("asks") and rank == int(os.environ["WORLD_SIZE"]) - 1 else ()
             trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
             if trainer and "saves_to" in case:
                 trainer.save_model(case["saves_to"])
+        if "waits" in case:
+            counted.write(Path(waits_of(case["name"])), rank)
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
-            result["waits"] = waits.report() if "waits" in case else None
             temporary = Path(f".{case['name']}.json")
             temporary.write_text(json.dumps(result))
             temporary.rename(f"{case['name']}.result.json")

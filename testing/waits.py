@@ -1,15 +1,17 @@
-"""How often the host waits for its device in a step of a run, and in which line: Python must run ahead of a GPU.
+"""How often each rank's host waits for its device in a step of a run, and in which line: Python must run ahead of a GPU.
 
 On fake GPUs (testing/fake_gpu/) each wait is told by the device. On real ones torch tells of those that it causes itself: `item`,
 copies, masks as indices (torch.cuda.set_sync_debug_mode), but not of `synchronize` nor of what a library does in its own kernels.
 """
 
+import json
 import os
 import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -88,6 +90,11 @@ class Waits:
         waits = [{"line": line, "why": why} | self._rates(counts) for (line, why), counts in sorted(every.items())]
         return {"micro_steps": self.micro_steps, "none": self.none, "waits": waits}
 
+    def write(self, folder: Path, rank: int) -> None:
+        """Leave a rank's report for read()."""
+        folder.mkdir(exist_ok=True)
+        (folder / f"{rank}.json").write_text(json.dumps(self.report()))
+
     def _rates(self, counts: Counter[str]) -> dict[str, float]:
         """Return the rates of a line: in each micro-step what it waits in the earlier ones and in the last, the rest per step."""
         earlier = self.micro_steps - 1
@@ -97,14 +104,34 @@ class Waits:
         return {when: round(rate, 2) for when, rate in rates.items()}
 
 
+def read(folder: Path, ranks: int) -> dict[str, Any]:
+    """Return what all ranks of a run have written: {"micro_steps", "none", "ranks"}, the last a list of {"ranks", "waits"}: those
+    that wait alike, with their waits as Waits.report() has them. Raises FileNotFoundError where a rank has left none."""
+    reports = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    alike: list[dict[str, Any]] = []
+    for rank, report in enumerate(reports):
+        same = next((group for group in alike if group["waits"] == report["waits"]), None)
+        if same:
+            same["ranks"].append(rank)
+        else:
+            alike.append({"ranks": [rank], "waits": report["waits"]})
+    none = next((report["none"] for report in reports if report["none"]), "")
+    return {"micro_steps": reports[0]["micro_steps"], "none": none, "ranks": alike}
+
+
 def total(waits: Iterable[dict[str, Any]], micro_steps: int) -> float:
     """Return how often a step of so many micro-steps waits, a line of the log included."""
     return sum(micro_steps * each["micro-step"] + each["step"] + each["log line"] for each in waits)
 
 
+def of_ours(waits: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the waits of our own lines."""
+    return [each for each in waits if each["line"].startswith(OURS)]
+
+
 def in_each_micro_step(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the waits of our own lines that are repeated in each micro-step."""
-    return [each for each in report["waits"] if each["line"].startswith(OURS) and each["micro-step"]]
+    """Return the waits of our own lines that any rank repeats in each micro-step."""
+    return [each for group in report["ranks"] for each in of_ours(group["waits"]) if each["micro-step"]]
 
 
 def place(frames: Iterable[FrameType]) -> str:

@@ -1,7 +1,7 @@
-"""How often the host waits for the device in a step, by the line that waits (testing/waits.py)."""
+"""How often each rank's host waits for its device in a step, by the line that waits (testing/waits.py)."""
 
-import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ def main() -> None:
     shared = runs.write_inputs(subject.work)
     micro = max(1, runs.GLOBAL_BATCH // subject.ranks // ACCUMULATION)
     for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
-        found, output = subject.work / f"{name}.waits.json", subject.work / name
-        found.unlink(missing_ok=True)
+        found, output = subject.work / f"{name}.waits", subject.work / name
+        shutil.rmtree(found, ignore_errors=True)
         words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
         words += ["--max_steps", str(STEPS), "--eval_steps", "99", "--logging_steps", "99", "--max_eval_samples", "1"]
         words += ["--per_device_train_batch_size", str(micro)]
@@ -32,7 +32,7 @@ def main() -> None:
         elif failed := run([sys.executable, *child], subject.work / f"{name}.log", subject.left - 5):
             subject.row(name, {}, failed, again)
         else:
-            judge(subject, f"{name}, {subject.on}", json.loads(found.read_text()), again)
+            judge(subject, f"{name}, {subject.on}", waits.read(found, subject.ranks), again)
 
 
 def judge(subject: Subject, what: str, report: dict[str, Any], again: str) -> None:
@@ -40,28 +40,27 @@ def judge(subject: Subject, what: str, report: dict[str, Any], again: str) -> No
     if report["none"]:
         subject.row(what, {"not_counted": report["none"]}, "", again)
         return
-    every, micro_steps = report["waits"], report["micro_steps"]
-    figures = {
-        "per_step": waits.total(every, micro_steps),
-        "ours_per_step": waits.total((each for each in every if each["line"].startswith(waits.OURS)), micro_steps),
+    every, micro_steps = [group["waits"] for group in report["ranks"]], report["micro_steps"]
+    figures = {  # of the rank that waits most
+        "per_step": max(waits.total(of_rank, micro_steps) for of_rank in every),
+        "ours_per_step": max(waits.total(waits.of_ours(of_rank), micro_steps) for of_rank in every),
         "micro_steps": micro_steps,
-        "places": every,
+        "places": report["ranks"],
     }
+    repeated = waits.in_each_micro_step(report)
     shortfall = "; ".join(
-        f"{each['line']} waits {each['micro-step']:g} times in each micro-step"
-        for each in waits.in_each_micro_step(report)
+        dict.fromkeys(f"{each['line']} waits {each['micro-step']:g} times in each micro-step" for each in repeated)
     )
     subject.row(what, figures, shortfall, again)
 
 
 def count(into: Path, flags: list[str]) -> None:
-    """Train with these flags in a rank, and write which lines waited how often in the steps from FIRST on."""
+    """Train with these flags in a rank, and write which lines waited how often in the steps from FIRST on, into a folder."""
     import train
 
     counted = waits.Waits()
     train.main(flags, callbacks=(counted.callback(FIRST),))
-    if int(os.environ.get("RANK", "0")) == 0:
-        into.write_text(json.dumps(counted.report()))
+    counted.write(into, int(os.environ.get("RANK", "0")))
 
 
 if __name__ == "__main__":

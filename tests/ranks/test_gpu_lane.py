@@ -48,18 +48,23 @@ def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
 
 @every_case
 def test_the_host_waits_where_the_page_says(name, results):
-    """And in no line of ours in each micro-step. A pipeline computes them in one call, where such a line would wait twice."""
+    """On every rank, and in no line of ours in each micro-step. A pipeline computes them in one call, where such a line would
+    wait twice."""
     found = results[name]["waits"]
     assert found["micro_steps"] == 2 and not waits.in_each_micro_step(found)
-    ours = [each for each in found["waits"] if each["line"].startswith(waits.OURS) and AVERAGING not in each["line"]]
+    assert sorted(rank for group in found["ranks"] for rank in group["ranks"]) == [*range(gpu_lane.EVERY[name].ranks)]
+    ours = [each for group in found["ranks"] for each in waits.of_ours(group["waits"]) if AVERAGING not in each["line"]]
     assert all(each["step"] <= 1 for each in ours)
-    assert found["waits"] == committed_waits.rows()[name]["waits"], "python -m benchmarks.waits writes the page anew"
+    assert found["ranks"] == committed_waits.rows()[name]["ranks"], "python -m benchmarks.waits writes the page anew"
 
 
 @pytest.mark.parametrize("asking", ["ddp bf16"])
 def test_a_wait_in_each_micro_step_is_found(asking, results):
-    (found,) = waits.in_each_micro_step(results[f"{asking}, asking"]["waits"])
+    """Also where rank 0, which logs, does not wait."""
+    report = results[f"{asking}, asking"]["waits"]
+    (found,) = waits.in_each_micro_step(report)
     assert found == {"line": "testing/runs.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
+    assert [group["ranks"] for group in report["ranks"] if found in group["waits"]] == [[1]]
 
 
 @pytest.mark.slow
