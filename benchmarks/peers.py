@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers                  # five rounds of all five, alternating (about half an hour)
     python -m benchmarks.peers --ablation       # ours with each choice made otherwise in turn
+    python -m benchmarks.peers --smollm2        # a real model by LoRA: the losses of ours and of TRL's, and how fast
     python -m benchmarks.peers --draw           # docs/evidence/speed.md from the results that are there
 
 The same model, weights, dialogues, tokenizer, template, precision, length limit, optimizer and threads for all; one
@@ -18,7 +19,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import pages, peers_data, peers_tables
+from benchmarks import pages, peers_data, peers_smollm2, peers_tables
 from benchmarks.pages import REPOSITORY, Row
 from benchmarks.peers_tables import tables
 from testing.command_line import as_flags
@@ -44,6 +45,7 @@ PEER_RUNS: dict[str, Row] = {
     "trl_padding_free": {"module": "benchmarks.peers_trl", "packing": False, "micro_batch": 1, "accumulation": 12},
     "padded": {"module": "benchmarks.peers_padded", "micro_batch": 4, "accumulation": 3},
 }  # fmt: skip
+OF_PEERS = PEER_RUNS | {name: {"module": "benchmarks.peers_trl"} | run for name, run in peers_smollm2.TRL.items()}
 PEER_ATTENTION = "sdpa"  # the only one of Transformers' own that isolates packed samples on a CPU and is fast
 
 # Ours: flags of train.py over the shared recipe.
@@ -67,6 +69,13 @@ ABLATION: dict[str, dict[str, str]] = {
     "8-bit AdamW": {"optim": "adamw_8bit"},
     "activation checkpointing": {"activation_checkpointing": "true"},
 }  # fmt: skip
+CHANGED = ABLATION | peers_smollm2.OURS
+# What each kind of measurement runs in a round.
+KINDS: dict[str, list[str]] = {
+    "peers": [peers_tables.OURS, PLAIN, *PEER_RUNS],
+    "ablation": [peers_tables.OURS, *ABLATION],
+    "smollm2": [name for pair in zip(peers_smollm2.OURS, peers_smollm2.TRL, strict=True) for name in pair],
+}
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------
@@ -112,7 +121,8 @@ def _run(command: list[str], log: Path) -> float:
 
 def run_peer(name: str, data: Row, steps: int) -> Row:
     """One run of a peer, in the peers' environment; what it counted."""
-    settings = SHARED | {key: value for key, value in PEER_RUNS[name].items() if key != "module"}
+    own = {key: value for key, value in OF_PEERS[name].items() if key != "module"}
+    settings = SHARED | data.get("settings", {}) | own
     result = WORK / f"{name}.result.json"
     result.unlink(missing_ok=True)
     places = {key: data[key] for key in ("train", "model", "tokenizer")}
@@ -122,7 +132,7 @@ def run_peer(name: str, data: Row, steps: int) -> Row:
         | {"attention": PEER_ATTENTION, "steps": steps, "output": str(WORK / name), "result": str(result)}
     )
     (WORK / f"{name}.json").write_text(json.dumps(job, indent=1))
-    command = [str(PEERS / "bin" / "python"), "-m", PEER_RUNS[name]["module"], str(WORK / f"{name}.json")]
+    command = [str(PEERS / "bin" / "python"), "-m", OF_PEERS[name]["module"], str(WORK / f"{name}.json")]
     others = _run(command, WORK / f"{name}.log")
     return json.loads(result.read_text()) | {"others": others, "settings": settings | {"attention": PEER_ATTENTION}}
 
@@ -159,15 +169,16 @@ def run_ours(flags: dict[str, str], data: Row, steps: int) -> Row:
     """One run of train.py; what its log says of all steps but the first."""
     output = WORK / "ours"
     shutil.rmtree(output, ignore_errors=True)  # a finished run would not run again
-    (WORK / "ours.yaml").write_text(json.dumps(recipe(data, steps), indent=1))  # JSON is YAML
-    changed = {key: value for key, value in flags.items() if key != "without"}
+    if "recipe" not in data:
+        (WORK / "ours.yaml").write_text(json.dumps(recipe(data, steps), indent=1))  # JSON is YAML
+    changed = {"max_steps": steps + 1} | {key: value for key, value in flags.items() if key != "without"}
     program = ["-m", "benchmarks.peers_without", flags["without"], "--"] if "without" in flags else ["train.py"]
-    words = as_flags(recipe=str(WORK / "ours.yaml"), output_dir=str(output), **changed)
+    words = as_flags(recipe=data.get("recipe", str(WORK / "ours.yaml")), output_dir=str(output), **changed)
     command = [sys.executable, *program, *words]
     others = _run(command, WORK / "ours.log")
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
     shutil.rmtree(output)
-    return from_log(history, steps) | {"others": others, "settings": SHARED | flags}
+    return from_log(history, steps) | {"others": others, "settings": SHARED | data.get("settings", {}) | flags}
 
 
 def from_log(history: list[Row], steps: int) -> Row:
@@ -194,6 +205,7 @@ def from_log(history: list[Row], steps: int) -> Row:
         "peak_memory_gib": round(max(entry["peak_memory_gib"] for entry in entries), 3),
         "first_loss": entries[0]["loss"],
         "last_loss": entries[-1]["loss"],
+        "losses": [entry["loss"] for entry in entries],
     }
 
 
@@ -204,9 +216,9 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
     from brigade.train.run.versions import of_packages
 
     WORK.mkdir(parents=True, exist_ok=True)
-    data = peers_data.build(WORK / "data")
-    names = only or [peers_tables.OURS, *(ABLATION if kind == "ablation" else [PLAIN, *PEER_RUNS])]
-    if PEER_RUNS.keys() & set(names):
+    data = (peers_smollm2.build if kind == "smollm2" else peers_data.build)(WORK / "data")
+    names = only or KINDS[kind]
+    if OF_PEERS.keys() & set(names):
         prepare_peers()
     where = {
         "measurement": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -216,7 +228,7 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
         "threads": int(environment()["OMP_NUM_THREADS"]),
         "command": command(kind, pairs, steps),
         "data": {key: data[key] for key in ("sha256", "dialogues")},
-        "model": peers_data.MODEL | {"parameters": data["parameters"]},
+        "model": data.get("shape", peers_data.MODEL) | {"parameters": data["parameters"]},
     }
     ours = of_packages()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +251,9 @@ def undisturbed(name: str, data: Row, steps: int) -> Row:
     while not rows or (rows[-1]["others"] > QUIET and len(rows) < ATTEMPTS):
         wait_until_quiet()
         rows.append(
-            run_peer(name, data, steps) if name in PEER_RUNS else run_ours(OURS | ABLATION.get(name, {}), data, steps)
+            run_peer(name, data, steps)
+            if name in OF_PEERS
+            else run_ours(data.get("flags", OURS) | CHANGED.get(name, {}), data, steps)
         )
         print(f"{name}: others had {rows[-1]['others']:.0%} of the machine", flush=True)
     return min(rows, key=lambda row: row["others"])
@@ -247,7 +261,7 @@ def undisturbed(name: str, data: Row, steps: int) -> Row:
 
 def command(kind: str, pairs: int, steps: int) -> str:
     """What prints these rows."""
-    words = ["python -m benchmarks.peers", *(["--ablation"] if kind == "ablation" else []), f"--pairs {pairs}"]
+    words = ["python -m benchmarks.peers", *([f"--{kind}"] if kind != "peers" else []), f"--pairs {pairs}"]
     return " ".join([*words, *([f"--steps {steps}"] if steps != STEPS else [])])
 
 
@@ -268,14 +282,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, help="rounds; a figure is their median (default: 5)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"measured steps of a run (default: {STEPS})")
-    parser.add_argument("--ablation", action="store_true", help="ours, with each choice made otherwise in turn")
-    parser.add_argument(
-        "--only", nargs="+", choices=["ours", *PEER_RUNS, *ABLATION], help="only these runs; writes no page"
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--ablation", action="store_true", help="ours, with each choice made otherwise in turn")
+    kinds.add_argument(
+        "--smollm2", action="store_true", help="a real model by LoRA, ours and TRL's, with each step's loss"
     )
+    every = dict.fromkeys(name for names in KINDS.values() for name in names)
+    parser.add_argument("--only", nargs="+", choices=every, help="only these runs of that kind; writes no page")
     parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
     if not options.draw:
-        kind = "ablation" if options.ablation else "peers"
+        kind = "ablation" if options.ablation else "smollm2" if options.smollm2 else "peers"
+        if unknown := set(options.only or []) - {*KINDS[kind]}:
+            parser.error(f"--only {' '.join(sorted(unknown))}: no run of {command(kind, options.pairs, options.steps)}")
         measure(kind, options.only or [], options.pairs, options.steps)
     if not options.only:
         pages.write(peers_tables.PAGE, tables())

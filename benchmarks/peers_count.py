@@ -112,12 +112,13 @@ def arguments(job: dict[str, Any]) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "torch_compile": job.get("torch_compile", False),
+        **job.get("arguments", {}),
     }
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages in the peers' environment that decide what a run computes."""
-    return {name: version(name) for name in ("torch", "transformers", "trl", "accelerate", "datasets")}
+    return {name: version(name) for name in ("torch", "transformers", "trl", "accelerate", "peft", "datasets")}
 
 
 def train(trainer: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +127,7 @@ def train(trainer: Any, job: dict[str, Any]) -> dict[str, Any]:
     trainer.add_callback(trainer.counter)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    result = trainer.counter.result() | {"first_loss": losses[0], "last_loss": losses[-1], "versions": versions()}
+    result = trainer.counter.result() | {"first_loss": losses[0], "last_loss": losses[-1]}
+    result |= {"losses": losses, "versions": versions()}
     Path(job["result"]).write_text(json.dumps(result))
     return result

@@ -14,6 +14,10 @@ NAMES = {
     "trl_packed": "TRL SFTTrainer, packed (`bfd`)",
     "trl_padding_free": "TRL SFTTrainer, padding-free",
     "padded": "HF Trainer, padded, grouped by length",
+    "smollm2": "Brigade, fp32",
+    "trl_smollm2": "TRL SFTTrainer, fp32",
+    "smollm2_bf16": "Brigade, bf16",
+    "trl_smollm2_bf16": "TRL SFTTrainer, bf16",
 }
 
 
@@ -45,6 +49,11 @@ def spread(values: list[float], digits: int, unit: str = "") -> str:
     return f"{middle} ({low} to {high})"
 
 
+def ours_beside(name: str) -> str:
+    """The run of ours that a run is compared with: of the same model and precision."""
+    return name.removeprefix("trl_") if "smollm2" in name else OURS
+
+
 def table(rows: list[Row]) -> str:
     """The peers' table: a row per program, and by how much ours is faster."""
     head = [
@@ -61,7 +70,7 @@ def table(rows: list[Row]) -> str:
     for name, of in found.items():
         its = [row for row in rows if row["name"] == name]
         padding = [1 - row["tokens"] / row.get("positions", row["tokens"]) for row in its]
-        factor = "" if name == OURS else spread(ratios(found[OURS], of), 2, "x")
+        factor = "" if name == ours_beside(name) else spread(ratios(found[ours_beside(name)], of), 2, "x")
         lines.append(
             [
                 NAMES.get(name, name),
@@ -74,6 +83,20 @@ def table(rows: list[Row]) -> str:
             ]
         )
     return markdown(head, lines)
+
+
+def losses(rows: list[Row]) -> str:
+    """The loss of each step of each program in the first round, and the largest difference to ours in any step of any round:
+    of ours itself, between rounds."""
+    lines: list[list[str]] = []
+    by_name: dict[str, list[list[float]]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row["losses"])
+    for name, found in by_name.items():
+        own = by_name[ours_beside(name)]
+        apart = max(abs(a - b) for one in found for other in own for a, b in zip(one, other, strict=True))
+        lines.append([NAMES[name], *(f"{loss:.4f}" for loss in found[0]), f"{apart:.1e}"])
+    return markdown(["loss of step", *map(str, range(1, len(rows[0]["losses"]) + 1)), "largest difference"], lines)
 
 
 def _batch(settings: Row) -> str:
@@ -118,9 +141,10 @@ def verdict(rows: list[Row]) -> str:
     return markdown(["Brigade compared with", "aim", "measured", "not compiled, as the peers are"], lines)
 
 
-def measured(peers: list[Row], every: list[Row]) -> str:
-    ours = next(row for row in peers if row["name"] == OURS)
-    theirs = next(row for row in peers if row["name"] in ("trl_packed", "trl_padding_free", "padded"))
+def measured(peers: list[Row], every: list[Row], own: str = OURS) -> str:
+    """When, where and of which versions; every: the rows whose neighbours count."""
+    ours = next(row for row in peers if row["name"] == own)
+    theirs = next(row for row in peers if "positions" in row)  # Brigade's log knows no padding
     return (
         f"Medians of {max(row['round'] for row in peers)} rounds (smallest to largest). Other processes had at most "
         f"{max(row['others'] for row in every):.0%} of the machine's CPU time during any run.\n\n"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -25,24 +26,32 @@ def build(job: dict[str, Any]) -> Any:
     """The SFTTrainer of a job, counting."""
     tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"])
     model = AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=torch.float32, attn_implementation=job["attention"]
+        job["model"], dtype=getattr(torch, job.get("dtype", "float32")), attn_implementation=job["attention"]
     )
     shared: dict[str, Any] = {
         **peers_count.arguments(job),
         "gradient_checkpointing": False,
         "completion_only_loss": False,
     }
-    if job["packing"]:
+    adapters = LoraConfig(task_type="CAUSAL_LM", **job["lora"]) if "lora" in job else None
+    data = Dataset.from_json(job["train"])
+    if "chat_template" in job:
+        config = SFTConfig(
+            **shared,
+            max_length=job["max_length"],
+            assistant_only_loss=True,
+            chat_template_path=job["chat_template"],
+        )
+    elif job["packing"]:
         config = SFTConfig(
             **shared, packing=True, packing_strategy="bfd", max_length=job["max_length"], assistant_only_loss=True
         )
-        data = Dataset.from_json(job["train"])
     else:
         # Padding-free without packing enforces no length: TRL wants data that is cut already.
         config = SFTConfig(**shared, padding_free=True, max_length=None)
         data = Dataset.from_list(peers_count.encode(tokenizer, job["train"], job["max_length"]))
     trainer_class = peers_count.counted(SFTTrainer)
-    return trainer_class(model=model, args=config, train_dataset=data, processing_class=tokenizer)
+    return trainer_class(model=model, args=config, train_dataset=data, processing_class=tokenizer, peft_config=adapters)
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import peers, peers_data, peers_tables, peers_without
+from benchmarks import peers, peers_data, peers_smollm2, peers_tables, peers_without
+from testing.command_line import as_flags
 
 torch = pytest.importorskip("torch")
 
@@ -173,6 +174,23 @@ def test_the_verdict_names_the_faster_trl():
     assert "1.5x | 2.00x (1.00x to 2.00x)" in padded
 
 
+def test_losses_of_a_real_model_are_compared_in_each_step_within_a_precision():
+    def of(name, number, *losses):
+        return row(name, number, 1) | {"losses": losses}
+
+    rows = [
+        *(of("smollm2", n, 2.5, 2.0 + n / 1000) for n in (1, 2)),
+        *(of("trl_smollm2", n, 2.5, 2.001) for n in (1, 2)),
+        of("smollm2_bf16", 1, 2.6, 2.1),
+        of("trl_smollm2_bf16", 1, 2.4, 2.1),
+    ]
+    lines = peers_tables.losses(rows).splitlines()
+    assert lines[0] == "| loss of step | 1 | 2 | largest difference |"
+    assert lines[2] == "| Brigade, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # of its own rounds
+    assert lines[3] == "| TRL SFTTrainer, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # to the second round of ours
+    assert lines[5].endswith("| 2.4000 | 2.1000 | 2.0e-01 |")
+
+
 def test_the_ablation_says_what_differs():
     rows = [row("ours", 1, 300, "ablation"), row("no packing", 1, 200, "ablation")]
     rows[1]["settings"] = rows[1]["settings"] | {"packing": "false"}
@@ -205,6 +223,20 @@ def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
         assert flags.get("without", "blocks") in peers_without.CHOICES, name
         shared = {key: str(value).lower() for key, value in peers.SHARED.items()}
         assert name == "ours" or any((shared | peers.OURS).get(key) != value for key, value in flags.items()), name
+
+
+def test_trl_gets_a_real_models_recipe_and_both_precisions_are_compared_with_ours():
+    from brigade.train.recipe import flags
+
+    changed = as_flags(recipe=str(peers_smollm2.RECIPE), lora_r=4, adam_beta2=0.9, seed=7, **peers_smollm2.FLAGS)
+    recipe = flags.load(changed).recipe
+    job = peers_smollm2.settings_of(recipe.training, recipe.model, recipe.data)
+    assert (job["lora"]["r"], job["lora"]["lora_alpha"], job["lora"]["target_modules"]) == (4, 32, "all-linear")
+    assert (job["micro_batch"] * job["accumulation"], job["learning_rate"], job["seed"]) == (16, 1e-3, 7)
+    more = job["arguments"]
+    assert (more["adam_beta2"], more["lr_scheduler_type"], more["warmup_steps"]) == (0.9, "cosine", 2)
+    for name in peers_smollm2.TRL:
+        assert (peers_smollm2.OURS[peers_tables.ours_beside(name)]["bf16"] == "true") == peers_smollm2.TRL[name]["bf16"]
 
 
 def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
