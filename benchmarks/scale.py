@@ -102,15 +102,16 @@ COLUMNS = {  # curve -> {a row's key: its column}
         "mib": "MiB of the file",
     },
     "parameters": {
-        "size": "parameters",
+        "millions": "million parameters",
         "strategy": "strategy",
-        "start_s": "seconds to the first step",
+        "start_s": "s to the first step",
+        "start_cpu_s": "CPU s",
         "gib": "GiB of a checkpoint",
         "through": "the first goes through",
-        "first_s": "blocked by the first, s",
-        "second_s": "by the second, s",
-        "first_s_per_gib": "the first, s/GiB",
-        "second_s_per_gib": "the second, s/GiB",
+        "save_1_s_per_gib": "blocks, s/GiB",
+        "save_2_s_per_gib": "the second",
+        "save_1_cpu_s_per_gib": "CPU s/GiB",
+        "save_2_cpu_s_per_gib": "the second's",
     },
 }
 

@@ -7,6 +7,7 @@ take turns, and each figure is the median of REPEATS runs.
 
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ from . import pages
 from .checkpoints import GIB, STRATEGIES
 
 RANKS, REPEATS = 2, 3
+TAKEN = ("gib", "start_s", "start_cpu_s", "save_1_s", "save_2_s", "save_1_cpu_s", "save_2_cpu_s")
 SHARDED = ("ZeRO-3", "FSDP2")
 WIDTHS = (256, 512, 1024, 2048)  # of six layers: 5, 19, 71 and 274 million parameters
 SHORT = "--global_batch_size 2 --max_length 32 --max_steps 2 --save_steps 1 --save_total_limit 1 --eval_steps null"
@@ -56,27 +58,34 @@ def measure(folder: Path) -> Iterator[pages.Row]:
             for strategy in SHARDED:
                 found[strategy].append(runs_of(shared, folder, strategy))
         for strategy, rows in found.items():
-            middle = {
-                key: round(statistics.median(row[key] for row in rows), 3) for key in ("start_s", "first_s", "second_s")
-            }
-            row = {"size": parameters(config), "strategy": strategy} | rows[0] | middle
-            yield row | {f"{key}_per_gib": round(middle[key] / row["gib"], 2) for key in ("first_s", "second_s")}
+            middle = {key: statistics.median(row[key] for row in rows) for key in TAKEN}
+            of_all = {"millions": round(parameters(config) / 1e6), "strategy": strategy, "through": rows[0]["through"]}
+            per_gib = {f"{key}_per_gib": round(middle[key] / middle["gib"], 2) for key in TAKEN if "save" in key}
+            yield of_all | {key: round(value, 2) for key, value in middle.items()} | per_gib
 
 
 def runs_of(shared: list[str], folder: Path, strategy: str) -> pages.Row:
-    """Return what one run took: seconds from the start of its ranks to the end of its first step, and of its checkpoints."""
+    """Return what one run took: until the end of its first step, and for its two checkpoints, seconds by the clock and those of
+    all ranks' processors."""
     from brigade.train.run import events
 
     output = folder / "run"
-    flags = [*shared, *STRATEGIES[strategy], "--fresh", "--output_dir", str(output)]
+    flags = [*shared, *STRATEGIES[strategy], "--output_dir", str(output)]
     began = time.time()
     done = run_ranks("benchmarks.scale_parameters", json.dumps(flags), ranks=RANKS, timeout=900)
     if done.returncode:
         raise RuntimeError(f"{strategy}: exit code {done.returncode}:\n{done.stderr[-4000:]}")
-    stepped = float((output / "stepped").read_text())
+    ranks = [json.loads((output / f"took-{rank}.json").read_text()) for rank in range(RANKS)]
     first, second = events.read(output, "checkpoint")[-2:]
-    row = {"gib": round(first["bytes"] / GIB, 3), "through": first["through"], "start_s": stepped - began}
-    return row | {"first_s": first["blocked"], "second_s": second["blocked"]}
+    shutil.rmtree(output)
+    os.sync()  # what is left of it in the system's cache would have to go when the next run wants memory
+    row = {
+        "gib": first["bytes"] / GIB,
+        "through": first["through"],
+        "start_s": max(rank["stepped"] for rank in ranks) - began,
+    }
+    row |= {"save_1_s": first["blocked"], "save_2_s": second["blocked"]}
+    return row | {f"{key}_cpu_s": sum(rank[key] for rank in ranks) for key in ("start", "save_1", "save_2")}
 
 
 def _work(flags: list[str]) -> None:
@@ -84,17 +93,28 @@ def _work(flags: list[str]) -> None:
     from transformers import TrainerCallback
 
     import train
+    from brigade.train.loop.checkpoints import Checkpoints
+
+    took: dict[str, float] = {}
+    save = Checkpoints.save
+
+    def timed(self: Checkpoints) -> None:
+        began = time.process_time()
+        save(self)
+        took[f"save_{self.trainer.state.global_step}"] = time.process_time() - began
 
     class Watches(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 1 and args.process_index == 0:
-                Path(args.output_dir, "stepped").write_text(str(time.time()))
+            if state.global_step == 1:
+                took.update(start=time.process_time(), stepped=time.time())
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             while state.global_step == 1 and not Path(args.output_dir, "checkpoint-1").exists():
                 time.sleep(0.05)
 
-    train.main(flags, callbacks=(Watches(),))
+    Checkpoints.save = timed  # type: ignore[method-assign]
+    trainer = train.main(flags, callbacks=(Watches(),))
+    Path(trainer.args.output_dir, f"took-{os.environ['RANK']}.json").write_text(json.dumps(took))
 
 
 if __name__ == "__main__":
