@@ -9,12 +9,15 @@ printed.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brigade import __main__ as brigade
 from testing import parity, runs
 from testing.ranks import run_ranks
 
@@ -28,11 +31,13 @@ RATE = "0.03"  # of SGD: at 0.1 rounding grows to 2e-5 in Gemma 4
 
 
 class Column(NamedTuple):
-    """A run of each architecture. reference: the column whose losses it should have, "" of none"""
+    """A run of each architecture. reference: the column whose losses it should have, "" of none; published: the config as
+    Transformers has it by default, which a rehearsal makes tiny by itself, and no tiny model"""
 
     ranks: int
     flags: list[str]
     reference: str
+    published: bool = False
 
 
 EXPERTS = {
@@ -53,7 +58,12 @@ COLUMNS = {
     "pipeline": Column(2, ["--ds_config", "ds_configs/zero1_pp2.json"], "one process"),
     "sequence": Column(2, ["--accelerate_config", "accelerate_configs/fsdp2_sp2_1x2.yaml"], "one process"),
     "experts": Column(2, ["--accelerate_config", json.dumps(EXPERTS)], "one process"),
+    "rehearsal": Column(
+        2, [*parity.STRATEGIES["fsdp2"], "--bf16", "--activation_checkpointing", "--rehearse"], "", True
+    ),
 }
+PLAN = ["--gpu", "H100 80GB", "--hostfile", "hostfiles/2x8"]
+PUBLISHED = "published"  # the folder of configs that are not tiny
 
 
 def known() -> list[str]:
@@ -71,6 +81,9 @@ def build(name: str, folder: Path) -> str:
         if CONFIG_MAPPING[name]().is_encoder_decoder:
             return "an encoder and a decoder"
         runs.write_model(folder / name, name)
+        published = folder / PUBLISHED / name
+        published.mkdir(parents=True)
+        (published / "config.json").write_text(json.dumps(CONFIG_MAPPING[name]().to_dict()))
     except Exception as error:  # of any kind: what others wrote is tried out
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
@@ -78,7 +91,7 @@ def build(name: str, folder: Path) -> str:
 
 def train(column: str, names: list[str], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the result of each model's run. One that dies in the middle ends its process, and the next ones get another."""
-    ranks, flags, _ = COLUMNS[column]
+    ranks, flags, _, published = COLUMNS[column]
     shared = runs.write_inputs(folder, STEPS)
     shared += [
         "--optim",
@@ -92,7 +105,12 @@ def train(column: str, names: list[str], folder: Path) -> Iterator[tuple[str, di
     outputs.mkdir(exist_ok=True)
     cases: list[dict[str, Any]] = []
     for name in names:
-        model = ["--model_name_or_path", str(folder / name), "--from_scratch", "false"]
+        model = [
+            "--model_name_or_path",
+            str(folder / (PUBLISHED if published else "") / name),
+            "--from_scratch",
+            "false",
+        ]
         cases.append({"name": name, "flags": [*shared, *model, *flags, "--output_dir", str(outputs / name)]})
     while cases:
         job = outputs / "job.json"
@@ -102,6 +120,17 @@ def train(column: str, names: list[str], folder: Path) -> Iterator[tuple[str, di
             yield cases.pop(0)["name"], json.loads(result.read_text())
         if cases:
             yield cases.pop(0)["name"], {"failed": done.stderr}
+
+
+def plan(name: str, folder: Path) -> dict[str, Any]:
+    """Plan full fine-tuning on two hosts of eight GPUs; a result as train() yields it."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = brigade.main(["plan", str(folder / PUBLISHED / name), *PLAN])
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+    return {"refused": said.getvalue()} if code else {"log": [], "said": ""}
 
 
 def verdict(result: dict[str, Any], reference: dict[str, Any] | None) -> pages.Row:
@@ -152,7 +181,9 @@ def measure(names: list[str], folder: Path, rows: dict[tuple[str, str], pages.Ro
         rows[name, "builds"] = {"verdict": "builds" if not why else "fails", "difference": None, "why": why} | here
         models += [name] * (not why)
     results: dict[str, dict[str, Any]] = {}
-    for column, (_, _, reference) in COLUMNS.items():
+    for name in models:
+        rows[name, "plan"] = verdict(plan(name, folder), None) | here
+    for column, (_, _, reference, _) in COLUMNS.items():
         wanted = [name for name in models if not reference or "log" in results[reference].get(name, {})]
         results[column] = {}
         for name, result in train(column, wanted, folder):

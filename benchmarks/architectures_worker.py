@@ -15,6 +15,15 @@ from pathlib import Path
 from testing.runs import forget
 
 
+class _Both(io.StringIO):
+    """Keeps what is written, and hands it on: the last words of a process that dies."""
+
+    def write(self, text: str) -> int:
+        assert sys.__stderr__
+        sys.__stderr__.write(text)
+        return super().write(text)
+
+
 def work(job: Path) -> None:
     """Train each case in order; what fails in the middle ends all ranks, and leaves no result."""
     import train
@@ -25,11 +34,11 @@ def work(job: Path) -> None:
     rank, size = int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
     for case in todo["cases"]:
         os.environ.update(LOCAL_WORLD_SIZE=size, LOCAL_RANK=str(rank))
-        said, trainer = io.StringIO(), None
+        said, trainer = _Both(), None
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 trainer = train.main(case["flags"])
-            result = {"log": trainer.state.log_history, "said": said.getvalue()}
+            result = {"log": trainer.state.log_history if trainer else [], "said": said.getvalue()}
         except SystemExit:
             result = {"refused": said.getvalue()}
         if rank == 0:
