@@ -81,6 +81,9 @@ def collectives(port: int, rank: int, device: int) -> None:
         (result,) = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True).get_future().wait()
         assert result.is_cuda and result.item() == 2, result
     print(said or values.tolist(), flush=True)
+    store.set(f"told by {rank}", "")
+    if rank == 0:  # it keeps the store, which the other rank still asks
+        store.wait(["told by 0", "told by 1"])
 
 
 if __name__ == "__main__":
