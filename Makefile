@@ -5,6 +5,7 @@ MODEL := recipes/smollm2-135m
 BIN := $(VENV)/bin
 SKYPILOT := $(VENV)/skypilot
 LLAMA_CPP := $(VENV)/llama_cpp
+VLLM := $(VENV)/vllm
 LM_EVAL := $(VENV)/.lm-eval
 # Modules are compiled afterwards, on all cores: pip does it on one. Who may not write into $(VENV) would compile at each start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
@@ -15,7 +16,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup kernels demo skypilot llama_cpp lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
@@ -56,11 +57,19 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt
 	$(SKYPILOT)/bin/python $(PIP_INSTALL) -r tests/jobs/requirements.txt
 	@touch $@
 
-# A server's engine that is not ours, and tasks: both apart from what training needs.
+# Servers' engines that are not ours, and tasks: all apart from what training needs.
 llama_cpp: $(LLAMA_CPP)/.complete
 $(LLAMA_CPP)/.complete: tests/serving/llama_cpp.txt
 	$(PYTHON) -m venv $(LLAMA_CPP)
 	$(LLAMA_CPP)/bin/python $(PIP_INSTALL) -r tests/serving/llama_cpp.txt
+	@touch $@
+
+# 0.7 GB and not 3: torch and other large packages are those of $(VENV).
+vllm: $(VLLM)/.complete
+$(VLLM)/.complete: tests/serving/vllm.txt tests/serving/finish_vllm.py
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r tests/serving/vllm.txt
+	$(VLLM)/bin/python tests/serving/finish_vllm.py
 	@touch $@
 
 lm_eval: $(LM_EVAL)
@@ -73,13 +82,13 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: kernels
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
-test-all: kernels skypilot llama_cpp lm_eval
+test-all: kernels skypilot llama_cpp vllm lm_eval
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
-test-matrix: kernels lm_eval
-	$(PYTEST) tests/ranks tests/unit -m matrix
+test-matrix: kernels vllm lm_eval
+	$(PYTEST) tests/ranks tests/serving tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
