@@ -64,8 +64,8 @@ $(LLAMA_CPP)/.complete: tests/serving/llama_cpp.txt
 	$(LLAMA_CPP)/bin/python $(PIP_INSTALL) -r tests/serving/llama_cpp.txt
 	@touch $@
 
-# 0.7 GB and not 3: torch and other large packages are those of $(VENV).
-vllm: $(VLLM)/.complete
+# 0.7 GB and not 3: torch and other large packages are those of $(VENV), whatever is installed first (.ci/run does both at once).
+vllm: setup $(VLLM)/.complete
 $(VLLM)/.complete: tests/serving/vllm.txt tests/serving/finish_vllm.py
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r tests/serving/vllm.txt

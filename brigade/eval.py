@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,12 @@ def run(options: argparse.Namespace) -> int:
         shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"])
         earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0)
         if shown and not settings.recipe.training.eval_answers:  # else the run has answers of its own
-            sample_answers.store([*earlier, *shown], options.output)
-            if settings.recipe.training.report_page:
-                page.write(options.output)
+            try:
+                sample_answers.store([*earlier, *shown], options.output)
+                if settings.recipe.training.report_page:
+                    page.write(options.output)
+            except OSError as error:  # another user's run, or a full disk: the verdict needs no file
+                print(f"warning: the answers are not kept in {options.output}: {error.strerror}", file=sys.stderr)
         shown = [entry | {"base": before["answer"]} for entry, before in zip(shown, earlier, strict=True)]
         print(
             f"\nOf {len(questions)} held-out answers {ours:.0%} are the reference's, word by word; {theirs:.0%} before training."

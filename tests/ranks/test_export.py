@@ -147,7 +147,9 @@ def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
 
 
 @pytest.mark.parametrize("name", each(["full-ddp"]))
-def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_page(name, outputs, tmp_path):
+def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_page(
+    name, outputs, tmp_path, monkeypatch, capsys
+):
     output = shutil.copytree(outputs[name][0], tmp_path / "run")
     kept = output / "answers.jsonl"
     torch.manual_seed(0)  # six steps change no answer yet
@@ -160,6 +162,16 @@ def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_
     assert main(["report", str(output), "--page_only", "--html", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert page.count("<dt>before training</dt>") == page.count("<dt>step 6</dt>") == 2
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    kept.unlink()
+    monkeypatch.setattr("brigade.train.loop.sample_answers.store", refuse)
+    capsys.readouterr()
+    assert main(["eval", str(output), "--answers", "2", "--exact", "0"]) == 1
+    told = capsys.readouterr()
+    assert "not kept in" in told.err and "Of 13 held-out answers" in told.out and not kept.exists()
 
 
 @pytest.mark.parametrize("name", each(["full-ddp", "full-sharded", "lora-sharded"]))
