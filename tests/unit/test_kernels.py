@@ -152,6 +152,8 @@ def test_kernels_that_a_run_will_compile_are_named_once(monkeypatch, tmp_path):
     (tmp_path / "cpu_adam").mkdir()
     (tmp_path / "cpu_adam/cpu_adam.so").touch()
     assert deepspeed_needs.uncompiled(strategy("zero2_offload.json")) == []
+    monkeypatch.setitem(importlib.import_module("deepspeed.git_version_info").installed_ops, "async_io", True)
+    assert deepspeed_needs.uncompiled(strategy("zero3_nvme.json")) == []
 
 
 def test_the_offloaded_optimizer_is_the_same_kernel_on_hosts_with_gpus():

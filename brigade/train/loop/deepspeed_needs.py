@@ -42,7 +42,11 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
 
 
 def uncompiled(strategy: Strategy) -> list[str]:
-    """The kernels for CPUs that DeepSpeed compiles at this run's start, for no run on this host has needed them yet."""
+    """The kernels for CPUs that DeepSpeed compiles at this run's start: needed, not in the cache, and not installed with it
+    (DS_BUILD_OPS)."""
+    from deepspeed.git_version_info import installed_ops
+
     config = strategy.ds_config or {}
     needed = {"cpu_adam": "offload_optimizer" in config["zero_optimization"], "async_io": swaps_to_nvme(config)}
-    return [name for name, is_needed in needed.items() if is_needed and not kernels.is_compiled(name)]
+    there = {name for name in needed if installed_ops.get(name) or kernels.is_compiled(name)}
+    return [name for name, is_needed in needed.items() if is_needed and name not in there]
