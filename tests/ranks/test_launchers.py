@@ -42,7 +42,7 @@ def reference(hall, tmp_path_factory):
 
 
 # Other axes of a file that each launcher hands on: test_parity_*.py
-@pytest.mark.parametrize("name", marks.cases("torchrun", "deepspeed", "accelerate-ddp", matrix=COMMANDS))
+@pytest.mark.parametrize("name", marks.cases("deepspeed", "accelerate-ddp", slow=["torchrun"], matrix=COMMANDS))
 def test_command_line_trains_with_all_its_ranks(name, tmp_path, hall, reference):
     alone = "python-experts" if name.endswith("experts") else "python"
     expected = losses(reference(alone))
