@@ -125,7 +125,7 @@ def run_peer(name: str, data: Row, steps: int) -> Row:
     settings = SHARED | data.get("settings", {}) | own
     result = WORK / f"{name}.result.json"
     result.unlink(missing_ok=True)
-    places = {key: data[key] for key in ("train", "model", "tokenizer")}
+    places = {key: data[key] for key in ("train", "model", "tokenizer", "chat_template") if key in data}
     job = (
         settings
         | places

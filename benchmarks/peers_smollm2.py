@@ -53,7 +53,7 @@ def settings_of(training: Any, model: Any, data: Any) -> dict[str, Any]:
 
 def build(folder: Path) -> dict[str, Any]:
     """Write the chats in the order of the first epoch under `folder`; returns what peers_data.build() returns, and also
-    {"recipe", "flags", "settings"}: of our run, and of TRL's."""
+    {"chat_template"}, a file for TRL, and {"recipe", "flags", "settings"}: of our run, and of TRL's."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -77,11 +77,12 @@ def build(folder: Path) -> dict[str, Any]:
         "train": str(folder / "smollm2.jsonl"),
         "model": model,
         "tokenizer": model,
+        "chat_template": str(TEMPLATES / f"{recipe.data.chat_template}.jinja"),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "dialogues": len(rows),
         "parameters": parameters,
         "shape": json.loads(RECIPE.with_name("config.json").read_text()),
         "recipe": str(RECIPE),
         "flags": FLAGS,
-        "settings": job | {"chat_template": str(TEMPLATES / f"{recipe.data.chat_template}.jinja")},
+        "settings": job,
     }

@@ -157,7 +157,11 @@ def tables() -> dict[str, str]:
     """From the newest measurement of each kind."""
     rows = read(RESULTS / "peers.jsonl")
     peers, choices = newest(rows, "peers"), newest(rows, "ablation")
+    real = newest(rows, "smollm2")
     return {
+        "smollm2": table(real),
+        "smollm2-losses": losses(real),
+        "smollm2-measured": measured(real, real, "smollm2"),
         "verdict": verdict(peers),
         "peers": table(peers),
         "measured": measured(peers, peers + choices),

@@ -1,8 +1,10 @@
 """benchmarks/peers.py without its runs: the dialogues, how tokens are counted, and what the page computes."""
 
+import json
 import re
 import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,6 +268,20 @@ def test_a_run_says_what_others_had_and_why_it_failed(tmp_path):
     assert 0 <= share <= 1 and (tmp_path / "log").read_text() == "done\n"
     with pytest.raises(RuntimeError, match="ended with 3:\nno such thing"):
         peers._run([sys.executable, "-c", "print('no such thing'); raise SystemExit(3)"], tmp_path / "log")
+
+
+def test_a_peer_gets_where_things_lie_and_its_row_does_not_say_it(tmp_path, monkeypatch):
+    def run(command, log):
+        job = json.loads(Path(command[-1]).read_text())
+        assert (job["chat_template"], job["bf16"], job["lora"]) == ("/here/t.jinja", True, {"r": 4})
+        Path(job["result"]).write_text("{}")
+        return 0.0
+
+    monkeypatch.setattr(peers, "WORK", tmp_path)
+    monkeypatch.setattr(peers, "_run", run)
+    places = dict.fromkeys(("train", "model", "tokenizer"), "/here") | {"chat_template": "/here/t.jinja"}
+    row = peers.run_peer("trl_smollm2_bf16", places | {"settings": {"lora": {"r": 4}}}, 1)
+    assert row["settings"]["lora"] == {"r": 4} and "/here" not in json.dumps(row)
 
 
 def test_a_disturbed_run_is_made_again_and_the_least_disturbed_counts(monkeypatch, capsys):
