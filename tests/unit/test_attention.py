@@ -68,6 +68,8 @@ def test_auto_on_a_gpu(family, flash):
         ("gpt2", {"attn_pdrop": 0.0}, "varlen"),
         ("qwen2", {"attention_dropout": 0.1}, "sdpa"),
         ("qwen2", {}, "varlen"),
+        ("gemma4_text", {}, "sdpa"),  # 256, but 512 where a layer sees all tokens
+        ("gemma4_text", {"global_head_dim": 256}, "varlen"),
     ],
 )
 def test_auto_on_a_gpu_is_varlen_only_where_its_kernel_computes_the_heads(family, values, expected, flash):

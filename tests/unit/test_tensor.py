@@ -24,7 +24,7 @@ def model(name, **changes):
         return AutoModelForCausalLM.from_config(config(name, num_key_value_heads=2, **changes))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi", "gemma3_text", "gemma4_text"])
 def test_the_recipes_dense_models_divide(name):
     assert tensor.check(config(name, num_key_value_heads=2), 2) is None
 
@@ -42,6 +42,16 @@ def test_the_recipes_dense_models_divide(name):
 def test_what_does_not_divide_is_told(changes, size, said):
     problem, cure = tensor.check(config("llama", **changes), size)
     assert said in problem and f"{size} ranks" in problem and cure
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [({"num_key_value_heads": 1}, "num_key_value_heads 1"), ({"head_dim": 12}, "key_value_heads x head_dim 24")],
+)
+def test_sizes_of_single_layers_are_looked_at(change, said):
+    of_layers = {"num_key_value_heads": 2, "per_layer_config": {1: {"head_dim": 32} | change}}
+    problem, _ = tensor.check(config("gemma4_text", **of_layers), 2, shards=8)
+    assert said in problem
 
 
 def test_the_cure_names_a_size_that_fits():

@@ -13,6 +13,7 @@ import torch
 from ...errors import UserError
 from .. import upstream
 from ..recipe.flags import Settings
+from . import per_layer
 
 VARLEN = "varlen"
 # Whether sequences of this forward pass hold several samples end to end, where that is known.
@@ -82,13 +83,16 @@ def _has_varlen_kernel(config: Any) -> bool:
     compute capability 8.0 on, for heads up to 256 wide whose values are as wide as their keys, and without dropout
     (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp). DeepSeek-V3's head_dim is a part of its keys."""
     text = config.get_text_config()
-    width = getattr(text, "qk_head_dim", None) or getattr(text, "head_dim", None)
-    width = width or text.hidden_size // text.num_attention_heads
-    dropout = any(getattr(text, key, None) for key in ATTENTION_DROPOUT)
-    if dropout or getattr(text, "v_head_dim", None) not in (None, width):
+    if any(getattr(text, key, None) for key in ATTENTION_DROPOUT) or torch.version.hip is not None:
         return False
-    nvidia = torch.version.hip is None
-    return nvidia and torch.cuda.get_device_capability() >= (8, 0) and width <= 256 and width % 8 == 0
+    return torch.cuda.get_device_capability() >= (8, 0) and all(map(_has_widths, per_layer.each_layers(text)))
+
+
+def _has_widths(layer: Any) -> bool:
+    """Whether a layer's heads are as wide as _has_varlen_kernel() says."""
+    width = getattr(layer, "qk_head_dim", None) or getattr(layer, "head_dim", None)
+    width = width or layer.hidden_size // layer.num_attention_heads
+    return getattr(layer, "v_head_dim", None) in (None, width) and width <= 256 and width % 8 == 0
 
 
 def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:

@@ -87,6 +87,12 @@ def cut(config: Config, chosen: Sequence[int]) -> Config:
     return new
 
 
+def each_layers(config: Any) -> list[Any]:
+    """Return a config of Transformers for each layer, or the one that all layers have. `config` itself raises an error where one
+    asks it for a size that differs between layers (Gemma 4's head_dim)."""
+    return list(config.per_layer_config) if config.is_heterogeneous else [config]
+
+
 def sizes_that_differ(config: Config) -> list[str]:
     """Return the keys of sizes that differ between layers, such as a head's or the number of heads."""
     count = layer_count(config)

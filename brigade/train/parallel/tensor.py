@@ -13,7 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from ..model import experts
+from ..model import experts, per_layer
 from ..strategy import axis_rules
 from . import tensor_adapters, tensor_trial, tiled
 from .tensor_plan import NORMS, WEIGHTS
@@ -36,6 +36,8 @@ def check(
     """
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
+    if not experts.count(config):  # Gemma 4's plan is also that of its mixtures
+        plan = {name: style for name, style in plan.items() if "experts" not in name.split(".")}
     if not plan:
         problem = f"Transformers has no tensor-parallel plan for {text.model_type}"
         return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
@@ -45,35 +47,41 @@ def check(
         if beside and not besides and check(config, size, beside, in_4bit, shards, trust_remote_code) is None:
             return problem, "divide the experts too (parallelism_config_ep_size, under FSDP2 or DDP), or remove the key"
         return problem, "remove the key; dense models with separate projections can be divided"
-    sizes = {
-        "num_attention_heads": text.num_attention_heads,
-        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        "intermediate_size": text.intermediate_size,
-    }
-    if not tied(config):
-        sizes["vocab_size"] = text.vocab_size
-    for name, number in sizes.items():
-        if number % size:
-            fits = [str(n) for n in range(2, size) if not any(other % n for other in (size, *sizes.values()))]
-            cure = f"set it to {' or '.join(fits)}" if fits else "remove the key: no size divides them all"
-            return f"{name} {number} of {text.model_type} does not divide over {size} ranks", cure
-    heads, block = text.num_attention_heads, tensor_adapters.BLOCK
-    inputs = {
-        "num_attention_heads x head_dim": heads * (getattr(text, "head_dim", None) or text.hidden_size // heads),
-        "intermediate_size": text.intermediate_size,
-    }
-    for name, number in inputs.items() if in_4bit else ():
-        if number // size % block:
-            problem = (
-                f"{name} {number} of {text.model_type} over {size} ranks is {number // size} for each, and in 4 bits"
-            )
-            return f"{problem} {block} neighbours have one scale", "use a smaller size, or LoRA without load_in_4bit"
-    if mistake := axis_rules.uneven_parts(axis_rules.outputs(text.to_dict(), tied(config)), size, shards):
-        return mistake
+    for layer in per_layer.each_layers(text):
+        if mistake := _check_sizes(layer, size, tied(config), in_4bit, shards):
+            return mistake
     if why := tensor_trial.summed(config, trust_remote_code)[1]:
         problem = f"the plan that Transformers has for {text.model_type} is not to be trusted: {why}"
         return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
     return None
+
+
+def _check_sizes(layer: Any, size: int, ends_whole: bool, in_4bit: bool, shards: int) -> Mistake | None:
+    """Return why sizes of a layer's config do not divide, as check() does. ends_whole: whether embeddings and head stay whole"""
+    heads, block = layer.num_attention_heads, tensor_adapters.BLOCK
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(layer, "num_key_value_heads", None) or heads,
+        "intermediate_size": layer.intermediate_size,
+    }
+    if not ends_whole:
+        sizes["vocab_size"] = layer.vocab_size
+    for name, number in sizes.items():
+        if number % size:
+            fits = [str(n) for n in range(2, size) if not any(other % n for other in (size, *sizes.values()))]
+            cure = f"set it to {' or '.join(fits)}" if fits else "remove the key: no size divides them all"
+            return f"{name} {number} of {layer.model_type} does not divide over {size} ranks", cure
+    inputs = {
+        "num_attention_heads x head_dim": heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads),
+        "intermediate_size": layer.intermediate_size,
+    }
+    for name, number in inputs.items() if in_4bit else ():
+        if number // size % block:
+            problem = (
+                f"{name} {number} of {layer.model_type} over {size} ranks is {number // size} for each, and in 4 bits"
+            )
+            return f"{problem} {block} neighbours have one scale", "use a smaller size, or LoRA without load_in_4bit"
+    return axis_rules.uneven_parts(axis_rules.outputs(layer.to_dict(), ends_whole), size, shards)
 
 
 def tied(config: Any) -> bool:
