@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brigade import __main__ as brigade
+from brigade.train.model.tiny import shrink
 from testing import parity, runs
 from testing.ranks import run_ranks
 
@@ -73,6 +74,14 @@ COLUMNS = {
 }
 PLAN = ["--gpu", "H100 80GB", "--hostfile", "hostfiles/2x8"]
 PUBLISHED = "published"  # the folder of configs that are not tiny
+LARGEST_TINY = 20_000_000  # parameters
+# Keys without which Transformers' default config of a type builds no model; published ones have them.
+LACKING: dict[str, dict[str, Any]] = {
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "lfm2_moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
+    "nemotron": {"num_key_value_heads": 8},
+    **{name: {"head_dim": 128} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+}
 
 
 def known() -> list[str]:
@@ -84,15 +93,21 @@ def known() -> list[str]:
 
 def build(name: str, folder: Path) -> str:
     """Write the tiny model of a type of config; returns what went wrong, or nothing."""
-    from transformers import CONFIG_MAPPING
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     try:
-        if CONFIG_MAPPING[name]().is_encoder_decoder:
+        config = CONFIG_MAPPING[name](**LACKING.get(name, {}))
+        if config.is_encoder_decoder:
             return "an encoder and a decoder"
-        runs.write_model(folder / name, name)
+        with torch.device("meta"):
+            tiny = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(shrink(config.to_dict())))
+        if (size := tiny.num_parameters()) > LARGEST_TINY:
+            return f"shrink() does not know its sizes: its tiny model has {size:,} parameters"
+        runs.write_model(folder / name, name, config.to_dict())
         published = folder / PUBLISHED / name
         published.mkdir(parents=True)
-        (published / "config.json").write_text(json.dumps(CONFIG_MAPPING[name]().to_dict()))
+        (published / "config.json").write_text(json.dumps(config.to_dict()))
     except Exception as error:  # of any kind: what others wrote is tried out
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""

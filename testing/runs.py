@@ -80,10 +80,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(folder: Path, name: str) -> Path:
+def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -> Path:
     """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
 
-    name: its type, and behind it "-4" for four layers, or what CHANGES has
+    name: its type, and behind it "-4" for four layers, or what CHANGES has; config: default: Transformers' of that type
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -93,11 +93,11 @@ def write_model(folder: Path, name: str) -> Path:
 
     if not (folder / "config.json").exists():
         kind, _, layers = name.partition("-")
-        tiny = shrink(CONFIG_MAPPING[kind]().to_dict(), layers=int(layers) if layers.isdigit() else 2)
-        config = CONFIG_MAPPING[kind].from_dict(tiny | CHANGES.get(kind, {}) | CHANGES.get(name, {}))
+        tiny = shrink(config or CONFIG_MAPPING[kind]().to_dict(), layers=int(layers) if layers.isdigit() else 2)
+        tiny_config = CONFIG_MAPPING[kind].from_dict(tiny | CHANGES.get(kind, {}) | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(tiny_config, dtype=torch.float32)
             for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
                 with contextlib.suppress(AttributeError):  # a tied parameter's second name
                     model.get_buffer(tensor_name).uniform_()

@@ -15,7 +15,7 @@ TINY = {
     "n_embd": 64, "n_inner": 128, "n_layer": 2, "n_head": 4,  # GPT-2's names, and BLOOM's
     "d_model": 64, "ffn_dim": 128, "ffn_hidden_size": 128, "word_embed_proj_dim": 64,  # OPT's, XGLM's and MPT's
     "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32,  # DeepSeek's
-    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_expert_group": 1,
+    "n_routed_experts": 4, "zero_expert_num": 4, "n_group": 1, "topk_group": 1, "num_expert_group": 1,
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2,
     "global_head_dim": 32, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,  # Gemma's
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_heads": 8,  # twice the hidden size together
