@@ -16,6 +16,7 @@ from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import intervals
 from brigade.plan.shape.find import named_shape
+from brigade.train.model.tiny import shrink
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -163,6 +164,15 @@ def test_positions_and_towers_are_warned_of(plan, tmp_path):
     assert code == 2 and "more than the 1,024 positions" in text and "give at most 1024" in text
     code, text = plan("gemma-3-4b-it", "--gpu", "H200")
     assert code == 0 and "carries a vision tower" in text
+
+
+def test_sparse_attention_is_named(plan, tmp_path):
+    from transformers import CONFIG_MAPPING
+
+    config = shrink(CONFIG_MAPPING["deepseek_v32"]().to_dict())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, text = plan(tmp_path, "--gpu", "H200", "--max_length", 512)
+    assert code == 0 and "is sparse (index_topk 2048): this counts attention to all earlier tokens" in text
 
 
 def test_a_narrow_terminal_gets_a_narrow_answer(monkeypatch, capsys):

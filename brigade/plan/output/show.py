@@ -23,6 +23,7 @@ from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, se
 from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
+from ..shape.from_config import sparse_attention
 from ..shape.trace import trace
 from ..shape.trace_settings import Trace, TraceSettings
 
@@ -48,12 +49,16 @@ def wrapped(text: str, indent: int = 0) -> str:
 
 
 def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
-    """Warn of sequences beyond the model's positions, of what it carries beside its decoder, and of a GPU without bf16."""
+    """Warn of sequences beyond the model's positions, of sparse attention, of what the model carries beside its decoder, and of a
+    GPU without bf16."""
     config, shape, said = named_config(model)[0], workload.shape, []
     positions = positions_of(config)
     if positions and workload.length > positions:
         how = "train.py takes them where the recipe says rope_parameters (docs/sequence-parallelism.md)"
         said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
+    if sparse := sparse_attention(config):
+        how = "this counts attention to all earlier tokens, and nothing for choosing some"
+        said.append(f"The attention of {shape.name} is sparse ({sparse}): {how}.")
     if shape.other:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
         what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"

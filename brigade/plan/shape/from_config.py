@@ -113,6 +113,14 @@ def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") ->
     return window, layers if pattern == 1 else layers - layers // pattern
 
 
+def sparse_attention(config: Mapping[str, Any]) -> str:
+    """What a config says of layers whose tokens attend to chosen ones only (DeepSeek-V3.2, arXiv 2512.02556, and those after it):
+    "index_topk 2048", or ""."""
+    text = config.get("text_config") or config
+    keys = ("index_topk", "index_topk_blocks", "indexer_budget", "compress_rates")
+    return next((f"{key} {shown(text[key])}" for key in keys if text.get(key)), "")
+
+
 def _moe_layers(text: Mapping[str, Any], layers: int, place: str) -> int:
     """How many layers have experts: `decoder_sparse_step` and `mlp_only_layers` as Qwen's configs have them."""
     step, dense = whole_number(text, "decoder_sparse_step", place, 1), text.get("mlp_only_layers") or []
