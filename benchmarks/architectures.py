@@ -77,6 +77,7 @@ PUBLISHED = "published"  # the folder of configs that are not tiny
 LARGEST_TINY = 20_000_000  # parameters
 # Keys without which Transformers' default config of a type builds no model; published ones have them.
 LACKING: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "lfm2_moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
     "nemotron": {"num_key_value_heads": 8},
@@ -104,7 +105,9 @@ def build(name: str, folder: Path) -> str:
             tiny = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(shrink(config.to_dict())))
         if (size := tiny.num_parameters()) > LARGEST_TINY:
             return f"shrink() does not know its sizes: its tiny model has {size:,} parameters"
-        runs.write_model(folder / name, name, config.to_dict())
+        # Each rank draws its own dropout.
+        dropout = {key: 0.0 for key, value in config.to_dict().items() if "drop" in key and isinstance(value, float)}
+        runs.write_model(folder / name, name, config.to_dict() | dropout)
         published = folder / PUBLISHED / name
         published.mkdir(parents=True)
         (published / "config.json").write_text(json.dumps(config.to_dict()))
