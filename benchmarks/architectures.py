@@ -72,12 +72,12 @@ COLUMNS = {
         2, [*parity.STRATEGIES["fsdp2"], "--bf16", "--activation_checkpointing", "--rehearse"], "", published=True
     ),
 }
-PLAN = ["--gpu", "H100 80GB", "--hostfile", "hostfiles/2x8"]
+PLAN = ["--gpu", "H100 80GB", "--hostfile", "hostfiles/2x8", "--max_length", "256"]
 PUBLISHED = "published"  # the folder of configs that are not tiny
 LARGEST_TINY = 20_000_000  # parameters
 # Keys without which Transformers' default config of a type builds no model; published ones have them.
 LACKING: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_experts_per_tok": 6, "topk_method": "greedy"},
+    "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "lfm2_moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
     "nemotron": {"num_key_value_heads": 8},
@@ -112,7 +112,7 @@ def build(name: str, folder: Path) -> str:
         published.mkdir(parents=True)
         (published / "config.json").write_text(json.dumps(config.to_dict()))
     except Exception as error:  # of any kind: what others wrote is tried out
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     return ""
 
 

@@ -31,10 +31,14 @@ def cell(row: pages.Row | None, column: str) -> str:
     return WORDS[row["verdict"]]
 
 
+def trains(rows: Rows, name: str, column: str) -> bool:
+    return rows.get((name, column), {}).get("verdict") == "trains"
+
+
 def table(rows: Rows, columns: list[str]) -> str:
-    """A line for each type of config whose tiny model can be built."""
-    built = sorted(name for (name, column), row in rows.items() if column == "builds" and row["verdict"] == "builds")
-    lines = [[f"`{name}`", *(cell(rows.get((name, column)), column) for column in columns)] for name in built]
+    """A line for each type of config whose tiny model train.py does not refuse."""
+    names = sorted(name for (name, column), row in rows.items() if column == columns[0] and row["verdict"] != "refused")
+    lines = [[f"`{name}`", *(cell(rows.get((name, column)), column) for column in columns)] for name in names]
     return pages.markdown(["type of config", *columns], lines)
 
 
@@ -53,6 +57,8 @@ def reasons(rows: Rows, columns: list[str]) -> str:
     types: dict[tuple[str, str], list[str]] = defaultdict(list)
     for column in ["builds", *columns]:
         for (name, of), row in sorted(rows.items()):
+            if column not in ("builds", columns[0]) and not trains(rows, name, columns[0]):
+                continue  # for the reason that stands there
             if of == column and row["why"] and row["verdict"] in ("refused", "fails"):
                 types[column, general(row["why"], name)].append(name)
             if of == column == "one process" and row["why"].startswith("padded"):
@@ -63,6 +69,7 @@ def reasons(rows: Rows, columns: list[str]) -> str:
 
 def general(why: str, name: str) -> str:
     """A reason without the names of its model's type and classes, and with no sign that Markdown reads."""
+    why = re.sub(r"(/[\w.-]+)+/", "", why)  # folders of this machine
     camel = name.removesuffix("_text").replace("_", "")
     why = re.sub(rf"\b{camel}\w*(Config|Model|ForCausalLM)\b", "it", why, flags=re.IGNORECASE)
     why = re.sub(rf"\b{re.escape(name)}\b", "it", why)

@@ -100,7 +100,8 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -
             model = AutoModelForCausalLM.from_config(tiny_config, dtype=torch.float32)
             for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
                 with contextlib.suppress(AttributeError):  # a tied parameter's second name
-                    model.get_buffer(tensor_name).uniform_()
+                    if (buffer := model.get_buffer(tensor_name)).is_floating_point():
+                        buffer.uniform_()
         shutil.copytree(builtin.TOKENIZER, folder, dirs_exist_ok=True)
         model.save_pretrained(folder)
     return folder

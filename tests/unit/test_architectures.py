@@ -49,7 +49,11 @@ ROWS = {
     ("cd", "one process"): row("trains", "padded: nothing tells it"),
     ("cd", "DDP"): row("refused", "heads of cd and of CdConfig"),
     ("ef", "builds"): row("builds"),
-    ("ef", "DDP"): row("refused", "heads of ef and of EfConfig"),
+    ("ef", "one process"): row("trains"),
+    ("ef", "DDP"): row("refused", "heads of /tmp/x/ef and of EfConfig"),
+    ("gg", "builds"): row("builds"),
+    ("gg", "one process"): row("refused", "it is an encoder"),
+    ("gg", "DDP"): row("refused", "it is an encoder"),
     ("gh", "builds"): row("fails", "an encoder and a decoder"),
 }
 
@@ -59,13 +63,13 @@ def test_the_page_has_a_line_for_each_type_that_can_be_built_and_each_reason_onc
     assert tables["architectures"].splitlines()[2:] == [
         "| `ab_text` | end to end | **3e-04** |",
         "| `cd` | padded | no |",
-        "| `ef` |  | no |",
+        "| `ef` | yes | no |",
     ]
     assert tables["architectures-count"].splitlines()[2:] == [
-        "| builds | 3 | 0 | 0 | 1 |",
-        "| one process | 2 | 0 | 0 | 0 |",
-        "| DDP | 0 | 1 | 2 | 0 |",
+        "| builds | 4 | 0 | 0 | 1 |",
+        "| one process | 3 | 0 | 1 | 0 |",
+        "| DDP | 0 | 1 | 3 | 0 |",
     ]
     reasons = tables["architectures-why"].splitlines()[2:]
-    assert "| DDP | heads of it and of it | `cd`, `ef` |" in reasons and len(reasons) == 3
+    assert "| DDP | heads of it and of it | `cd`, `ef` |" in reasons and len(reasons) == 4
     assert tables["architectures-measured"] == "Measured on here; torch 2."

@@ -53,7 +53,7 @@ def choose(
     no_sdpa = not upstream.supports(model, "sdpa")
     own = not upstream.supports(model, "attention_backend")  # classes of its own for each implementation
     has = next((key for key in BEYOND_VARLEN if getattr(config.get_text_config(), key, None)), None)
-    beyond = has or ("SDPA" if no_sdpa or own else None)
+    beyond = has or ("no SDPA" if no_sdpa else "attention classes of its own" if own else None)
     if wanted == VARLEN and beyond:
         problem = f"varlen does not compute {type(config).__name__}'s attention ({beyond})"
         raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
