@@ -301,6 +301,10 @@ def test_measured_and_known_shapes_agree(family, values):
     assert lora_parameters(known, 8) == lora_parameters(seen, 8)
 
 
+def test_norms_without_weights_are_described():
+    assert described({"model_type": "diffllama"}, "x").family.norms == 2
+
+
 @pytest.mark.parametrize(
     "family, says",
     [
