@@ -19,7 +19,7 @@ from ..checkpoint import compatibility, manifest
 from ..data.collate import ABOUT, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples
+from ..model import packed_samples, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
@@ -59,6 +59,8 @@ class Trainer(EvaluatingTrainer):
     parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
     """
 
+    model_accepts_loss_kwargs: bool  # Transformers' own
+
     def __init__(
         self,
         run: Run,
@@ -83,9 +85,11 @@ class Trainer(EvaluatingTrainer):
             optimizer_cls_and_kwargs=optimizer,
         )
         if not self.model_accepts_loss_kwargs:
-            problem = "takes no num_items_in_batch, so its loss would depend on accumulation and ranks"
-            place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
-            raise UserError(place, f"{type(model).__name__} {problem}", cure)
+            place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
+            if why := summed_loss.why_not_divided(model.config, trusts):
+                problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
+                raise UserError(place, problem, "choose a causal language model of Transformers")
+            self.model_accepts_loss_kwargs = True
         self.run, self.world, self.engine, self.data = run, run.world, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         self.data_rank = run.world.replica * run.strategy.axes.data(run.world.size) + self.place.data
