@@ -49,6 +49,7 @@ def split_inputs() -> None:
     """Teach AutoTP `rowwise_split_input`, by which phi3, glm4 and olmo3 divide a matrix whose input is whole: it follows a
     projection whose output is gathered. AutoTP has such a layer only for output heads (module_inject/layers.py), and refuses
     plans that name the style (module_inject/tp_plan_converter.py). A module with such a layer sees all heads: their number stays.
+    It refuses the styles of experts, too, which Gemma 4's plan has also where the model has none.
     """
     from deepspeed.module_inject.auto_tp import AutoTP
     from deepspeed.module_inject.layers import LinearAllreduceWithReplicatedInput
@@ -61,9 +62,9 @@ def split_inputs() -> None:
 
     @functools.wraps(convert)
     def convert_all(plan: Any) -> Any:
-        known = {name: "rowwise" if each == style else each for name, each in (plan or {}).items()}
-        specs = convert(known)
-        for each, spec in zip((plan or {}).values(), specs or (), strict=True):
+        dense = {name: each for name, each in (plan or {}).items() if "experts" not in name.split(".")}
+        specs = convert({name: "rowwise" if each == style else each for name, each in dense.items()})
+        for each, spec in zip(dense.values(), specs or (), strict=True):
             spec.splits_its_input = each == style
         return specs
 

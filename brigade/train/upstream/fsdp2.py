@@ -37,7 +37,8 @@ def by_number_on_host() -> Iterator[None]:
 
 def send_buffers_with_weights() -> None:
     """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
-    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
+    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there, and
+    Gemma 4 a scale of each layer."""
     from accelerate.utils import fsdp_utils
     from torch.distributed.tensor import DTensor
 
@@ -50,7 +51,9 @@ def send_buffers_with_weights() -> None:
         buffers = {}
         for name, value in model.state_dict().items():
             of, _, name_there = name.rpartition(".")
-            if not isinstance(value, DTensor) and name_there in (module := model.get_submodule(of))._buffers:
+            module = model.get_submodule(of)
+            module = getattr(module, "_checkpoint_wrapped_module", module)  # which no state dict names
+            if not isinstance(value, DTensor) and name_there in module._buffers:
                 buffers[name] = (module, name_there, value)
                 # Out of the state dict, until it is registered again.
                 module._non_persistent_buffers_set.add(name_there)
