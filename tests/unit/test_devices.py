@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from brigade.train.distributed import devices
 from brigade.train.loop import deepspeed_needs, preflight
 from brigade.train.loop import environment as loop_environment
 from brigade.train.strategy import Strategy
+from brigade.train.strategy.axes import Axes
 from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
 from testing.ranks import REPOSITORY
 from testing.same_hosts import LOOK, judged
@@ -338,3 +340,18 @@ def test_gpus_that_are_hidden_count_as_none(visible, count):
 def test_hosts_without_gpus_have_no_row_of_their_driver():
     with pytest.raises(NotHere):
         rows(OLD, gpus=0)
+
+
+# ---- models that a strategy does not train -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "strategy, said",
+    [
+        (Strategy("zero3", "zero3", "flag", {}), "ZeRO-3 gathers them"),
+        (Strategy("fsdp2", "fsdp2", "flag", axes=Axes(sequence=2)), "divide its sequences"),
+    ],
+)
+def test_gemma_3n_is_refused_where_it_does_not_train(mistake, strategy, said):
+    from transformers import AutoConfig
+
+    run = SimpleNamespace(settings=None, strategy=strategy)
+    assert said in mistake(preflight.check_strategy, run, AutoConfig.for_model("gemma3n_text"))

@@ -88,7 +88,11 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = output is None or output.weight is into
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    norms = [(n, m) for n, m in layers[0].named_modules() if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None]
+    norms = [
+        (n, m)
+        for n, m in layers[0].named_modules()
+        if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
+    ]
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in layers[place].named_modules()] for place in (0, -1))
     family = Family(

@@ -44,12 +44,27 @@ def check_run(run: Run, config: Any) -> None:
 def check_strategy(run: Run, config: Any) -> None:
     """Compare the model of this `config` with how its run is divided and computed. Raise UserError. It builds no model."""
     settings = run.settings
+    if getattr(config.get_text_config(), "altup_num_inputs", 0):
+        _check_altup(run.strategy)
     layer_classes.check(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:
         checks.check(run, config)
+
+
+def _check_altup(strategy: Strategy) -> None:
+    """Raise UserError where Gemma 3n's alternating updates (Transformers' Gemma3nTextAltUp) do not train; docs/models.md has it
+    measured under the others."""
+    if strategy.kind == "zero3":
+        problem = (
+            "layers of Gemma 3n read weights outside of the modules for which ZeRO-3 gathers them (correction_coefs)"
+        )
+        raise UserError(strategy.source, problem, "use FSDP2 or ZeRO-2")
+    if strategy.axes.sequence > 1:
+        problem = "gradients of Gemma 3n are not finite where ranks divide its sequences"
+        raise UserError(strategy.place("sequence"), problem, "remove the key: use FSDP2 without it")
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
