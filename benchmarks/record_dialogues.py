@@ -1,7 +1,7 @@
 """Record how the official chat templates render the dialogues in tests/data/dialogues.
 
-Run as: python -m benchmarks.record_dialogues FOLDER. FOLDER holds the official templates, which are not part of this
-repository: each source in the JSON files names the repository, commit and path to take, the file's name in FOLDER and
+Run as: python -m benchmarks.record_dialogues FOLDER [NAME ...]. FOLDER holds the official templates, which are not part of
+this repository: each source in the JSON files names the repository, commit and path to take, the file's name in FOLDER and
 its SHA-256. A template may stand in a GGUF file. Where openai-harmony or mistral-common is installed, what these libraries
 of the models' makers encode is compared, too (harmony reads o200k_base.tiktoken from $TIKTOKEN_ENCODINGS_BASE where it cannot
 download it).
@@ -182,10 +182,13 @@ def checked(family: str, dialogue: dict[str, Any]) -> dict[str, str] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="where the official templates lie")
+    parser.add_argument("names", nargs="*", help="of which templates of ours; default: of all")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a recording would change")
     arguments = parser.parse_args()
     changed = []
     for path in sorted(DIALOGUES.glob("*.json")):
+        if arguments.names and path.stem not in arguments.names:
+            continue
         family = json.loads(path.read_text(encoding="utf-8"))
         texts = templates(family, arguments.folder)
         for dialogue in family["dialogues"]:

@@ -105,8 +105,10 @@ def tokenizers():
     """The built-in tokenizer with the special tokens of each family."""
     from transformers import AutoTokenizer
 
+    plain = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+
     def load(name):
-        tokenizer = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+        tokenizer = copy.deepcopy(plain)
         tokenizer.add_special_tokens(FAMILIES[name]["special_tokens"])
         tokenizer.add_special_tokens({"additional_special_tokens": FAMILIES[name]["added_tokens"]})
         return tokenizer
@@ -148,6 +150,9 @@ ENDS = {
     "mistral": ["</s>"],
     "gpt-oss": ["<|return|>", "<|call|>"],
     "tulu": [],
+    "qwen3.5": ["<|im_end|>"],
+    "qwen3-2507": ["<|im_end|>"],
+    "qwen2.5": ["<|im_end|>"],
 }
 
 
@@ -194,6 +199,16 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     assert render(name, messages, template)[0] == render(name, messages, tokenizer.chat_template)[0]
 
 
+@pytest.mark.parametrize("name, version", [
+    ("qwen3.5", "{%- set enable_thinking = enable_thinking | default(false) -%}"),
+    ("qwen3.5", "{%- set version = '3.6' -%}"),
+])  # fmt: skip
+def test_each_version_of_a_family_is_recognised(tokenizers, name, version):
+    tokenizer = copy.deepcopy(tokenizers[name])
+    tokenizer.chat_template = version + unmarked(name)
+    assert chat_template.stand_in(tokenizer) == (name, version + "\n" + text_of(name))
+
+
 @pytest.mark.parametrize("name, old, new", [
     ("qwen3", "'\\n<tool_response>\\n' + text", "'\\n<result>\\n' + text"), ("qwen3", "'<tool_call>\\n", "'<call>\\n"),
     ("qwen3", "thoughts.strip('\\n')", "thoughts"), ("qwen3", "'\\n' if text or not loop.first", "'\\n'"),
@@ -224,7 +239,7 @@ def test_what_it_refuses_ours_need_not_refuse(tokenizers):
 # ---- the templates themselves ------------------------------------------------------------------------------------
 CHAT = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 OFFICIAL = {"date_string", "enable_thinking", "model_identity", "reasoning_effort", "custom_tools", "builtin_tools"}
-OFFICIAL |= {"tools_in_user_message"}  # and "version", which mistral.jinja sets
+OFFICIAL |= {"tools_in_user_message", "preserve_thinking"}  # and "version", which a few set
 SANDBOX = {"raise_exception", "namespace", "dict"}
 
 
@@ -272,7 +287,12 @@ REFUSED = [
     ("mistral", "needs the tool_call_id", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"},
                                  {"role": "tool", "content": "y"}], {"version": "v11"}),
     ("mistral", "not a text", [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{}]}], {}),
-    *[(name, "not a text", [{"role": "user", "content": None}], {}) for name in ("llama3", "qwen3", "mistral")],
+    *[(name, "not a text", [{"role": "user", "content": None}], {})
+      for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5")],
+    ("qwen3.5", "needs a user", [{"role": "assistant", "content": "x"}], {}),
+    ("qwen3.5", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("qwen3.5", "follow a tool call", [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], {}),
+    ("qwen2.5", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
 ]  # fmt: skip
 
 
@@ -297,14 +317,20 @@ def test_one_call_a_message_with_arguments_as_an_object(name):
         render(name, called({"a": 1}, calls=2))
 
 
-@pytest.mark.parametrize("name, version", [("qwen3", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5"])
+def test_arguments_are_an_object(name):
+    with pytest.raises(TemplateError, match="must be an object"):
+        render(name, called('{"a": 1}'))
+
+
+@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
 def test_arguments_as_text_or_as_an_object_are_the_same(name, version):
     # mistral-common's v7 template escapes the quotation marks of an object's call, so no rendering is recorded of it.
     kwargs = {"version": version} if version else {}
     assert render(name, called({"a": 1}), **kwargs) == render(name, called('{"a": 1}'), **kwargs)
 
 
-@pytest.mark.parametrize("name", ["llama3", "gpt-oss", "qwen3", "mistral"])
+@every_template
 def test_tool_calls_of_none_are_no_tool_calls(name):
     """Columnar data sets give every message the column tool_calls."""
     plain = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]

@@ -33,7 +33,10 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
 ]
 
 # What precedes a template of ours where it stands in for one of several versions.
-_VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7")))}
+_VERSIONS = {
+    "mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7"))),
+    "qwen3.5": ("", "{%- set enable_thinking = enable_thinking | default(false) -%}\n", "{%- set version = '3.6' -%}\n"),
+}
 
 
 @dataclass(frozen=True)
