@@ -153,6 +153,8 @@ ENDS = {
     "qwen3.5": ["<|im_end|>"],
     "qwen3-2507": ["<|im_end|>"],
     "qwen2.5": ["<|im_end|>"],
+    "glm4.5": ["<|user|>", "<|observation|>"],
+    "gemma4": ["<turn|>", "<|tool_response>"],
 }
 
 
@@ -288,10 +290,18 @@ REFUSED = [
                                  {"role": "tool", "content": "y"}], {"version": "v11"}),
     ("mistral", "not a text", [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{}]}], {}),
     *[(name, "not a text", [{"role": "user", "content": None}], {})
-      for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5")],
+      for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5", "glm4.5", "gemma4")],
     ("qwen3.5", "needs a user", [{"role": "assistant", "content": "x"}], {}),
     ("qwen3.5", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("qwen3.5", "follow a tool call", [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], {}),
+    ("gemma4", "in a row", [{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}], {}),
+    ("gemma4", "behind the results", [{"role": "assistant", "content": "x"} | CALLS], {}),
+    ("gemma4", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("gemma4", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("gemma4", "of the name type", [{"role": "user", "content": "x"}], {"tools": [{"function": {
+        "name": "f", "parameters": {"type": "object", "properties": {"type": {"type": "string"}}}}}]}),
+    ("gemma4", "no response", [{"role": "user", "content": "x"}], {"tools": [{"function": {
+        "name": "f", "response": {"type": "string"}}}]}),
     ("qwen2.5", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
 ]  # fmt: skip
 
@@ -317,7 +327,7 @@ def test_one_call_a_message_with_arguments_as_an_object(name):
         render(name, called({"a": 1}, calls=2))
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5"])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4"])
 def test_arguments_are_an_object(name):
     with pytest.raises(TemplateError, match="must be an object"):
         render(name, called('{"a": 1}'))
