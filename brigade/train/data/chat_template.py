@@ -35,6 +35,7 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
 # What precedes a template of ours where it stands in for one of several versions.
 _VERSIONS = {
     "mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7"))),
+    "gemma4": ("", "{%- set version = 'small' -%}\n"),
     "qwen3.5": ("", "{%- set enable_thinking = enable_thinking | default(false) -%}\n", "{%- set version = '3.6' -%}\n"),
 }
 
