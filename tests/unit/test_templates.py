@@ -65,7 +65,7 @@ def test_recordings_are_enough_and_name_their_source(name):
     assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
         d["messages"][0]["role"] == "system" for d in dialogues
     )
-    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2") or any(d.get("tools") for d in dialogues)
+    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1") or any(d.get("tools") for d in dialogues)
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
@@ -155,6 +155,12 @@ ENDS = {
     "qwen2.5": ["<|im_end|>"],
     "glm4.5": ["<|user|>", "<|observation|>"],
     "gemma4": ["<turn|>", "<|tool_response>"],
+    "deepseek-r1": ["<｜end▁of▁sentence｜>"],
+    "granite4": ["<|end_of_text|>"],
+    "seed-oss": ["<seed:eos>"],
+    "lfm2": ["<|im_end|>"],
+    "minimax-m2": ["[e~["],
+    "nemotron3": ["<|im_end|>"],
 }
 
 
@@ -205,6 +211,7 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     ("qwen3.5", "{%- set enable_thinking = enable_thinking | default(false) -%}"),
     ("qwen3.5", "{%- set version = '3.6' -%}"),
     ("gemma4", "{%- set version = 'small' -%}"),
+    ("lfm2", "{%- set version = '2.5' -%}"),
 ])  # fmt: skip
 def test_each_version_of_a_family_is_recognised(tokenizers, name, version):
     tokenizer = copy.deepcopy(tokenizers[name])
@@ -242,7 +249,8 @@ def test_what_it_refuses_ours_need_not_refuse(tokenizers):
 # ---- the templates themselves ------------------------------------------------------------------------------------
 CHAT = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 OFFICIAL = {"date_string", "enable_thinking", "model_identity", "reasoning_effort", "custom_tools", "builtin_tools"}
-OFFICIAL |= {"tools_in_user_message", "preserve_thinking"}  # and "version", which a few set
+OFFICIAL |= {"tools_in_user_message", "preserve_thinking", "keep_past_thinking", "documents", "available_tools"}
+OFFICIAL |= {"thinking_budget", "use_json_tooldef", "low_effort", "truncate_history_thinking"}  # and "version", which a few set
 SANDBOX = {"raise_exception", "namespace", "dict"}
 
 
@@ -291,10 +299,25 @@ REFUSED = [
                                  {"role": "tool", "content": "y"}], {"version": "v11"}),
     ("mistral", "not a text", [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{}]}], {}),
     *[(name, "not a text", [{"role": "user", "content": None}], {})
-      for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5", "glm4.5", "gemma4")],
+      for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5", "glm4.5", "gemma4", "granite4", "seed-oss",
+                   "lfm2", "minimax-m2", "nemotron3")],
     ("qwen3.5", "needs a user", [{"role": "assistant", "content": "x"}], {}),
     ("qwen3.5", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("qwen3.5", "follow a tool call", [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], {}),
+    ("deepseek-r1", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("deepseek-r1", "no role tool", [{"role": "tool", "content": "x"}], {}),
+    ("deepseek-r1", "without tool calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
+    ("deepseek-r1", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("seed-oss", "is empty", [{"role": "assistant", "content": " "}], {}),
+    ("seed-oss", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("seed-oss", "use_json_tooldef", [{"role": "user", "content": "x"}], {"use_json_tooldef": True}),
+    ("seed-oss", "no returns", [{"role": "user", "content": "x"}], {"tools": [{"function": {
+        "name": "f", "description": "F.", "parameters": {}, "returns": {}}}]}),
+    ("lfm2", "no format for tool_calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
+    ("minimax-m2", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("minimax-m2", "the date", [{"role": "system", "content": "x", "current_date": "1999-12-31"}], {}),
+    ("minimax-m2", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("nemotron3", "follow a tool call", [{"role": "tool", "content": "y"}], {}),
     ("gemma4", "in a row", [{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}], {}),
     ("gemma4", "behind the results", [{"role": "assistant", "content": "x"} | CALLS], {}),
     ("gemma4", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
@@ -326,13 +349,13 @@ def test_one_call_a_message_with_arguments_as_an_object(name):
         render(name, called({"a": 1}, calls=2))
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4"])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3"])
 def test_arguments_are_an_object(name):
     with pytest.raises(TemplateError, match="must be an object"):
         render(name, called('{"a": 1}'))
 
 
-@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
+@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), ("granite4", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
 def test_arguments_as_text_or_as_an_object_are_the_same(name, version):
     # mistral-common's v7 template escapes the quotation marks of an object's call, so no rendering is recorded of it.
     kwargs = {"version": version} if version else {}

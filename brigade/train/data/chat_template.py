@@ -36,6 +36,7 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
 _VERSIONS = {
     "mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7"))),
     "gemma4": ("", "{%- set version = 'small' -%}\n"),
+    "lfm2": ("", "{%- set version = '2.5' -%}\n"),
     "qwen3.5": ("", "{%- set enable_thinking = enable_thinking | default(false) -%}\n", "{%- set version = '3.6' -%}\n"),
 }
 
