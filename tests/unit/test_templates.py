@@ -65,7 +65,10 @@ def test_recordings_are_enough_and_name_their_source(name):
     assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
         d["messages"][0]["role"] == "system" for d in dialogues
     )
-    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1") or any(d.get("tools") for d in dialogues)
+    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1") or any(
+        message["role"] == "tool" for d in dialogues for message in d["messages"]
+    )
+    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1", "deepseek-v3.1", "smollm3") or any(d.get("tools") for d in dialogues)
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
@@ -161,6 +164,9 @@ ENDS = {
     "lfm2": ["<|im_end|>"],
     "minimax-m2": ["[e~["],
     "nemotron3": ["<|im_end|>"],
+    "llama4": ["<|eot|>"],
+    "deepseek-v3.1": ["<｜end▁of▁sentence｜>"],
+    "smollm3": ["<|im_end|>"],
 }
 
 
@@ -212,6 +218,7 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     ("qwen3.5", "{%- set version = '3.6' -%}"),
     ("gemma4", "{%- set version = 'small' -%}"),
     ("lfm2", "{%- set version = '2.5' -%}"),
+    ("granite4", "{%- set version = '4.1' -%}"),
 ])  # fmt: skip
 def test_each_version_of_a_family_is_recognised(tokenizers, name, version):
     tokenizer = copy.deepcopy(tokenizers[name])
@@ -250,7 +257,7 @@ def test_what_it_refuses_ours_need_not_refuse(tokenizers):
 CHAT = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 OFFICIAL = {"date_string", "enable_thinking", "model_identity", "reasoning_effort", "custom_tools", "builtin_tools"}
 OFFICIAL |= {"tools_in_user_message", "preserve_thinking", "keep_past_thinking", "documents", "available_tools"}
-OFFICIAL |= {"thinking_budget", "use_json_tooldef", "low_effort", "truncate_history_thinking"}  # and "version", which a few set
+OFFICIAL |= {"thinking_budget", "use_json_tooldef", "low_effort", "truncate_history_thinking", "thinking", "xml_tools", "python_tools"}  # and "version", which a few set
 SANDBOX = {"raise_exception", "namespace", "dict"}
 
 
@@ -300,7 +307,7 @@ REFUSED = [
     ("mistral", "not a text", [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{}]}], {}),
     *[(name, "not a text", [{"role": "user", "content": None}], {})
       for name in ("llama3", "qwen3", "mistral", "qwen3.5", "qwen3-2507", "qwen2.5", "glm4.5", "gemma4", "granite4", "seed-oss",
-                   "lfm2", "minimax-m2", "nemotron3")],
+                   "lfm2", "minimax-m2", "nemotron3", "llama4", "deepseek-v3.1", "smollm3")],
     ("qwen3.5", "needs a user", [{"role": "assistant", "content": "x"}], {}),
     ("qwen3.5", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("qwen3.5", "follow a tool call", [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], {}),
@@ -308,6 +315,19 @@ REFUSED = [
     ("deepseek-r1", "no role tool", [{"role": "tool", "content": "x"}], {}),
     ("deepseek-r1", "without tool calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
     ("deepseek-r1", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("deepseek-v3.1", "list of tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("deepseek-v3.1", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("deepseek-v3.1", "does not follow a user", [{"role": "assistant", "content": "x"}], {}),
+    ("deepseek-v3.1", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("deepseek-v3.1", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("deepseek-v3.1", "prefix", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "prefix": True}],
+     {"thinking": True}),
+    ("smollm3", "no format for tool_calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
+    ("smollm3", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("llama4", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("llama4", "first user message", [{"role": "assistant", "content": "x"}], {"tools": []}),
+    ("llama4", "in the system message", [{"role": "user", "content": "x"}],
+     {"tools": [], "tools_in_user_message": False}),
     ("seed-oss", "is empty", [{"role": "assistant", "content": " "}], {}),
     ("seed-oss", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
     ("seed-oss", "use_json_tooldef", [{"role": "user", "content": "x"}], {"use_json_tooldef": True}),
@@ -349,13 +369,13 @@ def test_one_call_a_message_with_arguments_as_an_object(name):
         render(name, called({"a": 1}, calls=2))
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3"])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3", "llama4"])
 def test_arguments_are_an_object(name):
     with pytest.raises(TemplateError, match="must be an object"):
         render(name, called('{"a": 1}'))
 
 
-@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), ("granite4", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
+@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), ("granite4", None), ("deepseek-v3.1", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
 def test_arguments_as_text_or_as_an_object_are_the_same(name, version):
     # mistral-common's v7 template escapes the quotation marks of an object's call, so no rendering is recorded of it.
     kwargs = {"version": version} if version else {}
@@ -369,8 +389,8 @@ def test_tool_calls_of_none_are_no_tool_calls(name):
     assert render(name, [m | {"tool_calls": None} for m in plain]) == render(name, plain)
 
 
-@pytest.mark.parametrize("name", ["llama3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama3", "gpt-oss", "smollm3"])
 def test_the_date_is_no_clock_but_can_be_set(name):
     messages = [{"role": "user", "content": "x"}]
     assert "1 Jan 1999" in render(name, messages, date_string="1 Jan 1999")[0]
-    assert re.search("26 Jul 2024|2025-08-05", render(name, messages)[0])
+    assert re.search("26 Jul 2024|2025-08-05|08 July 2025", render(name, messages)[0])

@@ -36,6 +36,7 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
 _VERSIONS = {
     "mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7"))),
     "gemma4": ("", "{%- set version = 'small' -%}\n"),
+    "granite4": ("", "{%- set version = '4.1' -%}\n"),
     "lfm2": ("", "{%- set version = '2.5' -%}\n"),
     "qwen3.5": ("", "{%- set enable_thinking = enable_thinking | default(false) -%}\n", "{%- set version = '3.6' -%}\n"),
 }
@@ -177,7 +178,7 @@ def stand_in(
     ]
     if wanted[0][0] is None:
         return "", ""
-    dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d"))]
+    dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d", "%d %B %Y"))]
 
     def renders_the_same(template: str, date: dict[str, Any]) -> bool:
         for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
