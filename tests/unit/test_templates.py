@@ -28,6 +28,7 @@ CASES = [
 ]
 every_dialogue = pytest.mark.parametrize("name, dialogue", CASES)
 every_template = pytest.mark.parametrize("name", FAMILIES)
+HELLO = [{"role": "user", "content": "x"}]
 MARKS = re.compile(r"\{%-? *(end)?generation *-?%\}")
 
 
@@ -54,6 +55,11 @@ def again(name, dialogue, **kwargs):
 def test_every_template_has_its_recordings():
     assert {path.stem for path in TEMPLATES.glob("*.jinja")} == set(FAMILIES)
     assert set(FAMILIES) >= {"llama3", "qwen3", "gemma3", "mistral", "phi4", "gpt-oss"}
+    guide = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in guide for name in FAMILIES)
+
+
+WITHOUT_TOOLS = ("chatml", "deepseek-r1", "gemma3", "phi4", "smollm2", "tulu")
 
 
 @every_template
@@ -65,10 +71,9 @@ def test_recordings_are_enough_and_name_their_source(name):
     assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
         d["messages"][0]["role"] == "system" for d in dialogues
     )
-    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1") or any(
-        message["role"] == "tool" for d in dialogues for message in d["messages"]
-    )
-    assert name in ("gemma3", "phi4", "chatml", "tulu", "smollm2", "deepseek-r1", "deepseek-v3.1", "smollm3") or any(d.get("tools") for d in dialogues)
+    roles = {message["role"] for d in dialogues for message in d["messages"]}
+    assert ("tool" in roles) == (name not in WITHOUT_TOOLS)
+    assert name in (*WITHOUT_TOOLS, "deepseek-v3.1", "smollm3") or any(d.get("tools") for d in dialogues)
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
@@ -143,6 +148,7 @@ def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue
 
 
 # ---- standing in for stock templates -----------------------------------------------------------------------------
+DEEPSEEKS = "<｜end▁of▁sentence｜>"  # noqa: RUF001
 ENDS = {
     "chatml": ["<|im_end|>"],
     "qwen3": ["<|im_end|>"],
@@ -158,14 +164,14 @@ ENDS = {
     "qwen2.5": ["<|im_end|>"],
     "glm4.5": ["<|user|>", "<|observation|>"],
     "gemma4": ["<turn|>", "<|tool_response>"],
-    "deepseek-r1": ["<｜end▁of▁sentence｜>"],
+    "deepseek-r1": [DEEPSEEKS],
     "granite4": ["<|end_of_text|>"],
     "seed-oss": ["<seed:eos>"],
     "lfm2": ["<|im_end|>"],
     "minimax-m2": ["[e~["],
     "nemotron3": ["<|im_end|>"],
     "llama4": ["<|eot|>"],
-    "deepseek-v3.1": ["<｜end▁of▁sentence｜>"],
+    "deepseek-v3.1": [DEEPSEEKS],
     "smollm3": ["<|im_end|>"],
 }
 
@@ -209,21 +215,21 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     tokenizer.chat_template = f"{{%- set version = '{version}' -%}}" + unmarked(name)
     found, template = chat_template.stand_in(tokenizer)
     assert found == name and template.endswith(text_of(name))
-    messages = called({"a": 1}) if name == "mistral" else [{"role": "user", "content": "x"}]
+    messages = called({"a": 1}) if name == "mistral" else HELLO
     assert render(name, messages, template)[0] == render(name, messages, tokenizer.chat_template)[0]
 
 
-@pytest.mark.parametrize("name, version", [
-    ("qwen3.5", "{%- set enable_thinking = enable_thinking | default(false) -%}"),
-    ("qwen3.5", "{%- set version = '3.6' -%}"),
-    ("gemma4", "{%- set version = 'small' -%}"),
-    ("lfm2", "{%- set version = '2.5' -%}"),
-    ("granite4", "{%- set version = '4.1' -%}"),
+@pytest.mark.parametrize("name, variable, value", [
+    ("gemma4", "version", "'small'"), ("granite4", "version", "'4.1'"), ("lfm2", "version", "'2.5'"),
+    ("mistral", "version", "'v7'"), ("qwen3.5", "version", "'3.6'"), ("qwen3.5", "enable_thinking", "false"),
 ])  # fmt: skip
-def test_each_version_of_a_family_is_recognised(tokenizers, name, version):
+def test_each_version_of_a_family_is_recognised(tokenizers, name, variable, value):
     tokenizer = copy.deepcopy(tokenizers[name])
-    tokenizer.chat_template = version + unmarked(name)
-    assert chat_template.stand_in(tokenizer) == (name, version + "\n" + text_of(name))
+    tokenizer.chat_template = f"{{%- set {variable} = {variable} | default({value}) -%}}" + unmarked(name)
+    found, template = chat_template.stand_in(tokenizer)
+    assert found == name and template != text_of(name) and template.endswith(text_of(name))
+    chat = {"conversation": HELLO, "tokenize": False, "add_generation_prompt": True}
+    assert tokenizer.apply_chat_template(**chat, chat_template=template) == tokenizer.apply_chat_template(**chat)
 
 
 @pytest.mark.parametrize("name, old, new", [
@@ -257,7 +263,8 @@ def test_what_it_refuses_ours_need_not_refuse(tokenizers):
 CHAT = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 OFFICIAL = {"date_string", "enable_thinking", "model_identity", "reasoning_effort", "custom_tools", "builtin_tools"}
 OFFICIAL |= {"tools_in_user_message", "preserve_thinking", "keep_past_thinking", "documents", "available_tools"}
-OFFICIAL |= {"thinking_budget", "use_json_tooldef", "low_effort", "truncate_history_thinking", "thinking", "xml_tools", "python_tools"}  # and "version", which a few set
+OFFICIAL |= {"thinking_budget", "use_json_tooldef", "low_effort", "truncate_history_thinking", "thinking", "xml_tools"}
+OFFICIAL |= {"python_tools"}  # and "version", which a few set
 SANDBOX = {"raise_exception", "namespace", "dict"}
 
 
@@ -283,17 +290,17 @@ REFUSED = [
     ("gemma3", "take turns", [{"role": "assistant", "content": "x"}], {}),
     ("gemma3", "take turns", [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}], {}),
     ("gemma3", "take turns", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
-    ("gemma3", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
-    ("phi4", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("gemma3", "no format for tools", HELLO, {"tools": [{"type": "function"}]}),
+    ("phi4", "no format for tools", HELLO, {"tools": [{"type": "function"}]}),
     ("phi4", "no role tool", [{"role": "tool", "content": "x"}], {}),
     ("mistral", "cannot follow", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
     ("mistral", "neither text nor", [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}], {}),
-    ("mistral", "v3", [{"role": "user", "content": "x"}], {"version": "v3"}),
+    ("mistral", "v3", HELLO, {"version": "v3"}),
     ("gpt-oss", "in its place", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("gpt-oss", "tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
-    ("gpt-oss", "built-in", [{"role": "user", "content": "x"}], {"builtin_tools": ["python"]}),
+    ("gpt-oss", "built-in", HELLO, {"builtin_tools": ["python"]}),
     ("gpt-oss", "channel tags", [{"role": "assistant", "content": "<|channel|>final<|message|>x"}], {}),
-    ("llama3", "built-in", [{"role": "user", "content": "x"}], {"builtin_tools": ["code_interpreter"]}),
+    ("llama3", "built-in", HELLO, {"builtin_tools": ["code_interpreter"]}),
     ("llama3", "begin with one", [{"role": "assistant", "content": "x"}], {"tools": []}),
     ("gpt-oss", "both content", [{"role": "assistant", "content": "x", "thinking": "y"} | CALLS], {}),
     ("gpt-oss", "tool call", [{"role": "assistant", "content": ""} | CALLS, {"role": "assistant", "content": "x"},
@@ -311,11 +318,11 @@ REFUSED = [
     ("qwen3.5", "needs a user", [{"role": "assistant", "content": "x"}], {}),
     ("qwen3.5", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("qwen3.5", "follow a tool call", [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], {}),
-    ("deepseek-r1", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("deepseek-r1", "no format for tools", HELLO, {"tools": [{"type": "function"}]}),
     ("deepseek-r1", "no role tool", [{"role": "tool", "content": "x"}], {}),
     ("deepseek-r1", "without tool calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
     ("deepseek-r1", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
-    ("deepseek-v3.1", "list of tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("deepseek-v3.1", "list of tools", HELLO, {"tools": [{"type": "function"}]}),
     ("deepseek-v3.1", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
     ("deepseek-v3.1", "does not follow a user", [{"role": "assistant", "content": "x"}], {}),
     ("deepseek-v3.1", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
@@ -330,8 +337,8 @@ REFUSED = [
      {"tools": [], "tools_in_user_message": False}),
     ("seed-oss", "is empty", [{"role": "assistant", "content": " "}], {}),
     ("seed-oss", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
-    ("seed-oss", "use_json_tooldef", [{"role": "user", "content": "x"}], {"use_json_tooldef": True}),
-    ("seed-oss", "no returns", [{"role": "user", "content": "x"}], {"tools": [{"function": {
+    ("seed-oss", "use_json_tooldef", HELLO, {"use_json_tooldef": True}),
+    ("seed-oss", "no returns", HELLO, {"tools": [{"function": {
         "name": "f", "description": "F.", "parameters": {}, "returns": {}}}]}),
     ("lfm2", "no format for tool_calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
     ("minimax-m2", "is the first", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
@@ -342,7 +349,7 @@ REFUSED = [
     ("gemma4", "behind the results", [{"role": "assistant", "content": "x"} | CALLS], {}),
     ("gemma4", "follow a tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
     ("gemma4", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
-    ("gemma4", "no response", [{"role": "user", "content": "x"}], {"tools": [{"function": {
+    ("gemma4", "no response", HELLO, {"tools": [{"function": {
         "name": "f", "response": {"type": "string"}}}]}),
     ("qwen2.5", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
 ]  # fmt: skip
@@ -369,13 +376,19 @@ def test_one_call_a_message_with_arguments_as_an_object(name):
         render(name, called({"a": 1}, calls=2))
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3", "llama4"])
+READ_OBJECTS = ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3", "llama4"]
+READ_BOTH = ["qwen3", "qwen3-2507", "granite4", "deepseek-v3.1"]
+
+
+@pytest.mark.parametrize("name", READ_OBJECTS)
 def test_arguments_are_an_object(name):
     with pytest.raises(TemplateError, match="must be an object"):
         render(name, called('{"a": 1}'))
 
 
-@pytest.mark.parametrize("name, version", [("qwen3", None), ("qwen3-2507", None), ("granite4", None), ("deepseek-v3.1", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
+@pytest.mark.parametrize(
+    "name, version", [*[(name, None) for name in READ_BOTH], *[("mistral", v) for v in ("v7", "v11", "v13")]]
+)
 def test_arguments_as_text_or_as_an_object_are_the_same(name, version):
     # mistral-common's v7 template escapes the quotation marks of an object's call, so no rendering is recorded of it.
     kwargs = {"version": version} if version else {}

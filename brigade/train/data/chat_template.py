@@ -32,13 +32,13 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
     for probe in _FILE["probes"]
 ]
 
-# What precedes a template of ours where it stands in for one of several versions.
-_VERSIONS = {
-    "mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7"))),
-    "gemma4": ("", "{%- set version = 'small' -%}\n"),
-    "granite4": ("", "{%- set version = '4.1' -%}\n"),
-    "lfm2": ("", "{%- set version = '2.5' -%}\n"),
-    "qwen3.5": ("", "{%- set enable_thinking = enable_thinking | default(false) -%}\n", "{%- set version = '3.6' -%}\n"),
+# Other values that a template of ours may begin with, where it stands in for one of several versions.
+_VERSIONS: dict[str, list[dict[str, Any]]] = {
+    "gemma4": [{"version": "small"}],
+    "granite4": [{"version": "4.1"}],
+    "lfm2": [{"version": "2.5"}],
+    "mistral": [{"version": "v11"}, {"version": "v7"}],
+    "qwen3.5": [{"enable_thinking": False}, {"version": "3.6"}],
 }
 
 
@@ -178,21 +178,28 @@ def stand_in(
     ]
     if wanted[0][0] is None:
         return "", ""
-    dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d", "%d %B %Y"))]
+    dates = [{"date_string": time.strftime(form)} for form in ("%d %b %Y", "%d %B %Y", "%Y-%m-%d")]
 
-    def renders_the_same(template: str, date: dict[str, Any]) -> bool:
+    def renders_the_same(template: str, variables: dict[str, Any]) -> bool:
         for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
-            ours = _render(tokenizer, probe, chat_template=template, **date)
+            ours = _render(tokenizer, probe, chat_template=template, **variables)
             refused = number > 0 and (ours is None or theirs[0] is None)
             if not refused and ours not in theirs:
                 return False
         return True
 
     for path in sorted(TEMPLATES.glob("*.jinja")):
-        for version, date in itertools.product(_VERSIONS.get(path.stem, ("",)), dates):
-            if renders_the_same(template := version + path.read_text(), date):
-                return path.stem, template
+        text = path.read_text()
+        days = dates if "date_string" in text else []
+        for version, date in itertools.product([{}, *_VERSIONS.get(path.stem, [])], [{}, *days]):
+            if renders_the_same(text, version | date):
+                return path.stem, "".join(map(_default, version.items())) + text
     return "", ""
+
+
+def _default(variable: tuple[str, Any]) -> str:
+    name, value = variable
+    return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
 
 
 def _with_json_arguments(probe: dict[str, Any]) -> dict[str, Any]:
