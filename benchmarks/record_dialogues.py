@@ -2,13 +2,14 @@
 
 Run as: python -m benchmarks.record_dialogues FOLDER [NAME ...]. FOLDER holds the official templates, which are not part of
 this repository: each source in the JSON files names the repository, commit and path to take, the file's name in FOLDER and
-its SHA-256. A template may stand in a GGUF file. Where openai-harmony or mistral-common is installed, what these libraries
-of the models' makers encode is compared, too (harmony reads o200k_base.tiktoken from $TIKTOKEN_ENCODINGS_BASE where it cannot
-download it).
+its SHA-256. A template may stand in a GGUF file, or as CHAT_TEMPLATE in a Python file. Where openai-harmony or mistral-common
+is installed, what these libraries of the models' makers encode is compared, too (harmony reads o200k_base.tiktoken from
+$TIKTOKEN_ENCODINGS_BASE where it cannot download it).
 With --check nothing is written.
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import sys
@@ -50,8 +51,16 @@ def templates(family: dict[str, Any], folder: Path) -> dict[str, str]:
             )
         if hashlib.sha256(path.read_bytes()).hexdigest() != source["sha256"]:
             raise SystemExit(f"{path} is not the file whose renderings are recorded (its SHA-256 differs)")
-        texts[name] = _of_gguf(path) if path.suffix == ".gguf" else path.read_text(encoding="utf-8")
+        within = {".gguf": _of_gguf, ".py": _of_python}.get(path.suffix)
+        texts[name] = within(path) if within else path.read_text(encoding="utf-8")
     return texts
+
+
+def _of_python(path: Path) -> str:
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and "CHAT_TEMPLATE" in ast.unparse(statement.targets[0]):
+            return str(ast.literal_eval(statement.value))
+    raise SystemExit(f"{path} has no CHAT_TEMPLATE")
 
 
 def _of_gguf(path: Path) -> str:
