@@ -74,6 +74,9 @@ def test_recordings_are_enough_and_name_their_source(name):
     roles = {message["role"] for d in dialogues for message in d["messages"]}
     assert ("tool" in roles) == (name not in WITHOUT_TOOLS)
     assert name in (*WITHOUT_TOOLS, "deepseek-v3.1", "phi4-mini", "smollm3") or any(d.get("tools") for d in dialogues)
+    for dialogue in dialogues:  # one part a turn, for turns without loss; Mistral joins messages that follow each other
+        turns = [message["role"] for message in dialogue["messages"]].count("assistant")
+        assert len(dialogue["supervised"]) == turns or name == "mistral"
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
