@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
 PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
@@ -188,12 +189,14 @@ def stand_in(
                 return False
         return True
 
-    for path in sorted(TEMPLATES.glob("*.jinja")):
-        text = path.read_text()
+    # Those that have the most tokens in common come first: to compile one takes longer than to render all probes.
+    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
+    tokens = set(_TOKEN.findall(own))
+    for name, text in sorted(texts.items(), key=lambda item: len(tokens ^ set(_TOKEN.findall(item[1])))):
         days = dates if "date_string" in text else []
-        for version, date in itertools.product([{}, *_VERSIONS.get(path.stem, [])], [{}, *days]):
+        for version, date in itertools.product([{}, *_VERSIONS.get(name, [])], [{}, *days]):
             if renders_the_same(text, version | date):
-                return path.stem, "".join(map(_default, version.items())) + text
+                return name, "".join(map(_default, version.items())) + text
     return "", ""
 
 
