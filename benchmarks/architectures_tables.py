@@ -79,4 +79,5 @@ def general(why: str, name: str) -> str:
 def measured(rows: Rows) -> str:
     """Where and with what all this was measured."""
     places = sorted({f"{row['machine']}; {row['versions']}" for row in rows.values()})
-    return "\n\n".join(f"Measured on {place}." for place in places)
+    types = len({name for name, _ in rows})
+    return "\n\n".join(f"{types} types of config, measured on {place}." for place in places)

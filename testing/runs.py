@@ -80,10 +80,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -> Path:
+def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, divisor: int = 1) -> Path:
     """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
 
     name: its type, and behind it "-4" for four layers, or what CHANGES has; config: default: Transformers' of that type
+    divisor: of its key-value heads, as shrink() has it
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -93,7 +94,7 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -
 
     if not (folder / "config.json").exists():
         kind, _, layers = name.partition("-")
-        tiny = shrink(config or CONFIG_MAPPING[kind]().to_dict(), layers=int(layers) if layers.isdigit() else 2)
+        tiny = shrink(config or CONFIG_MAPPING[kind]().to_dict(), divisor, int(layers) if layers.isdigit() else 2)
         tiny_config = CONFIG_MAPPING[kind].from_dict(tiny | CHANGES.get(kind, {}) | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
