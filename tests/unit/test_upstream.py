@@ -111,6 +111,7 @@ DEFINED = {
     "torch/utils/data/dataloader.py": ["_iterator", "_shutdown_workers"],
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
+    "torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py": ["_checkpoint_wrapped_module"],
     "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
     "torch/_C/_distributed_c10d.pyi": ["_set_default_timeout"],
     "torch/distributed/distributed_c10d.py": ["_new_process_group_helper"],
