@@ -54,6 +54,13 @@ def test_sizes_of_single_layers_are_looked_at(change, said):
     assert said in problem
 
 
+def test_a_width_for_each_layer_is_looked_at():
+    problem, _ = tensor.check(config("gemma3n_text", num_key_value_heads=2, intermediate_size=[128] * 5 + [129]), 2)
+    assert "intermediate_size 1 " in problem
+    problem, _ = tensor.check(config("gemma3n_text", num_key_value_heads=2), 2)
+    assert "not to be trusted" in problem
+
+
 def test_the_cure_names_a_size_that_fits():
     _, cure = tensor.check(config("llama", num_key_value_heads=2), 4)
     assert cure == "set it to 2"

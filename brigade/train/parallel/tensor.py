@@ -5,6 +5,7 @@ Matrices that come first in a block (queries, keys, values, gate, up) are divide
 and neurons in between are a rank's own. Whatever stands between blocks is the same on every rank, forward and backward.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -58,11 +59,12 @@ def check(
 
 def _check_sizes(layer: Any, size: int, ends_whole: bool, in_4bit: bool, shards: int) -> Mistake | None:
     """Return why sizes of a layer's config do not divide, as check() does. ends_whole: whether embeddings and head stay whole"""
-    heads, block = layer.num_attention_heads, tensor_adapters.BLOCK
+    heads, width, block = layer.num_attention_heads, layer.intermediate_size, tensor_adapters.BLOCK
+    width = math.gcd(*width) if isinstance(width, list) else width  # Gemma 3n has one for each layer
     sizes = {
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(layer, "num_key_value_heads", None) or heads,
-        "intermediate_size": layer.intermediate_size,
+        "intermediate_size": width,
     }
     if not ends_whole:
         sizes["vocab_size"] = layer.vocab_size
@@ -73,7 +75,7 @@ def _check_sizes(layer: Any, size: int, ends_whole: bool, in_4bit: bool, shards:
             return f"{name} {number} of {layer.model_type} does not divide over {size} ranks", cure
     inputs = {
         "num_attention_heads x head_dim": heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads),
-        "intermediate_size": layer.intermediate_size,
+        "intermediate_size": width,
     }
     for name, number in inputs.items() if in_4bit else ():
         if number // size % block:
