@@ -8,10 +8,11 @@ from . import pages
 PAGE = pages.DOCS / "models.md"
 Rows = dict[tuple[str, str], pages.Row]
 WORDS = {"builds": "yes", "trains": "yes", "equal": "=", "refused": "no", "fails": "**fails**"}
-LAYOUTS = {"end to end": "end to end", "padded": "padded"}  # how the samples of a micro-batch lie, as its run says
+LAYOUTS = ("end to end", "padded")  # how the samples of a micro-batch lie, as its run says
 
 
 def tables(rows: Rows, columns: list[str]) -> dict[str, str]:
+    """The page's tables by name. columns: in their order, the first the one without which nothing else is tried"""
     return {
         "architectures-count": count(rows, columns),
         "architectures": table(rows, columns),
@@ -27,11 +28,12 @@ def cell(row: pages.Row | None, column: str) -> str:
     if row["verdict"] == "differs":
         return f"**{row['difference']:.0e}**"
     if column == "one process" and row["verdict"] == "trains":
-        return next((word for start, word in LAYOUTS.items() if row["why"].startswith(start)), "yes")
+        return next(filter(row["why"].startswith, LAYOUTS), "yes")
     return WORDS[row["verdict"]]
 
 
 def trains(rows: Rows, name: str, column: str) -> bool:
+    """Whether a type trains in a column that is compared with no other."""
     return rows.get((name, column), {}).get("verdict") == "trains"
 
 

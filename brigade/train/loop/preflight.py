@@ -55,8 +55,7 @@ def check_strategy(run: Run, config: Any) -> None:
 
 
 def _check_altup(strategy: Strategy) -> None:
-    """Raise UserError where Gemma 3n's alternating updates (Transformers' Gemma3nTextAltUp) do not train; docs/models.md has it
-    measured under the others."""
+    """Raise UserError where Gemma 3n's alternating updates (Transformers' Gemma3nTextAltUp) do not train."""
     if strategy.kind == "zero3":
         problem = (
             "layers of Gemma 3n read weights outside of the modules for which ZeRO-3 gathers them (correction_coefs)"
