@@ -21,7 +21,8 @@ OF_TASKS, OF_HELD_OUT = ("chat_template", "limit", "batch_size"), ("learned", "a
 
 def agree(loss: float, recorded: float, half: bool) -> bool:
     """Whether two losses in nats are the same, but for the rounding of fp32, or of half precision, which is of the size of logits
-    and so can be a large share of a small loss."""
+    and so can be a large share of a small loss: the weights of the demo's model give 0.01698 in fp32, and in bf16 0.01735 end to
+    end, 0.01746 one by one, and 0.01691 with its adapters in bf16, too."""
     return math.isclose(loss, recorded, **({"rel_tol": 2e-2, "abs_tol": 1e-3} if half else {"rel_tol": 1e-4}))
 
 
