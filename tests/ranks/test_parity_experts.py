@@ -45,6 +45,7 @@ def results(folder, wanted, asked_for):
         axes_experts.name_of(*CHEAPEST),
         "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
         "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
+        "qwen3_moe, router loss, 2 ranks, fsdp2 x expert 2, accumulation 2",
         # Each model, each method and each axis beside experts.
         slow=[
             "qwen3_moe, LoRA on experts, 2 ranks, zero3, accumulation 2",
@@ -54,6 +55,11 @@ def results(folder, wanted, asked_for):
             "qwen3_moe-wide, QLoRA on experts, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
             "qwen3_moe, packing, 4 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
             "qwen3_moe, full, 4 ranks, zero1 x tensor 2 x pipeline 2 x expert 2, accumulation 2",
+            "qwen3_moe, router loss, 2 ranks, zero3, accumulation 2",
+            "qwen3_moe, router loss, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+            "qwen3_moe, router loss, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+            "qwen3_moe, router loss, packing, checkpointing, 2 ranks, ddp, accumulation 2",
+            "qwen3_moe, router loss, LoRA on experts, 2 ranks, ddp, accumulation 2",
         ],
         matrix=ALL,
     ),

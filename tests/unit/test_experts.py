@@ -219,7 +219,6 @@ def test_models_whose_experts_do(settings_of, model):
     config = load_config(settings)
     assert experts.count(config) == 4
     experts.check(settings, config, 2, 4, 4, PLACE)
-    experts.check_loss(settings, config)
 
 
 def test_rows_that_do_not_divide_do_not_matter_where_nobody_shards_them(settings_of):
@@ -233,12 +232,6 @@ def test_ranks_that_shard_the_same_experts():
     found = {(size, ranks): experts.shards(size, ranks) for size in (2, 4) for ranks in (1, 2, 4, 6, 8)}
     assert [found[2, ranks] for ranks in (1, 2, 4, 6, 8)] == [1, 1, 2, 3, 4]
     assert [found[4, ranks] for ranks in (1, 2, 4, 6, 8)] == [1, 1, 1, 1, 2]
-
-
-def test_a_balance_term_in_the_loss_is_refused(settings_of):
-    settings = settings_of("mixtral", output_router_logits=True)
-    with pytest.raises(UserError, match="output_router_logits"):
-        experts.check_loss(settings, load_config(settings))
 
 
 # ---- what they compute in --------------------------------------------------------------------------------------------

@@ -155,6 +155,7 @@ ZERO_IS_ONE = {
     "warmup_steps",
     "weight_decay",
     "max_grad_norm",
+    "router_aux_loss_coef",
     "adam_beta1",
     "adam_beta2",
     "seed",

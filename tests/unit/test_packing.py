@@ -35,8 +35,8 @@ SHAPE = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": None,
          "eos_token_id": 2, "initializer_range": 0.3}  # fmt: skip
 TWO_KINDS = {"head_dim": 8, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-# Routers choose experts token by token, without a capacity, so packing moves no token to another expert. A load-balancing
-# loss would be a mean over a micro-batch's tokens, but no model computes it unless output_router_logits is set.
+# Routers choose experts token by token, without a capacity, so packing moves no token to another expert. Their own loss is
+# one of a whole step (loop/router_loss.py).
 FAMILIES = {
     "llama": {},
     "qwen3": {"head_dim": 8},
@@ -125,7 +125,8 @@ def compute_loss(model, inputs, tokens):
     from brigade.train.loop.trainer import Trainer
 
     engine = SimpleNamespace(averaged_over=1)
-    trainer = SimpleNamespace(engine=engine, model=model, sample_boundaries=sample_boundaries(model))
+    trainer = SimpleNamespace(engine=engine, model=model, options={}, router_loss=None)
+    trainer.sample_boundaries = sample_boundaries(model)
     trainer.outputs = partial(Trainer.outputs, trainer)  # type: ignore[arg-type]
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
 

@@ -28,7 +28,10 @@ DEFINED = {
         "_supports_sdpa",
         "_supports_attention_backend",
         "_init_weights",
+        "_can_record_outputs",
     ],
+    "transformers/utils/output_capturing.py": ["OutputRecorder", "target_class", "layer_name"],
+    "transformers/models/mixtral/modeling_mixtral.py": ["load_balancing_loss_func"],
     "transformers/core_model_loading.py": ["_weight_conversions", "was_used", "set_param_for_module"],
     "transformers/trainer.py": [
         "_tr_loss",

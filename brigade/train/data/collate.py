@@ -36,7 +36,7 @@ class About:
     logits: int = 0
 
 
-ABOUT = "about"  # the key of a micro-batch that is not for the model
+ABOUT, REAL = "about", "real"  # keys of a micro-batch that are not for the model
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
@@ -73,6 +73,7 @@ class Collate:
     multiple: tokens are padded up to a multiple of it (fixed shapes to compile for)
     squares: attention also computes products between the samples of a sequence, and hides them; then a micro-batch is padded
         where wasteful() says so
+    marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
     """
 
     def __init__(
@@ -83,16 +84,19 @@ class Collate:
         cumulative: bool,
         multiple: int = 1,
         squares: bool = False,
+        marks: bool = False,
     ) -> None:
         # Attention that reads cumulative lengths reads no position ids, and takes a single sequence only.
         self.pad_token_id, self.packed = pad_token_id, packed
         self.padding_free = padding_free or (packed and cumulative)
-        self.cumulative, self.multiple, self.squares = cumulative, multiple, squares
+        self.cumulative, self.multiple, self.squares, self.marks = cumulative, multiple, squares, marks
 
     def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
         sequences, step_supervised = fetched
         padded = self.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
         batch = self._flat(sequences) if self.padding_free and not padded else self._padded(sequences)
+        if self.marks:
+            batch[REAL] = _real(sequences, batch["input_ids"])
         slots = batch["input_ids"].numel()
         real = [sequence for sequence in sequences if (sequence["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
@@ -148,6 +152,17 @@ class Collate:
             lengths = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
             batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
         return batch
+
+
+def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
+    """Which tokens of a micro-batch of this shape belong to sequences with labels, which lie end to end or one in each row."""
+    found = torch.zeros(ids.shape, dtype=torch.bool)
+    begin, step = 0, 0 if len(ids) == 1 else ids.shape[1]
+    for number, sequence in enumerate(sequences):
+        begin, length = number * step if step else begin, len(sequence["input_ids"])
+        found.view(-1)[begin : begin + length] = bool((sequence["labels"] != IGNORED).any())
+        begin += length
+    return found
 
 
 def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

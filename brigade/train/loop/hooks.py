@@ -25,6 +25,9 @@ class Feature(TrainerCallback):
     def before_step(self) -> None:
         """Before the micro-batches of a step are drawn."""
 
+    def before_micro_batches(self, micro_batches: list[dict[str, Any]]) -> None:
+        """Once the micro-batches of a step are drawn, before the first one's forward pass."""
+
     def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
         """Before the forward pass of a micro-batch; in a pipeline before each of this rank's stages, in evaluations too."""
 

@@ -34,8 +34,8 @@ def check_run(run: Run, config: Any) -> None:
     _check_kernels(settings)
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_beside(settings, config)
-    if getattr(config.get_text_config(), "output_router_logits", False):
-        experts.check_loss(settings, config)
+    if experts.router_loss_coef(settings, config):
+        experts.check_router_loss(settings, config, run.strategy.axes.stages)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
     check_strategy(run, config)

@@ -16,11 +16,12 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest
-from ..data.collate import ABOUT, WithFiller, on_device
+from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
+from ..model.experts import router_loss_coef
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
@@ -36,6 +37,7 @@ from .hooks import Feature
 from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .report_events import ReportEvents
+from .router_loss import RouterLoss
 from .save_interval import SaveInterval
 from .slow_ranks import SlowRanks
 from .stopping import Stopping
@@ -56,6 +58,7 @@ class Trainer(EvaluatingTrainer):
 
     place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
     tokens_before: of this run, when the checkpoint that it continues from was written
+    options: of each forward pass
     parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
     """
 
@@ -102,6 +105,8 @@ class Trainer(EvaluatingTrainer):
         # No hooks in a compiled program.
         counts_experts = has_experts and not training.torch_compile
         experts = [ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)] if counts_experts else []
+        coefficient = router_loss_coef(run.settings, model.config)
+        self.router_loss = RouterLoss(self, coefficient, run.strategy.axes.tensor) if coefficient else None
         engine.attach(self)
         self._set_up_batches()
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -127,7 +132,11 @@ class Trainer(EvaluatingTrainer):
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
         packing = settings.recipe.data.packing
-        self.collate = self.engine.collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
+        shape = padding_free, packing, cumulative, multiple, squares, self.router_loss is not None
+        self.collate = self.engine.collate(self.pad_token_id, *shape)
+        # The model would add its own loss for its routers, of a micro-batch.
+        own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
+        self.options = {"output_router_logits": False} if own else {}
 
     def _attach(self, experts: list[ExpertBalance], offered: list[TrainerCallback]) -> None:
         """Attach features and further callbacks. Each event reaches them in this order."""
@@ -143,6 +152,8 @@ class Trainer(EvaluatingTrainer):
         if cast_weights.applies(self):
             callbacks.append(cast_weights.CastWeights())
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
+        if self.router_loss:
+            callbacks.append(self.router_loss)
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience))
         if training.save_steps == "auto":
@@ -239,7 +250,10 @@ class Trainer(EvaluatingTrainer):
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
-        return [on_device(batch, device) for batch in micro_batches], about[0].step_supervised
+        moved = [on_device(batch, device) for batch in micro_batches]
+        for feature in self.features:
+            feature.before_micro_batches(moved)
+        return moved, about[0].step_supervised
 
     # ---- a step ------------------------------------------------------------------------------------------------------
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -258,18 +272,21 @@ class Trainer(EvaluatingTrainer):
     ) -> Any:
         """Return the sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
 
-        In training, times the ranks over which the engine averages gradients. Without a cache: with one, the second
-        sample of a sequence would see the first.
+        In training, with the routers' loss where it is asked for, and times the ranks over which the engine averages gradients.
+        Without a cache: with one, the second sample of a sequence would see the first.
         """
         outputs = self.outputs(model, inputs, num_items_in_batch)
         heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
-        loss = nonfinite.spread(outputs.loss, self.engine.averaged_over) if self.model.training else outputs.loss
+        loss = outputs.loss
+        if self.model.training:
+            whole = loss + self.router_loss.term() if self.router_loss else loss
+            loss = nonfinite.spread(whole, self.engine.averaged_over)
         return (loss, outputs) if return_outputs else loss
 
     def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
         about = inputs.get(ABOUT)
-        inputs = {key: value for key, value in inputs.items() if key != ABOUT}
+        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL)} | self.options
         known = END_TO_END.set(about and about.end_to_end)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:

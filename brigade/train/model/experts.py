@@ -5,6 +5,7 @@ from typing import Any
 
 from ...errors import UserError
 from ..recipe.flags import Settings
+from ..upstream.experts import balances
 from .sizes import empty_model
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -21,13 +22,31 @@ def plan(config: Any) -> Mapping[str, str]:
     return getattr(config.get_text_config(), "base_model_ep_plan", None) or {}
 
 
-def check_loss(settings: Settings, config: Any) -> None:
-    """Raise UserError where the model would add to its loss how evenly tokens go to experts. That is a product of two means over
-    a micro-batch, which no sum over ranks and micro-batches gives back."""
-    if getattr(config.get_text_config(), "output_router_logits", False):
-        problem = "its config.json says output_router_logits: the loss would have a term that depends on ranks and micro-batch"
-        cure = "set it to false in a copy of the model's config.json; logs say how evenly tokens go to experts (expert_balance)"
-        raise UserError(settings.place("model_name_or_path"), problem, cure)
+def router_loss_coef(settings: Settings, config: Any) -> float:
+    """Return the weight of the routers' loss in training: the recipe's, else the config's own where it asks for that loss."""
+    text, of_recipe = config.get_text_config(), settings.recipe.training.router_aux_loss_coef
+    if of_recipe is not None:
+        return of_recipe
+    asks = getattr(text, "output_router_logits", False)
+    return float(getattr(text, "router_aux_loss_coef", 0.0) or 0.0) if asks else 0.0
+
+
+def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
+    """Raise UserError where the routers' loss is asked for and cannot be computed. stages: of the pipeline"""
+    training = settings.recipe.training
+    key = "model_name_or_path" if training.router_aux_loss_coef is None else "router_aux_loss_coef"
+    cure = "set router_aux_loss_coef: 0; logs say how evenly tokens go to experts (expert_balance)"
+    for wrong, problem in (
+        (not balances(config), f"Transformers has no loss for the routers of {config.get_text_config().model_type}"),
+        (stages > 1, "the routers' loss needs all layers together, and each stage of a pipeline has some"),
+        (training.torch_compile, "the routers' loss reads what routers compute, which torch_compile hides"),
+        (
+            training.sync_every,
+            "the routers' loss is one of a whole step, and with sync_every replicas have parts of it",
+        ),
+    ):
+        if wrong:
+            raise UserError(settings.place(key), problem, cure)
 
 
 def shards(size: int, ranks: int) -> int:

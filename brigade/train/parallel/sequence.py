@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..cluster import World
-from ..data.collate import ABOUT, About, Collate
+from ..data.collate import ABOUT, REAL, About, Collate
 from ..data.store import IGNORED, TokenSequence
 from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
@@ -42,7 +42,7 @@ class DividedSequences(Collate):
         batch = super().__call__(fetched)
         size = batch["input_ids"].shape[1] // self.of
         begin = size * self.number
-        for key in ("input_ids", "labels", "position_ids"):
+        for key in {"input_ids", "labels", "position_ids", REAL} & batch.keys():
             batch[key] = batch[key][:, begin : begin + size].contiguous()
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)

@@ -210,6 +210,9 @@ class TrainingSection(Section):
     """Compile the decoder layers and the loss with torch.compile. auto: where that is proven on this run's GPUs and faster."""
     use_liger_kernel: bool = False
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
+    router_aux_loss_coef: AtLeastZero | None = None
+    """Weight of a mixture's loss that rewards sending tokens to all experts alike, over all tokens of a step
+    (docs/expert-parallelism.md). null: config.json's own where it says output_router_logits, else 0."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
     256 MiB (docs/sequence-parallelism.md)."""

@@ -1,5 +1,7 @@
 """Mixtures of experts as Transformers holds them, and as ZeRO-3 gathers them."""
 
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
@@ -74,3 +76,37 @@ def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
         return bool(config.target_parameters)
 
     return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}
+
+
+# Arguments of Transformers' load_balancing_loss_func where it is what loop/router_loss.py computes; Doge's has other ones.
+_OF_BALANCE = ["gate_logits", "num_experts", "top_k", "attention_mask"]
+
+
+def balances(config: Any) -> bool:
+    """Whether Transformers adds to this config's model, where asked, the loss of Switch Transformers over all its routers."""
+    from transformers import AutoModelForCausalLM
+
+    text = config.get_text_config()
+    if not hasattr(text, "router_aux_loss_coef") or type(text) not in AutoModelForCausalLM._model_mapping:
+        return False
+    model = AutoModelForCausalLM._model_mapping[type(text)]
+    loss = getattr(sys.modules[model.__module__], "load_balancing_loss_func", None)
+    return loss is not None and [*inspect.signature(loss).parameters] == _OF_BALANCE and bool(_recorders(model))
+
+
+def routers(model: Any) -> list[tuple[Any, int]]:
+    """The modules of a model whose outputs Transformers records as router_logits, and which output of each that is
+    (utils/output_capturing.py: OutputRecorder)."""
+    modules = dict(model.named_modules())
+    recorders = next((found for module in modules.values() if (found := _recorders(type(module)))), [])
+    return [
+        (module, recorder.index)
+        for name, module in modules.items()
+        for recorder in recorders
+        if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name
+    ]
+
+
+def _recorders(kind: type) -> list[Any]:
+    found = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", [])
+    return found if isinstance(found, list) else [found]
