@@ -87,7 +87,7 @@ class Trainer(EvaluatingTrainer):
             callbacks=list(callbacks),
             optimizer_cls_and_kwargs=optimizer,
         )
-        if not self.model_accepts_loss_kwargs:
+        if summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
             if why := summed_loss.why_not_divided(model.config, trusts):
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"

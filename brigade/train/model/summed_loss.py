@@ -1,12 +1,26 @@
 """Whether a model divides the sum of its tokens' losses by the number that it is told: tried out, not believed."""
 
+import inspect
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ...errors import first_line
 from .. import upstream
 from .tiny import shrink
+
+
+def is_doubtful(model: Any, says: bool) -> bool:
+    """Whether a model has to be tried: it says that its loss takes no number, or its forward pass, which takes any keyword, hands
+    the loss to something else than Transformers' loss functions (CPM-Ant, TrOCR).
+
+    says: what Transformers makes of its signature (Trainer.model_accepts_loss_kwargs)
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not says or not isinstance(base, PreTrainedModel):  # a stage of a pipeline has no loss of its own
+        return not says
+    return "self.loss_function(" not in inspect.getsource(inspect.unwrap(type(base).forward))
 
 
 def why_not_divided(config: Any, trust_remote_code: bool = False) -> str:
