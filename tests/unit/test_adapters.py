@@ -38,7 +38,7 @@ def config_of(tmp_path_factory):
         "moe": MOE,
         "dense and moe": MOE | {"mlp_only_layers": [0]},
     }
-    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon"):
+    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon", "falcon_h1", "mamba2"):
         configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
     for name, config in configs.items():
@@ -265,3 +265,14 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     model = adapters.wrap(load_base(settings, str(tmp_path), torch.bfloat16), settings, "")
     four = sum(p.numel() for name, p in whole.named_parameters() if "proj" in name) / parameter_count(model)
     assert f"; {four:.0%} of them are in 4 bits" in adapters.describe(settings.recipe.model, model)["method"]
+
+
+@pytest.mark.parametrize("model, trained", [("falcon_h1", {"q_proj", "in_proj", "down_proj"}), ("mamba2", {"in_proj"})])
+def test_all_linear_beside_mamba_leaves_out_what_peft_refuses(model, trained, config_of):
+    """It refused the whole run."""
+    settings = settings_of(config_of(model))
+    adapters.check_targets(settings, load_config(settings))
+    wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
+    names = {name.split(".lora_")[0].rpartition(".")[2] for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert trained <= names and "out_proj" not in names
+    assert "out_proj of Mamba's layers stays as it is" in adapters.describe(settings.recipe.model, wrapped)["method"]

@@ -64,7 +64,7 @@ DEFINED = {
         "fsdp2_prepare_auto_wrap_policy",
         "fsdp2_prepare_model",
     ],
-    "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
+    "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes", "_check_lora_target_modules_mamba"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/auto_tp.py": [

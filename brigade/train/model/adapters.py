@@ -12,7 +12,7 @@ from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
-from ..upstream.experts import taken_for_experts
+from ..upstream.experts import beside_mamba, taken_for_experts
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -34,6 +34,8 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
         plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
         if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
+        if refused := sorted(beside_mamba(model.get_base_model(), plain)):
+            experts += f"; {', '.join(refused)} of Mamba's layers stays as it is, because PEFT refuses adapters there"
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)
@@ -228,7 +230,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     targets: Any = section.lora_target_modules
     layers = linear_layers(model)
     if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
-        head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
+        head, taken = model.get_output_embeddings(), taken_for_experts(model, layers) | beside_mamba(model, layers)
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
     elif untaught(model):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(_fits(name, target) for target in targets)]

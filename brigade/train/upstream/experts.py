@@ -110,3 +110,19 @@ def routers(model: Any) -> list[tuple[Any, int]]:
 def _recorders(kind: type) -> list[Any]:
     found = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", [])
     return found if isinstance(found, list) else [found]
+
+
+def beside_mamba(model: Any, layers: list[str]) -> set[str]:
+    """Return those last parts of the names in `layers` on which PEFT 0.21.2 puts no adapter in a model with Mamba's layers, whose
+    kernels read these weights past the module (tuners/tuners_utils.py: _check_lora_target_modules_mamba)."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    def refused(name: str) -> bool:
+        try:
+            _check_lora_target_modules_mamba(LoraConfig(), model, name)
+        except ValueError:
+            return True
+        return False
+
+    return {name for name in {layer.rpartition(".")[2] for layer in layers} if refused(name)}
