@@ -41,6 +41,8 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
         tiny["word_embed_proj_dim"] //= 2  # projections lie between the two
     for key in tiny.keys() & {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}:
         tiny[key] = config[key] and min(TINY[key], config[key])  # some routers choose a single one
+    if "qk_head_dim" in tiny and {"qk_nope_head_dim", "qk_rope_head_dim"} <= tiny.keys():
+        tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     tiny["vocab_size"] = VOCABULARY
     if isinstance(config.get("text_config"), dict):
         tiny["text_config"] = shrink(config["text_config"], divisor, layers)
