@@ -78,6 +78,11 @@ LARGEST_TINY = 20_000_000  # parameters
 # Keys without which Transformers' default config of a type builds no model; published ones have them.
 LACKING: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
+        }
+    },
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "lfm2_moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
     "nemotron": {"num_key_value_heads": 8},
@@ -139,14 +144,18 @@ def train(column: str, names: list[str], folder: Path) -> Iterator[tuple[str, di
             "false",
         ]
         cases.append({"name": name, "flags": [*shared, *model, *flags, "--output_dir", str(outputs / name)]})
+    tried: set[str] = set()
     while cases:
+        first = cases[0]
         job = outputs / "job.json"
         job.write_text(json.dumps({"folder": str(folder), "results": str(outputs), "cases": cases}))
         done = run_ranks("benchmarks.architectures_worker", str(job), ranks=ranks, timeout=60 + 60 * len(cases))
         while cases and (result := outputs / f"{cases[0]['name']}.result.json").exists():
             yield cases.pop(0)["name"], json.loads(result.read_text())
-        if cases:
+        if cases and (cases[0] is first or cases[0]["name"] in tried):
             yield cases.pop(0)["name"], {"failed": done.stderr}
+        elif cases:  # what another model left in the process may have killed it
+            tried.add(cases[0]["name"])
 
 
 def plan(name: str, folder: Path) -> dict[str, Any]:
