@@ -59,8 +59,10 @@ def check(
 
 def _check_sizes(layer: Any, size: int, ends_whole: bool, in_4bit: bool, shards: int) -> Mistake | None:
     """Return why sizes of a layer's config do not divide, as check() does. ends_whole: whether embeddings and head stay whole"""
-    heads, width, block = layer.num_attention_heads, layer.intermediate_size, tensor_adapters.BLOCK
-    width = math.gcd(*width) if isinstance(width, list) else width  # Gemma 3n has one for each layer
+    heads, block = layer.num_attention_heads, tensor_adapters.BLOCK
+    # Gemma 3n has one for each layer, and a mixture without dense layers that of the expert which all tokens visit.
+    width = getattr(layer, "intermediate_size", None) or getattr(layer, "shared_expert_intermediate_size", 0)
+    width = math.gcd(*width) if isinstance(width, list) else width
     sizes = {
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(layer, "num_key_value_heads", None) or heads,
