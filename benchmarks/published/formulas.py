@@ -13,8 +13,8 @@ from brigade.plan.costs.communication import CONTENTION, Shared, sharding_second
 from brigade.plan.costs.division import Division, division
 from brigade.plan.costs.estimate import SHORT, Estimate
 from brigade.plan.costs.job import Job
-from brigade.plan.costs.layer import Op
 from brigade.plan.costs.memory import LOGIT_BYTES, Memory
+from brigade.plan.costs.operation import Op
 from brigade.plan.costs.stages import NF4, Stage
 from brigade.plan.hardware import Gpu, gpu
 from brigade.plan.hardware.network import Links

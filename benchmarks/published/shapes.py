@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from brigade.plan.shape.find import described, known_config
 from brigade.plan.shape.model_shape import FAMILIES, LLAMA, Family, ModelShape
@@ -90,7 +91,7 @@ def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     groups, billions = size(row, "kv_heads", heads), _billions(row)[0]
     if heads % groups:
         raise Inexpressible(f"{groups} kv_heads do not divide {heads} heads")
-    experts = {}
+    experts: dict[str, Any] = {}
     if found := re.search(r"mixtral.*?(\d+)x\d+b", name, re.I):  # the only mixture whose name says all: of so many, two
         experts = {"experts": int(found[1]), "top_k": 2, "expert_ffn": size(row, "ffn"), "moe_layers": layers}
     elif MIXTURE.search(name):

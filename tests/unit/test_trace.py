@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,12 @@ from transformers.integrations import moe
 
 from brigade.__main__ import main
 from brigade.errors import UserError
+from brigade.plan.choice.search import KNOWN
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.plan.costs.step_time import layer_seconds
+from brigade.plan.hardware import gpu
 from brigade.plan.shape import from_code as shape_from_code
 from brigade.plan.shape import stand_ins, traced_model
 from brigade.plan.shape.find import described
@@ -159,6 +163,53 @@ def test_layers_of_other_families_agree(family, values):
         assert activation_bytes(job)[0] == pytest.approx(sum(found.layers) / len(found.layers), rel=0.06), attention
 
 
+# Hybrids: three layers of four without attention, as Qwen3.5 has them, and LFM2's convolutions.
+LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+STATE = {
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+HYBRIDS = {
+    "qwen3_5_text": STATE | {"layer_types": LINEAR},
+    "qwen3_next": STATE | EXPERTS | {"layer_types": LINEAR, "shared_expert_intermediate_size": 64},
+    "olmo_hybrid": STATE | {"layer_types": LINEAR, "linear_num_value_heads": 4, "pad_token_id": 0, "eos_token_id": 1},
+    "lfm2": {"layer_types": ["conv", "conv", "conv", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_layers_of_hybrids_agree(family, checkpointing):
+    """The rule and the convolution stand in both for what their kernels keep; a layer by itself takes the most of its kind."""
+    document = config(family, **{"num_hidden_layers": 4} | HYBRIDS[family])
+    shape = described(document, "x")
+    assert shape.mixer and shape.mixer.layers == 3 and shape.attending == 0.25
+    job = Job(shape, LENGTH, checkpointing=checkpointing)
+    found = trace(document, settings_of(job))
+    assert 4 * activation_bytes(job)[0] == pytest.approx(3 * found.layers[0] + found.layers[1], rel=0.08)
+    if checkpointing == "none":
+        assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
+
+
+def test_a_hybrid_attends_in_some_layers_only():
+    shape = described(config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4}), "x")
+    assert shape.attended(1000) == 250 and Job(shape, 1000).scored == 1000
+    for axis in ("tensor", "context"):
+        with pytest.raises(UserError, match="gated delta rule"):
+            Job(shape, 1000, **{axis: 2})
+    assert not KNOWN["tensor"](shape) and not KNOWN["sequence"](shape) and KNOWN["stages"](shape)
+
+
+def test_torchs_own_recurrence_keeps_more_than_its_kernel(monkeypatch):
+    """What a run without flash-linear-attention takes, of which the plan warns."""
+    document = config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4})
+    with_kernels = traced_model.measure(document, TraceSettings(LENGTH)).layers[0]
+    monkeypatch.setattr(traced_model, "mixers", lambda model: nullcontext())
+    assert traced_model.measure(document, TraceSettings(LENGTH)).layers[0] > 2 * with_kernels
+
+
 def test_mixed_layers_are_counted_by_kind():
     document = config("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 3])
     dense, moe = trace(document, TraceSettings(LENGTH)).layers
@@ -299,6 +350,10 @@ def test_measured_and_known_shapes_agree(family, values):
         assert getattr(known, name) == getattr(seen, name), name
     assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm
     assert lora_parameters(known, 8) == lora_parameters(seen, 8)
+
+
+def test_a_name_with_three_letters_of_a_state_space_model_is_none():
+    assert described({"model_type": "seed_oss", **SMALL}, "x").layers == 5  # its MLP is a SeedOssMLP
 
 
 def test_norms_without_weights_are_described():

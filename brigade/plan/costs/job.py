@@ -117,6 +117,9 @@ class Job:
         if self.shape.heads % self.tensor:
             problem = f"{self.tensor} does not divide the model's {self.shape.heads} attention heads"
             raise UserError("tensor parallelism", problem, "use a divisor of it")
+        if self.shape.mixer and self.tensor * self.context > 1:
+            problem = f"no formula describes how ranks share a {self.shape.mixer.kind}"
+            raise UserError("tensor and sequence parallelism", problem, "measure it with a short run instead")
         if self.pipeline > self.shape.layers:
             problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
             raise UserError("pipeline parallelism", problem, "use fewer stages")
@@ -188,5 +191,6 @@ class Job:
 
     @property
     def scored(self) -> float:
-        """Mean over layers of the tokens that attention computes scores for, per token: eager attention skips none."""
-        return self.sequence if self.attention == "eager" else self.shape.attended(self.length)
+        """Mean over layers with attention of the tokens that it computes scores for, per token: eager attention skips none."""
+        s = self.shape
+        return self.sequence if self.attention == "eager" else s.attended(self.length) / s.attending

@@ -12,41 +12,14 @@ reads, so that the outputs of norm and activation are kept.
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from .adapters import adapter_traffic
 from .job import Job
+from .mixer import mixer_ops
+from .operation import Op
 
 NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
-Kind = Literal["product", "attention", "pointwise"]
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operation, per token.
-
-    flops: forward; a product costs twice as much backward, attention 2.5 times (it computes the scores again)
-    shape: of a product, (inner, outer) width of its weight
-    moved, moved_back: bytes read and written, forward and backward
-    kept: bytes for the backward pass
-    back: bytes that its own backward pass needs besides, at its peak
-    split: whether tensor parallelism divides it
-    experts: how many weights of that shape the tokens are spread over
-    tiled: computed for a tile of tokens at a time, and once more in the backward pass: nothing is kept
-    """
-
-    name: str
-    kind: Kind
-    flops: float = 0.0
-    shape: tuple[int, int] = (0, 0)
-    moved: float = 0.0
-    moved_back: float = 0.0
-    kept: float = 0.0
-    back: float = 0.0
-    split: bool = True
-    experts: int = 0
-    tiled: bool = False
 
 
 @functools.singledispatch
@@ -72,17 +45,10 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         moved, copies = 4 * exchanged_width(job), max(1.0, job.context / shape.kv_heads) - 1
         yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=2 * q + 2 * kv * copies)
     yield from norm(0)
-    yield Op("qkv", "product", 2 * h * (q + kv), (h, q + kv))
-    turned = q + kv / 2
-    if family.qk_norm:
-        yield _norm(job, "qk norm", turned)
-    if family.rotary:
-        moved = (4 if "rotary" in job.kernels else 20) * turned
-        # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
-        sliced = family.fused_qkv and not (job.attention == "eager" and shape.kv_heads != shape.heads)
-        yield Op("rotary", "pointwise", moved=moved, moved_back=moved, kept=2 * turned * sliced)
-    yield from _attention(job)
-    yield Op("out", "product", 2 * q * h, (q, h))
+    if shape.attending:
+        yield from (replace(op, share=shape.attending) for op in _attention_with_products(job))
+    if shape.mixer:
+        yield from (replace(op, share=1 - shape.attending) for op in mixer_ops(job))
     if family.norms == 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
@@ -95,6 +61,26 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     yield from (replace(op, tiled=True) for op in inside) if job.tiled_mlp else inside
     if family.norms == 4:
         yield from norm(3)
+
+
+def _attention_with_products(job: Job) -> Iterator[Op]:
+    """Yield attention with what stands before and behind it."""
+    shape = job.shape
+    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    wide = q * (1 + family.output_gate)
+    yield Op("qkv", "product", 2 * h * (wide + kv), (h, wide + kv))
+    turned = q + kv / 2
+    if family.qk_norm:
+        yield _norm(job, "qk norm", turned)
+    if family.rotary:
+        moved = (4 if "rotary" in job.kernels else 20) * turned
+        # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
+        sliced = family.fused_qkv and not (job.attention == "eager" and shape.kv_heads != shape.heads)
+        yield Op("rotary", "pointwise", moved=moved, moved_back=moved, kept=2 * turned * sliced)
+    yield from _attention(job)
+    if family.output_gate:  # by its sigmoid: the gate, its sigmoid, and what both are multiplied to
+        yield Op("gate", "pointwise", moved=14 * q, moved_back=20 * q, kept=6 * q)
+    yield Op("out", "product", 2 * q * h, (q, h))
 
 
 def _experts(job: Job) -> Iterator[Op]:

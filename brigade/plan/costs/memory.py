@@ -92,15 +92,15 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
     kept = freed = peak = inside = 0.0
     tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (train/parallel/tiled.py)
     pairs = [(op, job.tensor if op.split else 1) for op in layer_ops(job, moe)]
-    for op, share in pairs:
+    for op, parts in pairs:
         if op.tiled:
-            inside += op.kept / share
+            inside += op.kept * op.share / parts
         elif not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
-            kept += op.kept / share
-    for op, share in reversed(pairs):
-        needs = tile * (inside + op.back / share) if op.tiled else op.back / share
+            kept += op.kept * op.share / parts
+    for op, parts in reversed(pairs):
+        needs = tile * (inside + op.back / parts) if op.tiled else op.back / parts
         peak = max(peak, needs - freed)
-        freed += 0.0 if op.tiled else op.kept / share
+        freed += 0.0 if op.tiled else op.kept * op.share / parts
     return kept, peak
 
 

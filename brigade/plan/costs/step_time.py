@@ -13,7 +13,8 @@ from .communication import between_layers, border_seconds, data_seconds
 from .conventions import LOGIT_BYTES
 from .division import division
 from .job import Job
-from .layer import Op, layer_ops
+from .layer import layer_ops
+from .operation import Op
 from .stages import gathered_bytes, stages
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -117,7 +118,10 @@ def _longer(job: Job) -> float:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """Return the seconds of a layer and micro-batch (forward, backward with recomputation), and the share that is recomputed."""
     s, stream = job.shape, g.stream_rate
-    both = [(op, *op_seconds(job, g, op)) for op in layer_ops(job, moe)]
+    both = []
+    for op in layer_ops(job, moe):
+        forward, backward = op_seconds(job, g, op)
+        both.append((op, op.share * forward, op.share * backward))
     forward, backward = sum(one for _, one, _ in both), sum(one for _, _, one in both)
     if job.dora:
         weights = sum(inner * outer for _, inner, outer in linears(s, job.targets, moe=moe))

@@ -59,6 +59,11 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
     if sparse := sparse_attention(config):
         how = "this counts attention to all earlier tokens, and nothing for choosing some"
         said.append(f"The attention of {shape.name} is sparse ({sparse}): {how}.")
+    if shape.mixer:
+        count, kind = counted(shape.mixer.layers, "layer"), shape.mixer.kind
+        how = "counted as flash-linear-attention and causal-conv1d compute it; without these packages it takes several times the "
+        how += "memory and time, and no run of published tables has such layers"
+        said.append(f"{count} of {shape.name}'s {shape.layers} have a {kind} instead of attention: {how}.")
     if shape.other:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
         what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"

@@ -12,14 +12,16 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import sizes_that_differ
 from ...train.upstream.experts import taken_for_experts
 from .from_config import windows
-from .model_shape import Family, ModelShape
+from .model_shape import Family, Mixer, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
+STATES = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")  # of a config's keys linear_...
 # Kinds of layers that no formula here describes, by their names in `layer_types` and in modules.
-NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|ssm|retention|delta", re.I)
+MIXERS = {"linear_attention": "gated delta rule", "conv": "short convolution"}  # of `layer_types`, with formulas
+NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
+    mixer = description["mixer"]
+    if mixer:
+        mixer = Mixer(**mixer | {"products": tuple(map(tuple, mixer["products"]))})
     return MeasuredShape(
-        **description | {"family": Family(**description["family"]), "name": name or description["name"]}
+        **description | {"family": Family(**description["family"]), "name": name or description["name"], "mixer": mixer}
     )
 
 
@@ -67,7 +72,8 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     if differ := sizes_that_differ(text.to_dict()):
         problem = f"the formulas describe layers of one size, and its layers differ in {', '.join(differ)}"
         raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
-    _check_attention(kind, text, layers)
+    mixer, attending = _mixer(text, layers)
+    _check_attention(kind, text, attending, mixer is not None)
 
     def number(key: str, default: int = 0) -> int:
         """The config's, by any of its names."""
@@ -85,16 +91,19 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     gated_experts = any("gate" in name or "w3" in name for name, _ in layers.named_parameters() if EXPERTS.search(name))
     ffn = number("intermediate_size") or 4 * hidden
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
+    if (built := _built_width(attending[-1], hidden)) not in (0, ffn):  # LFM2's code makes less of what its config says
+        ffn, gated = built, True
     into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = output is None or output.weight is into
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     norms = [
         (n, m)
-        for n, m in layers[0].named_modules()
+        for n, m in attending[0].named_modules()
         if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
     ]
     window, windowed = windows(text.to_dict(), len(layers))
-    first, last = ([name for name, _ in layers[place].named_modules()] for place in (0, -1))
+    first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
+    key_value_heads = _key_value_heads(attending[-1], heads, head_dim)
     family = Family(
         gated=gated,
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
@@ -106,6 +115,10 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         fused_gate=any(name.endswith("gate_up_proj") for name in first),
         rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
         eager=not upstream.supports(model, "sdpa"),
+        output_gate=any(
+            name.endswith("q_proj") and (_widths(module) or (0, 0))[0] == 2 * heads * head_dim
+            for name, module in attending[-1].named_modules()
+        ),
     )
     return MeasuredShape(
         kind,
@@ -113,7 +126,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         hidden,
         ffn,
         heads,
-        _key_value_heads(layers[-1], heads, head_dim),
+        key_value_heads,
         head_dim,
         number("vocab_size"),
         tied=tied,
@@ -122,6 +135,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         expert_ffn=each // ((3 if gated_experts else 2) * hidden),
         shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden),
         moe_layers=len(moe),
+        mixer=mixer,
         window=window,
         windowed_layers=windowed,
         family=family,
@@ -135,10 +149,39 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     )
 
 
-def _check_attention(kind: str, text: Any, layers: Any) -> None:
-    """Raise UserError for a model whose layers are not all attention and an MLP."""
-    types = {str(one) for one in getattr(text, "layer_types", None) or () if NOT_ATTENTION.search(str(one))}
-    others = {type(module).__name__ for module in layers.modules() if NOT_ATTENTION.search(type(module).__name__)}
+def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
+    """(what a hybrid has instead of attention in some layers, the layers with attention). None where no formula describes it."""
+    types = list(getattr(text, "layer_types", None) or ())
+    kinds = {MIXERS[one] for one in types if one in MIXERS}
+    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS]
+    if len(kinds) != 1 or len(types) != len(layers) or not attending:
+        return None, list(layers)
+    kind, first = kinds.pop(), next(layer for layer, one in zip(layers, types, strict=True) if one in MIXERS)
+    states = [getattr(text, f"linear_{key}", 0) for key in STATES]
+    convolutions = [(name, module) for name, module in first.named_modules() if type(module).__name__ == "Conv1d"]
+    if len(convolutions) != 1 or (kind == MIXERS["linear_attention"]) != all(states):
+        return None, list(layers)
+    place, convolution = convolutions[0][0].rpartition(".")[0], convolutions[0][1]
+    products = tuple((module.in_features, module.out_features) for _, module in _linear(first.get_submodule(place)))
+    rule = (
+        dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states), strict=True)) if all(states) else {}
+    )
+    return Mixer(kind, len(layers) - len(attending), products, convolution.in_channels, **rule), attending
+
+
+def _linear(module: Any) -> list[tuple[str, Any]]:
+    """The linear layers of a mixer, that which gives its output at the end."""
+    import torch
+
+    found = [(name, each) for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
+    return sorted(found, key=lambda one: one[0].startswith("out"))
+
+
+def _check_attention(kind: str, text: Any, layers: Any, mixer: bool) -> None:
+    """Raise UserError for a model whose layers are not all attention and an MLP. layers: without those that have a mixer"""
+    named = () if mixer else getattr(text, "layer_types", None) or ()
+    types = {str(one) for one in named if NOT_ATTENTION.search(str(one))}
+    others = {type(m).__name__ for layer in layers for m in layer.modules() if NOT_ATTENTION.search(type(m).__name__)}
     plain = sum(any(ATTENTION.search(name) for name, _ in layer.named_modules()) for layer in layers)
     found = sorted(types or others - {"Conv1D"})  # GPT-2's name for a linear layer
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
@@ -153,6 +196,19 @@ def _widths(module: Any) -> tuple[int, int] | None:
     from transformers.pytorch_utils import Conv1D
 
     return tuple(module.weight.shape) if isinstance(module, (torch.nn.Linear, Conv1D)) else None
+
+
+def _built_width(layer: Any, hidden: int) -> int:
+    """The width of a layer's gated MLP, where it has one by three linear layers; else 0."""
+    import torch
+
+    mlp = [
+        (module.in_features, module.out_features)
+        for name, module in layer.named_modules()
+        if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
+    ]
+    widths = {one if other == hidden else other for one, other in mlp}
+    return widths.pop() if len(mlp) == 3 and len(widths) == 1 else 0
 
 
 def _parts(layer: Any) -> dict[str, int]:

@@ -29,6 +29,27 @@ class Family:
     tied: bool = False
     positions: int = 0
     rotary: bool = True
+    output_gate: bool = False
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """What hands on earlier tokens in the layers of a hybrid that have no attention.
+
+    kind: "gated delta rule" (Yang et al. 2024, arXiv 2412.06464) or "short convolution" (LFM2)
+    layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
+    convolved: elements per token that go through the short convolution
+    heads, key_heads: of the rule, for values, and for keys and queries; key_dim, value_dim: rows and columns of a head's state
+    """
+
+    kind: str
+    layers: int
+    products: tuple[tuple[int, int], ...]
+    convolved: int
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
 
 
 LLAMA = Family()
@@ -44,6 +65,7 @@ class ModelShape:
     moe_layers: how many of the layers have experts
     window, windowed_layers: sliding-window attention, and how many layers have it
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
+    mixer: of a hybrid, what its other layers have instead of attention
     """
 
     name: str
@@ -64,6 +86,12 @@ class ModelShape:
     window: int = 0
     windowed_layers: int = 0
     other: int = 0
+    mixer: Mixer | None = None
+
+    @property
+    def attending(self) -> float:
+        """Share of the layers that have attention."""
+        return 1 - self.mixer.layers / self.layers if self.mixer else 1.0
 
     @property
     def dense_layers(self) -> int:
@@ -154,6 +182,7 @@ class ModelShape:
         return (self.active - self.embedding - self.head - self.final_norm) / self.layers
 
     def attended(self, length: float) -> float:
-        """Mean over layers of the length that a token's attention sees at most, of samples `length` long."""
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 in a mixer."""
         inside = min(length, self.window) if self.window else length
-        return (self.windowed_layers * inside + (self.layers - self.windowed_layers) * length) / self.layers
+        whole = self.layers * self.attending - self.windowed_layers
+        return (self.windowed_layers * inside + whole * length) / self.layers

@@ -4,8 +4,12 @@ FlashAttention keeps queries, keys, values, its output and an fp32 log-sum-exp p
 backward pass says (aten::_flash_attention_backward). SDPA on a CPU keeps the same, but where a window or a batch asks for a
 mask it takes another kernel and repeated keys and values. Liger's norms and gated MLPs keep what their autograd functions save
 (liger_kernel/ops/rms_norm.py, swiglu.py); its rotary embedding keeps nothing of the activations, as Transformers' does not.
+A hybrid's gated delta rule and short convolution keep what flash-linear-attention's and causal-conv1d's do.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,6 +71,72 @@ class _GatedInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return ctx.saved_tensors
+
+
+class _DeltaRule(torch.autograd.Function):
+    """What fla/ops/gated_delta_rule/chunk.py saves, with chunks of 64 tokens. query, key, value: (rows, tokens, heads, size)"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        rows, tokens, heads = g.shape
+        ctx.save_for_backward(
+            torch.empty_like(query, memory_format=torch.contiguous_format),  # normalised, in l2norm_fwd
+            query.new_empty(query.shape[:-1], dtype=torch.float32),
+            torch.empty_like(key, memory_format=torch.contiguous_format),
+            key.new_empty(key.shape[:-1], dtype=torch.float32),
+            value.contiguous(),
+            torch.empty_like(g),  # summed up within chunks
+            beta,
+            query.new_empty(rows, tokens, heads, 64),
+        )
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, _, key, _, value, g, beta, _ = ctx.saved_tensors
+        rows, tokens, heads = g.shape
+        # States at the borders of chunks and what goes into them are computed again.
+        again = [query.new_empty(rows, tokens // 64 + 1, heads, key.shape[-1], value.shape[-1]) for _ in range(2)]
+        again += [torch.empty_like(value), value.new_empty(rows, tokens, heads, key.shape[-1])]
+        return tuple(torch.empty_like(each) for each in (query, key, value, g, beta))
+
+
+def _delta_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    return _DeltaRule.apply(query, key, value, g, beta), None
+
+
+class _Convolution(torch.autograd.Function):
+    """A causal convolution in one kernel, with its activation: it saves its input (causal_conv1d_interface.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def _convolution(hidden: Any, weight: Any, bias: Any = None, activation: Any = None, **kwargs: Any) -> torch.Tensor:
+    return _Convolution.apply(hidden, weight)
+
+
+@contextmanager
+def mixers(model: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, the recurrences of a hybrid are stand-ins for their kernels."""
+    rooms = {sys.modules[type(module).__module__] for module in model.modules()}
+    stand_ins = {"torch_chunk_gated_delta_rule": _delta_rule, "causal_conv1d_fn": _convolution}
+    replaced = [(room, name, getattr(room, name)) for room in rooms for name in stand_ins if hasattr(room, name)]
+    for room, name, _ in replaced:
+        setattr(room, name, stand_ins[name])
+    try:
+        yield
+    finally:
+        for room, name, own in replaced:
+            setattr(room, name, own)
 
 
 def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import UserError, first_line
 from ...train import upstream
 from ...train.model.config_json import check_causal
-from .stand_ins import FLASH, fuse, register_flash
+from .stand_ins import FLASH, fuse, mixers, register_flash
 from .trace_settings import Trace, TraceSettings
 
 
@@ -162,7 +162,7 @@ def run(
         return embedded[0]
 
     model.get_input_embeddings().register_forward_hook(begin)
-    with Live([*model.parameters(), *model.buffers(), ids]) as live:
+    with mixers(model), Live([*model.parameters(), *model.buffers(), ids]) as live:
         marks = _Marks(live, chosen)
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.autocast):
             loss = model(input_ids=ids, labels=ids, use_cache=False, **inputs).loss

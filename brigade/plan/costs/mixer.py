@@ -1,0 +1,58 @@
+"""List the operations of a hybrid's mixer, which stands in the place of attention: as layer.py does for a decoder layer.
+
+Counted is what Transformers' modules compute with the kernels of flash-linear-attention and causal-conv1d. Without these
+Transformers computes in torch, in fp32 and by tensors of whole chunks, which takes several times the memory and time. No GPU has
+measured either here.
+"""
+
+from collections.abc import Iterator
+
+from ..shape.model_shape import Mixer
+from .job import Job
+from .operation import Op
+
+CHUNK = 64  # tokens that the rule computes at once (fla/ops/gated_delta_rule/chunk.py)
+# A chunk's products are small, and each waits for the state before it: as many times slower than one large product is assumed.
+SMALL = 3
+
+
+def mixer_ops(job: Job) -> Iterator[Op]:
+    """Yield the operations of a mixer between a layer's first norm and its residual sum."""
+    mixer = job.shape.mixer
+    assert mixer
+    *into, (inner, outer) = mixer.products
+    for one in into:
+        yield Op("mixer in", "product", 2 * one[0] * one[1], one)
+    # The kernel reads and writes each element once, and keeps its input; torch's copies it before and after.
+    width = mixer.convolved
+    yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width)
+    yield from _rule(job, mixer) if mixer.heads else _gates(width)
+    yield Op("mixer out", "product", 2 * inner * outer, (inner, outer), kept=2 * inner)
+
+
+def _gates(width: int) -> Iterator[Op]:
+    """Yield the two products of LFM2 around its convolution, which keep all three parts of what `in` gives, and the result."""
+    yield Op("gates", "pointwise", moved=12 * width, moved_back=24 * width, kept=8 * width)
+
+
+def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
+    """Yield the gated delta rule (ChunkGatedDeltaRuleFunction) and the gated norm behind it.
+
+    The rule keeps normalised queries and keys, values, for each head a chunk's triangle and its two gates with what they are
+    computed from. States at the chunks' borders are computed again in the backward pass.
+    """
+    heads, keys, values = mixer.heads, mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim
+    kept = 4 * keys + 2 * values + heads * (2 * CHUNK + 28)
+    # For each head: keys with keys, queries with keys, what the triangle makes of keys and values, and the state read, corrected
+    # and written.
+    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    states = 2 * heads * mixer.key_dim * mixer.value_dim / CHUNK
+    yield Op("rule", "product", SMALL * heads * each, (values, max(1, SMALL * heads * each // (2 * values))))
+    moved = 8 * keys + 6 * values + 4 * states
+    yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=2 * moved)
+    if "norm" in job.kernels:
+        yield Op("gated norm", "pointwise", moved=6 * values, moved_back=12 * values, kept=4 * values)
+    else:  # in fp32: input, normalised, gate and its silu; in bf16 what the weight multiplies, twice
+        yield Op(
+            "gated norm", "pointwise", moved=46 * values, moved_back=69 * values, kept=20 * values, back=16 * values
+        )
