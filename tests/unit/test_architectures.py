@@ -30,6 +30,7 @@ def test_a_difference_is_held_to_what_rounding_moves(loss, rounding, expected):
     [
         ({"refused": "error in here\n  it has no heads\n  cure: none"}, "refused", "it has no heads"),
         ({"failed": "Traceback\nRuntimeError: a size\nends here"}, "fails", "RuntimeError: a size"),
+        ({"failed": "error on vm, rank 0 of 1: a flag\n  a mean\n  cure: another model"}, "refused", "a mean"),
         ({"log": LOG, "said": "samples   padded: nothing tells it\n"}, "trains", "padded: nothing tells it"),
     ],
 )

@@ -24,7 +24,9 @@ def test_a_loss_that_does_not_is_named(monkeypatch):
     assert "ZeroDivisionError" in why_not_divided(transformers.AutoConfig.for_model("qwen3"))
 
 
-@pytest.mark.parametrize("name, doubtful", [("qwen3", False), ("gemma3_text", False), ("cpmant", True), ("trocr", True)])
+@pytest.mark.parametrize(
+    "name, doubtful", [("qwen3", False), ("gemma3_text", False), ("cpmant", True), ("trocr", True)]
+)
 def test_a_forward_pass_with_a_loss_of_its_own_is_tried_whatever_its_signature_says(name, doubtful):
     """Theirs takes any keyword, and is a mean: accumulation changed the loss of CPM-Ant by a factor of 4."""
     config = transformers.CONFIG_MAPPING[name].from_dict(shrink(transformers.CONFIG_MAPPING[name]().to_dict()))

@@ -47,7 +47,9 @@ def check_strategy(run: Run, config: Any) -> None:
     if getattr(config.get_text_config(), "altup_num_inputs", 0):
         _check_altup(run.strategy)
     if run.strategy.kind == "ddp" and getattr(config.get_text_config(), "compress_rates", None):
-        problem = "its compressors get no gradient from sequences that are shorter than what they compress, as DDP demands"
+        problem = (
+            "its compressors get no gradient from sequences that are shorter than what they compress, as DDP demands"
+        )
         raise UserError(run.strategy.source, problem, "use FSDP2 or ZeRO")
     layer_classes.check(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
