@@ -89,6 +89,7 @@ def said_of_recipes(tmp_path_factory, asked_for):
                 "recipes/llama-3.1-405b/full-3d-16x8.yaml",
                 "recipes/llama-3.1-8b/full-128k.yaml",
                 "recipes/qwen3-14b/qlora.yaml",
+                "recipes/qwen3.5-9b/full.yaml",
             ],
         ),
         matrix=RECIPES,

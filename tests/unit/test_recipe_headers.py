@@ -33,6 +33,7 @@ from brigade.train.recipe.files import read_yaml
 from brigade.train.recipe.method import method_of
 from brigade.train.strategy import choose
 from brigade.train.strategy.axes import NAMES
+from brigade.train.upstream.experts import taken_for_experts
 from brigade.train.strategy.state_bytes import model_states
 from testing.shipped import shipped
 
@@ -151,7 +152,13 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     assert f"{whole:,} parameters" in states
     if section.use_peft:
         head = model.get_output_embeddings()
-        layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        taken = taken_for_experts(model, adapters.linear_layers(model))
+        named = [
+            (name.rpartition(".")[2], m)
+            for name, m in model.named_modules()
+            if isinstance(m, torch.nn.Linear) and m is not head
+        ]
+        layers = [m for name, m in named if name not in taken]
         linear = sum(m.weight.numel() for m in layers)
         frozen = linear * (4 + 0.127) / 8 + 2 * (whole - linear) if section.load_in_4bit else 2 * whole
         trained = section.lora_r * sum(m.in_features + m.out_features for m in layers)
@@ -235,8 +242,15 @@ def test_recipes_cover_sizes_methods_and_clusters():
 @pytest.mark.parametrize("folder", sorted({str(Path(recipe).parent) for recipe in PLANNED} | FOLDERS))
 def test_parameters_are_the_published_number(folder):
     source = published_models()[Path(folder).name]
-    assert named_shape(folder).parameters == pytest.approx(source.parameters, rel=1e-3)
-    assert source.config in CONFIGS and source.published in ("keras", "kvfit", "gptqmodel", "hub") and source.revision
+    counted = named_shape(folder).parameters
+    assert counted == pytest.approx(source.parameters, rel=1e-3) or (
+        source.beside and 0.9 * source.parameters < counted < source.parameters
+    )
+    assert (
+        source.config in CONFIGS
+        and source.published in ("keras", "kvfit", "gptqmodel", "hub", "notes")
+        and source.revision
+    )
 
 
 def test_a_config_of_unclear_origin_says_so():

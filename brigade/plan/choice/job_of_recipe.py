@@ -35,6 +35,7 @@ class PublishedModel:
     config: str = ""
     parameters: int = 0
     published: str = ""
+    beside: str = ""
     revision: str | None = None
     template: str | None = None
     rope_parameters: dict[str, Any] | None = None

@@ -96,6 +96,8 @@ def describe_recipe(plan: RecipePlan) -> None:
     job, device, model, recipe = plan.estimate.job, plan.estimate.gpu, plan.model, plan.settings.recipe
     revision = f" at revision {recipe.model.revision}" if recipe.model.revision else ""
     published = " (the published number)" if model.published else ""
+    if model.beside:
+        published = f" (published are {model.parameters:,}, with {model.beside})"
     beside = f", {job.trained:,} trained beside them" if job.trained else ""
     states = f"{first_stage_states(job)[0].total / GIB:.1f} GiB of model states on each GPU"
     say("model", f"{model.hub}{revision}: {job.shape.parameters:,} parameters{published}{beside}, {states}")
