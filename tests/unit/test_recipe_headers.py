@@ -33,8 +33,8 @@ from brigade.train.recipe.files import read_yaml
 from brigade.train.recipe.method import method_of
 from brigade.train.strategy import choose
 from brigade.train.strategy.axes import NAMES
-from brigade.train.upstream.experts import taken_for_experts
 from brigade.train.strategy.state_bytes import model_states
+from brigade.train.upstream.experts import taken_for_experts
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

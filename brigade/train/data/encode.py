@@ -34,6 +34,7 @@ class Encoder:
     max_length: int
     truncation: bool
     skip_bad_rows: bool = False
+    train_on_last_turn_only: bool = False
 
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
@@ -57,6 +58,10 @@ class LoadedEncoder:
     @property
     def joins(self) -> bool:
         return self.encoder.templates.joins
+
+    @property
+    def last_turn_only(self) -> bool:
+        return self.encoder.train_on_last_turn_only
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
         """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""

@@ -43,10 +43,17 @@ class Text:
 
 
 class Templates(Protocol):
-    """What renders chats. joins: whether prompt and completion are joined as they are, for want of a chat template"""
+    """What renders chats.
+
+    joins: whether prompt and completion are joined as they are, for want of a chat template
+    last_turn_only: whether what the assistant writes before the last user's turn is not learned
+    """
 
     @property
     def joins(self) -> bool: ...
+
+    @property
+    def last_turn_only(self) -> bool: ...
 
     def render(self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
         """Return a chat as text, with all spans of the assistant's, and the keys of messages and variables that the template
@@ -164,6 +171,10 @@ def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> T
             problem = f"column {name!r} and the {first['role']} turn say different things"
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
     check_order(whole)
+    if templates.last_turn_only:
+        begin = max([begin, *(number for number, turn in enumerate(whole) if turn["role"] == "user")])
+        if not any(turn["role"] == "assistant" for turn in whole[begin:]):
+            raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))
     text = templates.render(whole, tools, _variables(row))
     answers = list(wanted(whole, begin))

@@ -142,6 +142,8 @@ class DataSection(Source):
     packing: bool = False
     """Fill sequences of max_length with several samples that do not see each other. A sequence then counts as one in
     global_batch_size."""
+    train_on_last_turn_only: bool = False
+    """Learn of a chat what the assistant writes after the last user's turn, and not its earlier turns (docs/data.md)."""
     skip_bad_rows: bool = False
     """Leave out samples that cannot be used, and count them. false: they are listed, and the run ends."""
     dataset_num_proc: Positive | None = None

@@ -57,6 +57,32 @@ def test_a_turn_of_no_weight_is_not_trained_on(prepare, tokenizer, off):
     assert len(nothing.train) == len(CHATS) and nothing.dropped == 1
 
 
+LAST = {"train_on_last_turn_only": True}
+
+
+def test_of_a_chat_the_last_turn_alone_is_learned_where_the_recipe_says_so(prepare, tokenizer, mistake):
+    """All that follows the last question, with the calls and results among it; a turn's own flag still holds."""
+    turns = [{"content": text} for text in ("a", "first", "b", "second")]
+    whole, data = prepare([said(*turns)], HELD), prepare([said(*turns)], HELD, **LAST)
+    assert words(tokenizer, data.train) == ["second<|im_end|>"] and same(data.train, whole.train)
+    assert words(tokenizer, whole.train) == ["first<|im_end|>second<|im_end|>"]
+    roles = ("user", "assistant", "user", "assistant", "tool", "assistant")
+    rounds = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
+    assert words(tokenizer, prepare([{"messages": rounds}], HELD, chat_template="qwen2.5", **LAST).train) == [
+        "3<|im_end|>5<|im_end|>"
+    ]
+    muted = [*turns[:3], {"content": "second", "weight": 0}]
+    assert prepare([*CHATS, said(*muted)], HELD, **LAST).dropped == 1
+    asked = {"messages": [*said(*turns)["messages"], {"role": "user", "content": "c"}]}
+    assert "follows the last user's" in mistake(prepare, [asked], HELD, **LAST)
+
+
+def test_pairs_and_texts_have_one_turn(prepare, tokenizer):
+    rows = [{"prompt": "a", "completion": "b", "history": [["c", "d"]]}]
+    assert words(tokenizer, prepare(rows, HELD, **LAST).train) == ["b<|im_end|>"]
+    assert words(tokenizer, prepare(rows, HELD).train) == ["d<|im_end|>b<|im_end|>"]
+
+
 @pytest.mark.parametrize("turns, problem", [
     ([{"content": "a"}, {"content": "b", "weight": 0.5}], "weight 0.5"),
     ([{"content": "a"}, {"content": "b", "train": "no"}], "train 'no'"),
