@@ -90,3 +90,48 @@ def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeyp
 
 def broken(*_, **__):
     raise RuntimeError("a broken kernel")
+
+
+# ---- leaks that are planted ------------------------------------------------------------------------------------------
+def convolution(x):
+    """The token before is seen, whoever's it is."""
+    return x + 1e-2 * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def state(x):
+    """What all earlier tokens add up to goes on."""
+    return x + 1e-2 * x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+
+def compression(x):
+    """Each token sees the mean of the eight before its own eight."""
+    rest = -x.shape[1] % 8
+    blocks = torch.nn.functional.pad(x, (0, 0, 8, rest)).unflatten(1, (-1, 8)).mean(2)
+    return x + 1e-2 * blocks[:, :-1].repeat_interleave(8, 1)[:, : x.shape[1]]
+
+
+def capacity(x):
+    """What a token gets depends on all tokens of its row, as where experts take no more than so many."""
+    return x - 1e-2 * x.mean(1, keepdim=True)
+
+
+LEAKS = {leak.__name__: leak for leak in (convolution, state, compression, capacity)}
+
+
+@pytest.mark.parametrize("leak", [None, *LEAKS, "window"])
+def test_a_leak_between_samples_is_found(leak, monkeypatch):
+    """In an architecture that is told where samples begin, and in a single one of its places."""
+    from transformers.models.mistral import modeling_mistral as mistral
+
+    forward, mask = mistral.MistralMLP.forward, mistral.create_sliding_window_causal_mask
+    if leak == "window":  # the layers with a window alone see past a sample's begin
+        monkeypatch.setattr(
+            mistral, "create_sliding_window_causal_mask", lambda **given: mask(**given | {"position_ids": None})
+        )
+    elif leak:
+        monkeypatch.setattr(mistral.MistralMLP, "forward", lambda self, x: forward(self, LEAKS[leak](x)))
+    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    found, why = packed_samples.method_of(AutoConfig.for_model("mistral", sliding_window=4096), "sdpa")
+    assert (found, why) == (
+        (packed_samples.NOTHING, "nothing tells it where one begins") if leak else (packed_samples.POSITIONS, "")
+    )
