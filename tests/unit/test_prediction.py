@@ -15,8 +15,8 @@ from brigade.plan.costs.conventions import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
 from brigade.plan.runs import prediction
+from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import MeasuredShape
-from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import lora_parameters
 from brigade.train.cluster import World
 from brigade.train.distributed import ranks
@@ -335,4 +335,4 @@ def test_config_classes_keep_what_the_shipped_configs_say(load, path):
     settings = replace(load(), recipe_path=path.with_name("full.yaml"))
     config = AutoConfig.from_pretrained(path.parent)
     check_beside(settings, config)
-    assert shape_of(config.to_dict(), "the run's", "it") == shape_of(read_config(path), "the file's", "it")
+    assert described(config.to_dict(), "the run's", "it") == described(read_config(path), "the file's", "it")
