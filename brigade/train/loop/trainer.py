@@ -63,6 +63,8 @@ class Trainer(EvaluatingTrainer):
     """
 
     model_accepts_loss_kwargs: bool  # Transformers' own
+    router_loss: RouterLoss | None = None
+    options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -286,7 +288,7 @@ class Trainer(EvaluatingTrainer):
     def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
         about = inputs.get(ABOUT)
-        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL)} | self.options
+        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL)} | dict(self.options)
         known = END_TO_END.set(about and about.end_to_end)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
