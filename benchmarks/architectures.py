@@ -243,6 +243,7 @@ def measure(names: list[str], folder: Path, rows: dict[tuple[str, str], pages.Ro
             rounding = rows.get((name, "accumulation"), {}).get("difference") or 0
             rows[name, column] = verdict(result, results[reference][name] if reference else None, rounding) | here
             row = rows[name, column]
+            row["why"] = row["why"].replace(f"{folder}/", "")  # it is another one the next time
             size = "" if row["difference"] is None else f"by {row['difference']:.0e}"
             print(f"{name}, {column}: {row['verdict']} {size} {row['why']}"[:160], flush=True)
         save(rows)
