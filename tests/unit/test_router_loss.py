@@ -182,6 +182,14 @@ def test_the_recipe_decides_and_else_the_models_config(words, changed, coefficie
 ASKED = ["--router_aux_loss_coef", "0.1"]
 
 
+def test_a_config_that_asks_by_another_name_is_not_passed_over():
+    """JetMoE calls its weight aux_loss_coef."""
+    config = config_of("jetmoe", output_router_logits=True)
+    assert experts.router_loss_coef(settings_of(), config)
+    with pytest.raises(UserError, match="no loss for the routers of jetmoe"):
+        experts.check_router_loss(settings_of(), config, 1)
+
+
 @pytest.mark.parametrize(
     "model, words, stages, said",
     [

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations import moe
 
 from brigade.__main__ import main
 from brigade.errors import UserError
+from brigade.plan.choice import job_of_run
 from brigade.plan.choice.search import KNOWN
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import FUSED, Job
@@ -200,6 +202,18 @@ def test_a_hybrid_attends_in_some_layers_only():
         with pytest.raises(UserError, match="gated delta rule"):
             Job(shape, 1000, **{axis: 2})
     assert not KNOWN["tensor"](shape) and not KNOWN["sequence"](shape) and KNOWN["stages"](shape)
+
+
+def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_with(monkeypatch):
+    """run.yaml has it as plain values; and a host without the packages has no figure, instead of a wrong one."""
+    shape = described(config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4}), "x")
+    job = Job(shape, 1000)
+    kept = yaml.safe_load(yaml.safe_dump(job_of_run.record(job)))
+    assert job_of_run.job_of_record(kept, "run.yaml") == job
+    with pytest.raises(job_of_run.NotCovered, match="causal-conv1d and flash-linear-attention, which this host lacks"):
+        job_of_run.check_kernels(shape)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    job_of_run.check_kernels(shape)
 
 
 def test_torchs_own_recurrence_keeps_more_than_its_kernel(monkeypatch):

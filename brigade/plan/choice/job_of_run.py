@@ -1,5 +1,6 @@
 """Turn a run of train.py into a Job, and a Job into plain values for run.yaml. No torch."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -16,7 +17,7 @@ from ..hardware import Gpu
 from ..shape.find import described
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
-from ..shape.model_shape import Family, ModelShape
+from ..shape.model_shape import Family, Mixer, ModelShape
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -94,6 +95,17 @@ def job_of_run(
         **method_fields(method_of(model)),
         **spread | axis_fields(strategy.axes, ranks),
     )
+
+
+def check_kernels(shape: ModelShape) -> None:
+    """Raise NotCovered on a host that lacks the packages with which a hybrid is counted: torch's own way takes several times the
+    memory (costs/mixer.py)."""
+    packages = {"causal_conv1d": "causal-conv1d"} | (
+        {"fla": "flash-linear-attention"} if shape.mixer and shape.mixer.heads else {}
+    )
+    lacking = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
+    if shape.mixer and lacking:
+        raise NotCovered(f"the formulas count a {shape.mixer.kind} by {' and '.join(lacking)}, which this host lacks")
 
 
 def _replicas(training: TrainingSection, count: int) -> Replicas:
@@ -178,6 +190,7 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[s
         "ZeRO++": spread.get("hpz") or spread.get("quantised"),
         "DoRA": recipe.model.use_dora,
         "weights in four bits": recipe.model.load_in_4bit,
+        "a hybrid's mixers": shape.mixer and (axes.tensor > 1 or axes.sequence > 1),
         "MLPs in tiles": recipe.training.tiled_mlp and (axes.tensor > 1 or axes.experts > 1),
         "queries, keys and values in one matrix": axes.tensor > 1
         and (shape.family.fused_qkv or shape.family.fused_gate),
@@ -240,7 +253,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
         shape = dict(values["shape"])
-        shape["family"] = Family(**shape.get("family", {}))
+        shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
         measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
         known = {key: value for key, value in values.items() if key not in OLDER}
         known |= {"shape": (MeasuredShape if measured else ModelShape)(**shape)}

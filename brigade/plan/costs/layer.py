@@ -45,8 +45,7 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         moved, copies = 4 * exchanged_width(job), max(1.0, job.context / shape.kv_heads) - 1
         yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=2 * q + 2 * kv * copies)
     yield from norm(0)
-    if shape.attending:
-        yield from (replace(op, share=shape.attending) for op in _attention_with_products(job))
+    yield from (replace(op, share=shape.attending) for op in _attention_with_products(job))
     if shape.mixer:
         yield from (replace(op, share=1 - shape.attending) for op in mixer_ops(job))
     if family.norms == 4:

@@ -12,6 +12,7 @@ from ...train.strategy import Strategy
 from .. import hardware
 from ..choice import job_of_run
 from ..hardware import calibration
+from ..shape.find import described
 
 
 def leave_aside_a_broken_calibration(world: World) -> None:
@@ -50,8 +51,11 @@ def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: Wor
     if device is None:
         return 1, f"no figures of {name}{CURE}"
     sizes = (replica.size, replica.local_size)
+    known, place = config.to_dict(), "the model's config"
     try:
-        return job_of_run.largest_fit(recipe, strategy, batch, *sizes, config.to_dict(), device, "the model's config")
+        fits = job_of_run.largest_fit(recipe, strategy, batch, *sizes, known, device, place)
+        job_of_run.check_kernels(described(known, place))
+        return fits
     except job_of_run.NotCovered as error:
         return 1, f"{error}{CURE}"
     except Exception as error:  # a run that trains does not end for an estimate's sake

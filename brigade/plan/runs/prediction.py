@@ -159,6 +159,7 @@ def planned_job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     job = job_of_run.job_of_run(
         recipe, run.strategy, run.batch, *sizes, config.to_dict(), gpu, trained=trained, place=place
     )
+    job_of_run.check_kernels(job.shape)
     if job.replicas.every > STEPS:  # they have not met yet
         job = replace(job, replicas=replace(job.replicas, every=math.inf))
     return replace(job, attention=job_of_run.ATTENTION.get(attention_of(config), "flash2"))

@@ -52,12 +52,8 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
-    mixer = description["mixer"]
-    if mixer:
-        mixer = Mixer(**mixer | {"products": tuple(map(tuple, mixer["products"]))})
-    return MeasuredShape(
-        **description | {"family": Family(**description["family"]), "name": name or description["name"], "mixer": mixer}
-    )
+    built = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
+    return MeasuredShape(**description | built | {"name": name or description["name"]})
 
 
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:

@@ -1,7 +1,9 @@
 """What a model asks of the hardware: its dimensions and parameter counts. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors.tables import table
 
@@ -50,6 +52,11 @@ class Mixer:
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":
+        """Return the Mixer of which JSON or YAML has kept these values; None for none."""
+        return cls(**{**values, "products": tuple(map(tuple, values["products"]))}) if values else None
 
 
 LLAMA = Family()

@@ -27,8 +27,10 @@ def router_loss_coef(settings: Settings, config: Any) -> float:
     text, of_recipe = config.get_text_config(), settings.recipe.training.router_aux_loss_coef
     if of_recipe is not None:
         return of_recipe
-    asks = getattr(text, "output_router_logits", False)
-    return float(getattr(text, "router_aux_loss_coef", 0.0) or 0.0) if asks else 0.0
+    if not getattr(text, "output_router_logits", False):
+        return 0.0
+    # JetMoE has another name for it: what nobody knows here is refused (check_router_loss), and not left out.
+    return float(getattr(text, "router_aux_loss_coef", 1.0) or 0.0)
 
 
 def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
