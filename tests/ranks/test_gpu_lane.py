@@ -75,6 +75,24 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, resumed, results):
 
 
 @pytest.mark.slow
+def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro_step(tmp_path_factory):
+    """With the forward passes that count ahead, in fp32 and in bf16."""
+    names, asked = ("ddp experts bf16", "fsdp2 experts", "fsdp2 experts bf16"), ["--router_aux_loss_coef", "0.5"]
+    alone = gpu_lane.reference(names[0])
+    alone["flags"] += asked
+    (expected,) = runs.run_cases(1, [alone], tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS).values()
+    cases = [gpu_lane.run_case(name) | {"waits": gpu_lane.STEPS} for name in names]
+    for case in cases:
+        case["flags"] += asked
+    found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
+    for name in names:
+        differences = parity.worst(found[name], expected)
+        tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
+        assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        assert not waits.in_each_micro_step(found[name]["waits"]), name
+
+
+@pytest.mark.slow
 def test_answers_are_those_of_the_cpu(tmp_path_factory):
     given = []
     for gpus in (False, True):
