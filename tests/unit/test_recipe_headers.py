@@ -253,6 +253,12 @@ def test_parameters_are_the_published_number(folder):
     )
 
 
+def test_a_hybrids_recipe_says_with_which_packages_it_is_counted():
+    said = shown("recipes/qwen3.5-9b/lora.yaml")["model"]
+    assert "with its vision tower" in said[0]
+    assert any("24 layers" in line and "flash-linear-attention and causal-conv1d" in line for line in said)
+
+
 def test_a_config_of_unclear_origin_says_so():
     assert "compare it with the one on the model's page" in shown("recipes/phi-4/lora.yaml")["model"][1]
     assert "from one public copy; no hash" in shown("recipes/llama-3.1-405b/full.yaml")["model"][1]

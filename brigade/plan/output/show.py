@@ -24,6 +24,7 @@ from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
+from ..shape.model_shape import ModelShape
 from ..shape.trace import trace
 from ..shape.trace_settings import Trace, TraceSettings
 
@@ -60,10 +61,7 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
         how = "this counts attention to all earlier tokens, and nothing for choosing some"
         said.append(f"The attention of {shape.name} is sparse ({sparse}): {how}.")
     if shape.mixer:
-        count, kind = counted(shape.mixer.layers, "layer"), shape.mixer.kind
-        how = "counted as flash-linear-attention and causal-conv1d compute it; without these packages it takes several times the "
-        how += "memory and time, and no run of published tables has such layers"
-        said.append(f"{count} of {shape.name}'s {shape.layers} have a {kind} instead of attention: {how}.")
+        said.append(of_hybrid(shape))
     if shape.other:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
         what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"
@@ -71,6 +69,15 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
     if not device.bf16:
         said.append(f"The {device.kind} has no bf16: this is planned for fp16 (recipe: fp16: true).")
     return said
+
+
+def of_hybrid(shape: ModelShape) -> str:
+    """Say with which packages a hybrid is counted, and that nothing has measured it."""
+    assert shape.mixer
+    how = "counted as flash-linear-attention and causal-conv1d compute it; without them it takes several times the memory and "
+    how += "time, and no run of published tables has such layers"
+    layers = counted(shape.mixer.layers, "layer")
+    return f"{layers} of {shape.name}'s {shape.layers} have a {shape.mixer.kind} instead of attention: {how}."
 
 
 def between(low: str, high: str) -> str:
