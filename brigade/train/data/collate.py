@@ -168,15 +168,22 @@ def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
 def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
 
-    The tensor of where samples begin remembers the one on the host (on_host), whose values attention by SDPA needs.
+    Tensors that tell where samples begin remember the ones on the host: see on_host().
     """
     moved = {
         key: each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
         for key, each in micro_batch.items()
     }
-    if BORDERS in moved and moved[BORDERS] is not micro_batch[BORDERS]:
-        moved[BORDERS].on_host = micro_batch[BORDERS]
+    for key in (BORDERS, "position_ids"):
+        if key in moved and moved[key] is not micro_batch[key]:
+            moved[key].on_host = micro_batch[key]
     return moved
+
+
+def on_host(tensor: Any) -> torch.Tensor:
+    """Return the values of a tensor that tells where samples begin: those that on_device() had, else a copy, for which the host
+    waits."""
+    return getattr(tensor, "on_host", tensor).cpu()
 
 
 def wasteful(lengths: Sequence[int]) -> bool:

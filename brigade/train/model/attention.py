@@ -12,6 +12,7 @@ import torch
 
 from ...errors import UserError
 from .. import upstream
+from ..data.collate import on_host
 from ..recipe.flags import Settings
 from . import per_layer
 
@@ -191,8 +192,7 @@ def varlen(
     if half_on_cpu:
         from .cpu_attention import BlockedAttention, takes
     parts = []
-    borders = getattr(cu_seq_lens_q, "on_host", cu_seq_lens_q)
-    lengths = [query.shape[2]] if borders is None else borders.diff().tolist()
+    lengths = [query.shape[2]] if cu_seq_lens_q is None else on_host(cu_seq_lens_q).diff().tolist()
     # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
     for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
         if half_on_cpu and takes(q, dropout, sliding_window):

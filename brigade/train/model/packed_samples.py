@@ -13,7 +13,7 @@ from ...errors import UserError, first_line
 from .. import upstream
 from ..data.collate import cumulative, positions
 from ..recipe.flags import Settings
-from . import attention
+from . import attention, sample_by_sample
 from .tiny import SPAN, shrink, with_short_spans
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
@@ -102,6 +102,7 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
 
         try:
             model = AutoModelForCausalLM.from_config(tiny, **options).eval()
+            sample_by_sample.divide(model)
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
             parts = []

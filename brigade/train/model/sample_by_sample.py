@@ -1,0 +1,150 @@
+"""Layers that carry a state from token to token compute each sample of a sequence by itself.
+
+Attention learns from positions or masks where a sample begins. A recurrence, or a convolution over tokens, learns it in
+Transformers 5.23 only from GPU kernels, and only in some architectures (flash-linear-attention's `cu_seqlens`). Here such a
+layer is called once for each group of samples of like lengths: they lie below each other in a batch, padded on the right, for
+in these layers no token changes what comes before it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..data.collate import BORDERS, on_host
+from ..upstream.experts import gather_whole
+from ..upstream.stateful_layers import is_stateful
+
+# The longest sample of a group has at most this many times the tokens of its shortest, so that less than a third is padding.
+ALIKE = 1.5
+# What layers are told about the samples of a sequence. Stateful ones read it only with kernels, and raise an error without them.
+_TOLD = (BORDERS, "cu_seq_lens_k", "max_length_q", "max_length_k")
+_CACHES = ("past_key_values", "cache_params")
+
+
+class Samples:
+    """The samples of the micro-batch that a model computes.
+
+    lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
+    """
+
+    lengths: list[int] | None = None
+
+    def look(self, model: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        """Take over what a model is told: a pre-hook of its forward method."""
+        self.lengths = lengths_of(given)
+
+    def look_if_told(self, model: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        """Take it over in the part that holds the layers, which a pipeline calls without the model around it. Not every model
+        passes on to it what itself is told."""
+        if BORDERS in given or "position_ids" in given:
+            self.lengths = lengths_of(given)
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of a layer's forward pass and of its recomputation (context_fn of torch.utils.checkpoint). In a
+        pipeline other micro-batches come between the two."""
+        return nullcontext(), self._again(self.lengths)
+
+    @contextmanager
+    def _again(self, lengths: list[int] | None) -> Iterator[None]:
+        now, self.lengths = self.lengths, lengths
+        try:
+            yield
+        finally:
+            self.lengths = now
+
+
+def divide(model: Any) -> Samples | None:
+    """Let the stateful layers of a model compute samples by themselves, or return None where it has none.
+
+    model: a causal language model of Transformers, without adapters; it is changed in place
+    """
+    samples, names = Samples(), list[str]()
+    for name, layer in model.named_modules():
+        if is_stateful(layer) and not any(name.startswith(f"{outer}.") for outer in names):
+            names.append(name)
+            layer.forward = _BySample(layer.forward, samples)
+            gather_whole(layer)  # its parts are called as often as there are groups: not equally often on all ranks
+    if not names:
+        return None
+    model.register_forward_pre_hook(samples.look, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(samples.look_if_told, with_kwargs=True)
+    return samples
+
+
+class _BySample:
+    """The forward method of a stateful layer, whose tensors have the shape (sequences, tokens, ...)."""
+
+    def __init__(self, forward: Any, samples: Samples) -> None:
+        self.forward, self.samples = forward, samples
+
+    @torch.compiler.disable  # every set of lengths would be a program of its own
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        lengths, given = self.samples.lengths, {key: value for key, value in given.items() if key not in _TOLD}
+        if lengths is None:
+            return self.forward(*args, **given)
+        inputs, structure = tree_flatten((args, given | dict.fromkeys(given.keys() & {"attention_mask"})))
+        shape = next(value.shape[:2] for value in inputs if isinstance(value, torch.Tensor))
+        # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
+        divided = {
+            number: value.flatten(0, 1).split(lengths)
+            for number, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and value.shape[:2] == shape
+        }
+        outputs: dict[int, list[Any]] = {}
+        for group in alike(lengths):
+            batch = [
+                pad_sequence([divided[number][sample] for sample in group], batch_first=True)
+                if number in divided
+                else value
+                for number, value in enumerate(inputs)
+            ]
+            positional, named = tree_unflatten(batch, structure)
+            of_group, returned = tree_flatten(self.forward(*positional, **named))
+            of_samples = [_rows(value, group, lengths) for value in of_group]
+            outputs |= {sample: [rows[place] for rows in of_samples] for place, sample in enumerate(group)}
+        in_order = zip(*(outputs[sample] for sample in range(len(lengths))), strict=True)
+        joined = [None if parts[0] is None else torch.cat(parts).unflatten(0, shape) for parts in in_order]
+        return tree_unflatten(joined, returned)
+
+
+def _rows(value: Any, group: Sequence[int], lengths: Sequence[int]) -> Sequence[Any]:
+    """Return what a layer's output holds for each sample of a group: None, where it does not belong to tokens (MiniMax's state,
+    which only a cache would keep)."""
+    longest = lengths[group[0]]
+    if not isinstance(value, torch.Tensor) or value.shape[:2] != (len(group), longest):
+        return [None] * len(group)
+    return [row[: lengths[sample]] for row, sample in zip(value.unbind(), group, strict=True)]
+
+
+def alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the numbers of the samples that are computed together: groups of like lengths, the longest first."""
+    groups: list[list[int]] = []
+    for sample in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if groups and lengths[groups[-1][0]] <= ALIKE * lengths[sample]:
+            groups[-1].append(sample)
+        else:
+            groups.append([sample])
+    return groups
+
+
+def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
+    """Return the lengths of a micro-batch's samples from a model's keyword arguments: what Samples.lengths holds."""
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    padded = isinstance(mask, torch.Tensor) and mask.dim() == 2
+    if padded or any(given.get(key) is not None for key in _CACHES):
+        return None
+    if (borders := given.get(BORDERS)) is not None:
+        lengths = on_host(borders).diff().tolist()
+        return lengths if len(lengths) > 1 else None
+    if positions is None or positions.dim() != 2:
+        return None
+    begins = torch.ones(positions.shape, dtype=torch.bool)
+    begins[:, 1:] = on_host(positions).diff() != 1
+    if int(begins.sum()) == len(positions):
+        return None
+    places = begins.flatten().nonzero().flatten()
+    return places.diff(append=places.new_tensor([begins.numel()])).tolist()
