@@ -5,9 +5,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from benchmarks.architectures import LACKING
 from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate
-from brigade.train.model import attention, packed_samples
+from brigade.train.model import attention, packed_samples, sample_by_sample
 
 METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
@@ -17,9 +18,12 @@ METHODS = {
     ("deepseek_v4", "eager"): packed_samples.NOTHING,  # it takes 4 or 128 neighbours for one, whoever's they are
     ("granitemoe", "sdpa"): packed_samples.POSITIONS,  # rounding moves its logits by 1.1e-6
     ("gemma4_text", "sdpa"): packed_samples.POSITIONS, ("glm_moe_dsa", "eager"): packed_samples.POSITIONS,
-    ("kimi_linear", "eager"): packed_samples.NOTHING,
+    ("kimi_linear", "eager"): packed_samples.POSITIONS,
     ("opt", "sdpa"): packed_samples.NOTHING, ("falcon", "eager"): packed_samples.NOTHING,  # masks without position ids
-    ("mamba", "eager"): packed_samples.NOTHING, ("qwen3_next", "flash_attention_2"): packed_samples.NOTHING,  # a state goes on
+    ("mamba", "eager"): packed_samples.POSITIONS, ("qwen3_next", "flash_attention_2"): packed_samples.LENGTHS,
+    ("falcon_h1", "varlen"): packed_samples.LENGTHS, ("minimax", "sdpa"): packed_samples.POSITIONS,
+    ("nemotron_h", "sdpa"): packed_samples.POSITIONS, ("recurrent_gemma", "varlen"): packed_samples.LENGTHS,
+    ("rwkv", "eager"): packed_samples.POSITIONS, ("zaya", "sdpa"): packed_samples.POSITIONS,
 }  # fmt: skip
 
 
@@ -29,6 +33,19 @@ def test_the_method_of_an_architecture(family, how):
     before = torch.random.get_rng_state()
     assert packed_samples.method_of(AutoConfig.for_model(family), how)[0] == METHODS[family, how]
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("family, how", [
+    ("qwen3_next", "varlen"), ("lfm2", "sdpa"), ("mamba2", "eager"), ("kimi_linear", "eager"), ("minimax", "sdpa"),
+])  # fmt: skip
+def test_a_state_that_goes_on_from_sample_to_sample_is_found(family, how, monkeypatch):
+    """As where a new architecture's layers are not known to have one."""
+    config = AutoConfig.for_model(family, **LACKING.get(family, {}))
+    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    assert packed_samples.method_of(config, how)[0] != packed_samples.NOTHING
+    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    monkeypatch.setattr(sample_by_sample, "is_stateful", lambda layer: False)
+    assert packed_samples.method_of(config, how)[0] == packed_samples.NOTHING
 
 
 @pytest.mark.parametrize("family, packing, lengths, longest", [

@@ -29,6 +29,7 @@ DEFINED = {
         "_supports_attention_backend",
         "_init_weights",
         "_can_record_outputs",
+        "_gradient_checkpointing_func",
     ],
     "transformers/utils/output_capturing.py": ["OutputRecorder", "target_class", "layer_name"],
     "transformers/models/mixtral/modeling_mixtral.py": ["load_balancing_loss_func"],
