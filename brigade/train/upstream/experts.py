@@ -10,8 +10,24 @@ if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and doe
 
 def gather_whole(module: Any) -> None:
     """Let ZeRO-3 gather all of a module's parameters before it computes, and none by its parts: a part that is
-    called more often on one rank than on others would wait for them (deepspeed/utils/z3_leaf_module.py: _z3_leaf)."""
+    called more often on one rank than on others would wait for them (deepspeed/utils/z3_leaf_module.py: _z3_leaf).
+
+    ZeRO-3 then takes the module's gradients for complete once that of an input is (runtime/zero/stage3.py:
+    reduce_leaf_module_grads), and torch looks only at inputs without a name (torch/nn/modules/module.py: BackwardHook)."""
+    import torch
+
     module._z3_leaf = True
+    first = [*inspect.signature(type(module).forward).parameters][1]
+
+    def name_none(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = dict(given)
+        hidden, *others = args or (given.pop(first),)
+        sharded = any(hasattr(parameter, "ds_tensor") for parameter in module.parameters())
+        if sharded and torch.is_grad_enabled() and not hidden.requires_grad:  # a first layer's, on a frozen embedding
+            hidden = hidden.detach().requires_grad_()
+        return (hidden, *others), given
+
+    module.register_forward_pre_hook(name_none, with_kwargs=True)
 
 
 def half_of(device_type: str) -> "torch.dtype | None":
