@@ -15,7 +15,7 @@ import torch
 from .. import upstream
 from ..checkpoint import saved_weights
 from ..data.collate import Collate
-from ..model import load, sample_by_sample
+from ..model import load
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
 from ..recipe.schema import OWN_OPTIMIZERS
@@ -35,7 +35,6 @@ class Engine:
     """What is common to all engines; by itself the engine of one process."""
 
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
-    samples: sample_by_sample.Samples | None = None  # those of a model whose layers carry a state
 
     def __init__(self, run: Run) -> None:
         unpickling.data_only()
@@ -56,7 +55,6 @@ class Engine:
         model = load.load_model(self.run.settings, weights, self.load_dtype(), self.run.kernels.attention)
         if self.training.tiled_loss or self.training.tiled_mlp:
             tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
-        self.samples = sample_by_sample.divide(model)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
@@ -93,8 +91,8 @@ class Engine:
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         """Once the model has its weights, before the first of so many steps."""
         clear_only(trainer.model_wrapped, trainer.parameters)
-        if self.samples:
-            recompute_within(trainer.model, self.samples.contexts)
+        if trainer.samples:
+            recompute_within(trainer.model, trainer.samples.contexts)
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
         """Count the parameters of the whole model, whatever part of it this rank has."""

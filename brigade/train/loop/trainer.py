@@ -19,7 +19,7 @@ from ..checkpoint import compatibility, manifest
 from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, summed_loss
+from ..model import packed_samples, sample_by_sample, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe.schema import OWN_OPTIMIZERS
@@ -130,6 +130,7 @@ class Trainer(EvaluatingTrainer):
         self.pad_token_id = self.processing_class.pad_token_id
         how = self.run.kernels.attention
         self.sample_boundaries, _ = packed_samples.method_of(config, how, settings.recipe.model.trust_remote_code)
+        self.samples = sample_by_sample.divide(self.model)
         padding_free, squares, _ = packed_samples.layout(settings, config, how)
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for

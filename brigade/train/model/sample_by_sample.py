@@ -58,9 +58,9 @@ class Samples:
 
 
 def divide(model: Any) -> Samples | None:
-    """Let the stateful layers of a model compute samples by themselves, or return None where it has none.
+    """Let the stateful layers of a causal language model compute samples by themselves, or return None where it has none.
 
-    model: a causal language model of Transformers, without adapters; it is changed in place
+    model: with adapters or without; it is changed in place, before an engine wraps it
     """
     samples, names = Samples(), list[str]()
     for name, layer in model.named_modules():
@@ -70,8 +70,9 @@ def divide(model: Any) -> Samples | None:
             gather_whole(layer)  # its parts are called as often as there are groups: not equally often on all ranks
     if not names:
         return None
-    model.register_forward_pre_hook(samples.look, with_kwargs=True)
-    model.base_model.register_forward_pre_hook(samples.look_if_told, with_kwargs=True)
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    whole.register_forward_pre_hook(samples.look, with_kwargs=True)
+    whole.base_model.register_forward_pre_hook(samples.look_if_told, with_kwargs=True)
     return samples
 
 
