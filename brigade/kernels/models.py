@@ -9,7 +9,7 @@ from ..errors import first_line
 from ..train import upstream
 from ..train.data.collate import ABOUT, Collate
 from ..train.data.store import IGNORED
-from ..train.model import attention, packed_samples, per_layer
+from ..train.model import attention, packed_samples, per_layer, sample_by_sample
 from ..train.model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
 from ..train.model.tiny import TINY, shrink
 
@@ -116,9 +116,11 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
     attention.register()
     if not exact:
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(
                 described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
-            ).train()
+            )
+        sample_by_sample.divide(model)
+        return model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         weights = AutoModelForCausalLM.from_config(
@@ -133,6 +135,7 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
         described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
     )
     model.load_state_dict(drawn)
+    sample_by_sample.divide(model)
     return model.to(device).train()
 
 

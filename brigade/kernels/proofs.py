@@ -25,7 +25,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
 CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of our own:
 MODEL = Path(attention.__file__).parent
-OURS = ("attention.py", "cpu_attention.py", "packed_samples.py")
+OURS = ("attention.py", "cpu_attention.py", "packed_samples.py", "sample_by_sample.py")
 
 
 def folder() -> Path:

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import LACKING
 from brigade.errors import UserError
-from brigade.train.data.collate import ABOUT, Collate
+from brigade.train.data.collate import ABOUT, Collate, cumulative, on_device
 from brigade.train.model import attention, packed_samples, sample_by_sample
+from brigade.train.model.tiny import shrink
 
 METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
@@ -152,3 +153,37 @@ def test_a_leak_between_samples_is_found(leak, monkeypatch):
     assert (found, why) == (
         (packed_samples.NOTHING, "nothing tells it where one begins") if leak else (packed_samples.POSITIONS, "")
     )
+
+
+# ---- layers with a state ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given, lengths", [
+    ({"position_ids": torch.tensor([[0, 1, 2, 0, 1, 0]])}, [3, 2, 1]),
+    ({"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2]])}, [4, 2, 3, 3]),  # sequence by sequence
+    ({"position_ids": torch.tensor([[5, 6, 7]])}, None), ({"position_ids": torch.arange(6).repeat(2, 1)}, None),
+    (cumulative(np.array([4, 1])), [4, 1]), (cumulative(np.array([5])), None), ({}, None),
+    # padding, and an answer that is being generated
+    (cumulative(np.array([4, 1])) | {"attention_mask": torch.ones(1, 5)}, None),
+    (cumulative(np.array([4, 1])) | {"past_key_values": object()}, None),
+])  # fmt: skip
+def test_what_a_model_is_told_says_which_samples_there_are(given, lengths):
+    assert sample_by_sample.lengths_of(given) == lengths
+
+
+def test_samples_of_like_lengths_are_computed_together():
+    lengths = np.random.default_rng(0).integers(1, 5000, 400).tolist()
+    groups = sample_by_sample.alike(lengths)
+    assert sorted(sample for group in groups for sample in group) == list(range(400))
+    padded = sum(len(group) * max(lengths[sample] for sample in group) for group in groups)
+    assert padded < 1.5 * sum(lengths) and len(groups) < 20
+    assert sample_by_sample.alike([7, 100, 100, 66]) == [[1, 2], [3], [0]]
+
+
+def test_nobody_waits_for_the_device_to_learn_the_lengths():
+    """A tensor on the device remembers the one on the host."""
+    batch = on_device({"position_ids": torch.tensor([[0, 1, 0]])}, torch.device("meta"))
+    assert batch["position_ids"].is_meta and sample_by_sample.lengths_of(batch) == [2, 1]
+
+
+def test_models_without_a_state_are_left_alone():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shrink({"num_hidden_layers": 1})))
+    assert sample_by_sample.divide(model) is None and not model._forward_pre_hooks

@@ -42,7 +42,7 @@ def tried(rows, family="llama", dtype="fp32", **values):
     "family, dtype",
     marks.cases(
         *(("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16")),
-        slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("deepseek_v3", "bf16")],
+        slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("deepseek_v3", "bf16"), ("qwen3_5_text", "fp32")],
         matrix=[
             (family, dtype)
             for family in ("mistral", "qwen3_moe", "gemma3_text", "deepseek_v3")
