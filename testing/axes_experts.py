@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from brigade.train.strategy.axes import Axes
 
 from . import axes, parity, resume
@@ -16,6 +18,7 @@ from .runs import GLOBAL_BATCH
 MODELS = ("qwen3_moe", "mixtral", "gpt_oss")
 LORA = ["--use_peft", "--learning_rate", "2"]
 ROUTERS = ["--learning_rate", "0.1", "--router_aux_loss_coef", "0.5"]
+BIASES = ["--learning_rate", "0.1", "--router_bias_update_rate", "0.1"]
 METHODS = {
     "full": ["--learning_rate", "0.1"],
     "LoRA": [*LORA, "--lora_target_modules", "q_proj,v_proj"],
@@ -25,6 +28,8 @@ METHODS = {
     "checkpointing": ["--learning_rate", "0.1", "--activation_checkpointing", "true"],
     "router loss": ROUTERS,
     "router loss, packing, checkpointing": [*ROUTERS, "--packing", "true", "--activation_checkpointing", "true"],
+    "router bias": BIASES,
+    "router bias, packing, checkpointing": [*BIASES, "--packing", "true", "--activation_checkpointing", "true"],
     # With 0.5, two runs of one process differ by 3e-4 after eight steps.
     "router loss, LoRA on experts": [
         *[*LORA, "--lora_target_parameters", "experts", "--learning_rate", "1"],
@@ -84,6 +89,12 @@ PARITY: list[tuple[str, str, int, Strategy, int]] = [
     *[("qwen3_moe", "router loss, packing, checkpointing", 2, kind, 2) for kind in ("ddp", "zero3", "fsdp2", 2)],
     *[("qwen3_moe", "router loss, LoRA on experts", 2, kind, 2) for kind in ("ddp", "zero3", 2)],
     *[(model, "router loss", 2, "zero3", 2) for model in ("mixtral", "gpt_oss")],
+    *[("minimax_m2", "router bias", 2, kind, 2) for kind in ("ddp", "zero2", "zero3", "fsdp2", 2)],
+    *[("minimax_m2", "router bias", 2, (each, "fsdp2"), 2) for each in (SEQUENCE, TENSOR)],
+    *[("minimax_m2", "router bias", 4, strategy, 1) for strategy in ("ddp", "hsdp", 4)],
+    *[("minimax_m2", "router bias, packing, checkpointing", 2, kind, 2) for kind in ("ddp", "zero3", "fsdp2", 2)],
+    *[("deepseek_v3-spread", "router bias", 2, kind, 2) for kind in ("zero3", "fsdp2", 2)],
+    *[(model, "router bias", 2, kind, 2) for model in ("ernie4_5_moe", "laguna") for kind in ("ddp", "zero2", "fsdp2")],
     *[("qwen3_moe-4", "full", 4, (replace(STAGES, virtual=2, schedule=name), kind), 4) for kind, name in VIRTUAL],
 ]
 
@@ -155,17 +166,25 @@ RESUMED: dict[str, tuple[Any, Any, str]] = {
     "experts over 2 to DDP on stages": ((2, 2), (4, (STAGES, "ddp")), "full"),
     "ZeRO-3 to ZeRO-1 on stages with tensor groups": ((2, "zero3"), (4, (STAGES_TENSOR, "zero1")), "full"),
     "stages with tensor groups to experts over 4": ((4, (STAGES_TENSOR, "zero1")), (4, 4), "full"),
+    "routers' biases, DDP to itself": ((2, "ddp"), (2, "ddp"), "router bias"),
+    "routers' biases, ZeRO-2 to itself": ((2, "zero2"), (2, "zero2"), "router bias"),
+    "routers' biases, ZeRO-3 to itself": ((2, "zero3"), (2, "zero3"), "router bias"),
+    "routers' biases, FSDP2 to itself": ((2, "fsdp2"), (2, "fsdp2"), "router bias"),
+    "routers' biases, experts over 2 to themselves": ((2, 2), (2, 2), "router bias"),
+    "routers' biases, DDP to FSDP2": ((2, "ddp"), (2, "fsdp2"), "router bias"),
+    "routers' biases, FSDP2 to ZeRO-3": ((2, "fsdp2"), (2, "zero3"), "router bias"),
+    "routers' biases, ZeRO-2 to experts over 2": ((2, "zero2"), (2, 2), "router bias"),
     "DDP with experts over 2 to ZeRO-3": ((4, (OVER_2, "ddp")), (2, "zero3"), "full"),
 }
 
 
 def whole_run(topology: tuple[int, Strategy], method: str = "full") -> dict[str, Any]:
-    """A run of Qwen3-MoE that nobody disturbs."""
+    """A run that nobody disturbs, of Qwen3-MoE or, where routers' biases are updated, of MiniMax-M2."""
     ranks, strategy = topology
     micro = ["--per_device_train_batch_size", str(GLOBAL_BATCH // batches(strategy, ranks) // 2)]
-    rate = "3e-3" if method == "full" else "1e-2"
+    rate, model = "3e-3" if method == "full" else "1e-2", "minimax_m2" if method == "router bias" else "qwen3_moe"
     flags = [*resume.SHARED, *METHODS[method], "--learning_rate", rate, *micro, *flags_of(strategy, ranks)]
-    return {"name": f"{method}, {ranks} ranks, {said(strategy)}", "model": "qwen3_moe", "flags": flags}
+    return {"name": f"{method}, {ranks} ranks, {said(strategy)}", "model": model, "flags": flags}
 
 
 def continued(name: str, folder: Path) -> dict[str, Any]:
@@ -173,3 +192,9 @@ def continued(name: str, folder: Path) -> dict[str, Any]:
     before, after = (whole_run(topology, method) for topology in topologies)
     checkpoint = folder / "outputs" / before["name"] / f"checkpoint-{resume.SAVED}"
     return after | {"name": name, "flags": [*after["flags"], "--resume_from_checkpoint", str(checkpoint)]}
+
+
+def biases_of(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return name -> a router's bias in the model that this case has left."""
+    found = load_file(folder / "outputs" / case["name"] / "model.safetensors")
+    return {name: tensor for name, tensor in found.items() if name.endswith(("correction_bias", "expert_bias"))}

@@ -73,6 +73,9 @@ def write_inputs(folder: Path, steps: int = LONG) -> list[str]:
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
     "phi-norms": {"qk_layernorm": True},
+    # Routers' scores differ as much as their biases, so that no expert gets all tokens, or none.
+    **dict.fromkeys(("deepseek_v3-spread", "ernie4_5_moe", "laguna"), {"initializer_range": 0.1}),
+    "minimax_m2": {"initializer_range": 0.1, "num_key_value_heads": 2},
     **{name: {"head_dim": 32} for name in ("llama-wide", "qwen3_moe-wide")},
     **{
         name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral", "glm4", "qwen3_5_text")

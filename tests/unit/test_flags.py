@@ -156,6 +156,7 @@ ZERO_IS_ONE = {
     "weight_decay",
     "max_grad_norm",
     "router_aux_loss_coef",
+    "router_bias_update_rate",
     "adam_beta1",
     "adam_beta2",
     "seed",

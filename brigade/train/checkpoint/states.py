@@ -135,19 +135,18 @@ class _Whole(States):
         return None if step is None else float(step)
 
     def buffer(self, name: str) -> Tensor | None:
-        return self._file[name].get_tensor(name) if name in self._file else None
+        return self._file[name].get_tensor(name) if name in self._file else self._fused.get(name)
 
 
 def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
-    """Parameters that a mixture of experts has fused, and its files hold expert by expert (Qwen3-MoE, Mixtral). They lie whole in
-    memory: what one process has trained fits there."""
+    """Parameters that a mixture of experts has fused, and its files hold expert by expert (Qwen3-MoE, Mixtral), and its buffers,
+    which files may call otherwise (MiniMax-M2's). They lie whole in memory: what one process has trained fits there."""
     from transformers import AutoModelForCausalLM
 
     with without_zero3():
-        state = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", device_map="cpu", trust_remote_code=False
-        ).state_dict()
-    return {name: state[name] for name in names & state.keys()}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu", trust_remote_code=False)
+    state = model.state_dict()
+    return {name: state[name] for name in (names | {name for name, _ in model.named_buffers()}) & state.keys()}
 
 
 class _Zero(States):

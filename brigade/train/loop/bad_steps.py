@@ -138,6 +138,7 @@ def _treat(
     counts.left_out += 1
     if not after:
         trainer.engine.drop_step(trainer)
+        trainer.nonfinite.dropped = True
         upstream.forget_step(trainer, trainer.nonfinite.logged_before)
     done = "it is left out"
     if back_to:

@@ -40,12 +40,14 @@ class NonFinite(Feature):
     """Looks at the losses and the gradients' norm of each step, and at each held-out loss.
 
     micro_losses: this rank's of the current step; logged_before: the sum of losses since the last log entry, before this step
+    dropped: whether the current step is left out
     """
 
     def __init__(self, trainer: "Trainer") -> None:
         self.trainer = trainer
         self.micro_losses: list[torch.Tensor] = []
         self.logged_before: torch.Tensor | None = None
+        self.dropped = False
 
     @property
     def counts(self) -> StepGuard:
@@ -54,6 +56,7 @@ class NonFinite(Feature):
 
     def before_step(self) -> None:
         self.micro_losses.clear()
+        self.dropped = False
         self.logged_before = upstream.logged_so_far(self.trainer)
 
     def after_micro_batch(self, loss: torch.Tensor) -> None:

@@ -36,6 +36,8 @@ def check_run(run: Run, config: Any) -> None:
     check_beside(settings, config)
     if experts.router_loss_coef(settings, config):
         experts.check_router_loss(settings, config, run.strategy.axes.stages)
+    if settings.recipe.training.router_bias_update_rate:
+        experts.check_router_bias(settings, config, run.strategy)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
     check_strategy(run, config)

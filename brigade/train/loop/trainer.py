@@ -37,6 +37,7 @@ from .hooks import Feature
 from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .report_events import ReportEvents
+from .router_bias import RouterBias
 from .router_loss import RouterLoss
 from .save_interval import SaveInterval
 from .slow_ranks import SlowRanks
@@ -64,6 +65,7 @@ class Trainer(EvaluatingTrainer):
 
     model_accepts_loss_kwargs: bool  # Transformers' own
     router_loss: RouterLoss | None = None
+    router_bias: RouterBias | None = None
     options: Mapping[str, Any] = {}
 
     def __init__(
@@ -109,6 +111,8 @@ class Trainer(EvaluatingTrainer):
         experts = [ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)] if counts_experts else []
         coefficient = router_loss_coef(run.settings, model.config)
         self.router_loss = RouterLoss(self, coefficient, run.strategy.axes.tensor) if coefficient else None
+        if rate := training.router_bias_update_rate:
+            self.router_bias = RouterBias(self, rate, counts=self.place.tensor == 0)
         engine.attach(self)
         self._set_up_batches()
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -135,7 +139,8 @@ class Trainer(EvaluatingTrainer):
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
         packing = settings.recipe.data.packing
-        shape = padding_free, packing, cumulative, multiple, squares, self.router_loss is not None
+        marks = self.router_loss is not None or self.router_bias is not None
+        shape = padding_free, packing, cumulative, multiple, squares, marks
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
@@ -155,8 +160,7 @@ class Trainer(EvaluatingTrainer):
         if cast_weights.applies(self):
             callbacks.append(cast_weights.CastWeights())
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
-        if self.router_loss:
-            callbacks.append(self.router_loss)
+        callbacks += [each for each in (self.router_loss, self.router_bias) if each]
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience))
         if training.save_steps == "auto":

@@ -5,7 +5,8 @@ from typing import Any
 
 from ...errors import UserError
 from ..recipe.flags import Settings
-from ..upstream.experts import balances
+from ..strategy.strategy import Strategy
+from ..upstream.experts import balances, routing_biases
 from .sizes import empty_model
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -49,6 +50,32 @@ def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
     ):
         if wrong:
             raise UserError(settings.place(key), problem, cure)
+
+
+def check_router_bias(settings: Settings, config: Any, strategy: Strategy) -> None:
+    """Raise UserError where routers' biases are to be updated and cannot be."""
+    recipe, kind = settings.recipe, config.get_text_config().model_type
+    for wrong, problem in (
+        (strategy.axes.stages > 1, "each stage of a pipeline has some layers, and no step of its own at whose end they are"),
+        (recipe.training.torch_compile, "the update counts what routers choose, which torch_compile hides"),
+        (recipe.training.tiled_mlp, "the update counts what routers choose for whole sequences, and tiled_mlp divides them"),
+        (recipe.training.sync_every, "the update is by the tokens of a whole step, of which replicas with sync_every have parts"),
+        (recipe.model.use_peft, "the biases belong to the model, and adapters would be saved without them"),
+    ):
+        if wrong:
+            _refuse_update(settings, problem)
+    biases = routing_biases(empty_model(settings, config))
+    if not biases:
+        _refuse_update(settings, f"the routers of {kind} have no bias in Transformers")
+    if any(bias.experts is None for bias in biases):
+        _refuse_update(settings, f"the biases of {kind} are not one number for each of a layer's fused experts")
+    if strategy.kind == "zero3" and any(bias.is_parameter for bias in biases):
+        _refuse_update(settings, f"the biases of {kind} are parameters, which ZeRO-3 shards", "use FSDP2 or ZeRO-2")
+
+
+def _refuse_update(settings: Settings, problem: str, otherwise: str = "") -> None:
+    cure = otherwise or "leave it out; logs say how evenly tokens go to experts (expert_balance)"
+    raise UserError(settings.place("router_bias_update_rate"), problem, cure)
 
 
 def shards(size: int, ranks: int) -> int:

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ..distributed.consistency import WEIGHTS
 from ..hub import refusal
 from ..recipe.flags import Settings
 from ..upstream import fsdp2
-from ..upstream.experts import compute_as_autocast_says
+from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
 from . import attention, base_weights
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
@@ -137,7 +138,8 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
         options["config"] = stretch(settings, known)
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
-    with upstream.own_frozen_parameters():
+    biases = biases_in_fp32 if settings.recipe.training.router_bias_update_rate else nullcontext
+    with upstream.own_frozen_parameters(), biases():
         model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
         fsdp2.hold_places(model)

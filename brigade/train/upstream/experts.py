@@ -2,7 +2,12 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from . import are_experts
 
 if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
     import torch
@@ -126,6 +131,74 @@ def routers(model: Any) -> list[tuple[Any, int]]:
 def _recorders(kind: type) -> list[Any]:
     found = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", [])
     return found if isinstance(found, list) else [found]
+
+
+# What routers add to their scores, only to choose by them (DeepSeek-V3's; AFMoE and LFM2-MoE have the second name for it).
+_BIASES = ("e_score_correction_bias", "expert_bias")
+
+
+@dataclass(frozen=True)
+class RoutingBias:
+    """One mixture layer's bias, which a module holds as a buffer or as a parameter that nobody trains.
+
+    experts: the layer's fused experts, each of which it has a number for; None where it has others (LongCat-Flash's experts that
+        compute nothing), or the experts are not fused
+    """
+
+    owner: Any
+    name: str
+    experts: Any
+
+    @property
+    def tensor(self) -> "torch.Tensor":
+        """The bias as it is now: (experts), or (1, experts) of ERNIE 4.5."""
+        return getattr(self.owner, self.name)  # type: ignore[no-any-return]
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.name in self.owner._parameters
+
+    def become_buffer(self) -> None:
+        """Hold the bias as a buffer in fp32, which no engine shards or casts. Its name in a state dict stays."""
+        bias = self.tensor.detach().float()
+        self.owner._parameters.pop(self.name, None)
+        self.owner.register_buffer(self.name, bias)
+
+
+def routing_biases(model: Any) -> list[RoutingBias]:
+    """Return the routing biases of a model that no engine has wrapped yet, in the order of its layers.
+
+    In all models of Transformers 5.23 that have one, the experts with the largest scores plus bias are chosen.
+    """
+    modules = dict(model.named_modules())
+    return [
+        RoutingBias(owner, name, _chosen_by(modules, path, bias.numel()))
+        for path, owner in modules.items()
+        for name in _BIASES
+        if (bias := (owner._parameters | owner._buffers).get(name)) is not None
+    ]
+
+
+def _chosen_by(modules: dict[str, Any], path: str, number: int) -> Any:
+    """Return the fused experts in the smallest module around `path` that has any, if they are these `number`."""
+    found: list[Any] = []
+    while not (found := [module for module in modules[path].modules() if are_experts(module)]) and path:
+        path = path.rpartition(".")[0]
+    return found[0] if len(found) == 1 and found[0].num_experts == number else None
+
+
+@contextmanager
+def biases_in_fp32() -> Iterator[None]:
+    """Load routing biases in fp32 here, whatever the model's dtype: most classes say so themselves, and those of MiniMax-M2, Kimi
+    Linear, AFMoE and Laguna do not (modeling_utils.py: _keep_in_fp32_modules_strict)."""
+    from transformers import PreTrainedModel
+
+    plain = PreTrainedModel._keep_in_fp32_modules_strict
+    PreTrainedModel._keep_in_fp32_modules_strict = [*(plain or ()), *_BIASES]
+    try:
+        yield
+    finally:
+        PreTrainedModel._keep_in_fp32_modules_strict = plain
 
 
 def beside_mamba(model: Any, layers: list[str]) -> set[str]:

@@ -1,0 +1,246 @@
+"""A router's bias follows the tokens of a step by DeepSeek-V3's rule, however the step is divided."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from brigade.errors import UserError
+from brigade.train.checkpoint.states import _fused
+from brigade.train.data.collate import REAL
+from brigade.train.loop.router_bias import RouterBias
+from brigade.train.loop.router_loss import RouterLoss
+from brigade.train.model import experts, load
+from brigade.train.model.tiny import shrink
+from brigade.train.recipe import flags
+from brigade.train.strategy.axes import NONE, Axes
+from brigade.train.upstream.experts import routing_biases
+from tests.unit.test_router_loss import attached as with_loss
+from tests.unit.test_router_loss import passed, rows
+
+RATE = 0.25
+# Models with a bias of their own kind: of a buffer of the router, of its block, of a parameter, of one in a row, of the 2nd name.
+KINDS = ("deepseek_v3", "glm4_moe", "minimax_m2", "laguna", "ernie4_5_moe", "afmoe")
+NOT_BUILT = {  # tiny, in Transformers 5.23
+    "dots1": "its experts",
+    "dots3_note": "its sizes",
+    "dots3_note_text": "its sizes",
+}
+
+
+def config_of(name, **changed):
+    sizes = shrink(CONFIG_MAPPING[name]().to_dict()) | {"moe_num_experts": 4, "moe_k": 2} | OTHERS.get(name, {}) | changed
+    return CONFIG_MAPPING[name](**sizes)
+
+
+OTHERS = {"lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 0}}
+
+
+def of(name, **changed):
+    """A tiny model, all of whose layers are mixtures where it can be."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(name, **changed), dtype=torch.float32).train()
+    generator = torch.Generator().manual_seed(3)
+    for bias in routing_biases(model):  # as a trained model has them, and different in each layer
+        bias.tensor.data.copy_(0.05 * torch.rand(bias.tensor.shape, generator=generator))
+    return model
+
+
+def attached(model, rate=RATE, **how):
+    """A RouterBias beside what it asks of a Trainer."""
+    trainer = SimpleNamespace(
+        model=model,
+        args=SimpleNamespace(device=torch.device("cpu")),
+        nonfinite=SimpleNamespace(dropped=False),
+        accelerator=SimpleNamespace(optimizer_step_was_skipped=False),
+    )
+    return RouterBias(trainer, rate, **how)
+
+
+def biases(model):
+    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith(("correction_bias", "expert_bias"))}
+
+
+def step(update, *batches):
+    """One step of these micro-batches; returns the biases after it."""
+    model = update.trainer.model
+    update.before_step()
+    for inputs in batches:
+        update.before_micro_batch(inputs)
+        passed(model, inputs).loss.backward()
+    update.on_optimizer_step(None, None, None)
+    return {name: bias.clone() for name, bias in biases(model).items()}
+
+
+def chosen(model, batches):
+    """Name of a bias -> how many tokens chose each expert, by single sequences without padding, from the routers' own outputs."""
+    counts = {}
+    for inputs in batches:
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+            seen = []
+            hooks = [
+                bias.experts.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+                for bias in routing_biases(model)
+            ]
+            with torch.no_grad():
+                model(ids[mask.bool()][None], use_cache=False)
+            for hook in hooks:
+                hook.remove()
+            for name, indices in zip(biases(model), seen, strict=True):
+                own = counts.setdefault(name, [0] * biases(model)[name].numel())
+                for index in indices.flatten().tolist():
+                    own[index] += 1
+    return counts
+
+
+def followed(before, counts, rate=RATE):
+    """The biases that DeepSeek-V3's rule makes of these."""
+    after = {}
+    for name, bias in before.items():
+        mean = sum(counts[name]) / len(counts[name])
+        signs = [(count < mean) - (count > mean) for count in counts[name]]
+        after[name] = bias + rate * torch.tensor(signs, dtype=torch.float32).view(bias.shape)
+    return after
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_the_rule_of_deepseek_v3(name):
+    model = of(name)
+    before = {key: bias.clone() for key, bias in biases(model).items()}
+    expected = followed(before, chosen(model, [rows()]))
+    assert before and same(step(attached(model), rows()), expected)
+    assert not same(before, expected)
+    assert not same(followed(before, chosen(of(name), [rows()]), -RATE), expected)  # the wrong sign would show
+
+
+def test_padding_that_counts_would_show():
+    model, inputs = of("deepseek_v3"), rows()
+    expected = step(attached(model), inputs)
+    model, everything = of("deepseek_v3"), inputs | {REAL: torch.ones_like(inputs[REAL])}
+    assert not same(step(attached(model), everything), expected)
+
+
+@pytest.mark.parametrize("batches", [[(0, 1), (1, 4)], [(2, 4), (1, 2), (0, 1)]])
+def test_accumulation_is_one_batch(batches):
+    whole = step(attached(of("deepseek_v3")), rows())
+    parts = [rows(*each) for each in batches]
+    assert same(step(attached(of("deepseek_v3")), *parts), whole)
+    assert not same(step(attached(of("deepseek_v3")), parts[-1]), whole)  # the last micro-batch by itself is another step
+
+
+def test_several_steps_follow_one_another():
+    model = of("deepseek_v3")
+    update = attached(model)
+    for inputs in (rows(0, 2), rows(2, 4)):
+        before = {key: bias.clone() for key, bias in biases(model).items()}
+        expected = followed(before, chosen(model, [inputs]))
+        model.zero_grad()
+        assert same(step(update, inputs), expected)
+
+
+def test_layers_that_are_computed_again_count_once():
+    expected = step(attached(of("deepseek_v3")), rows(0, 2), rows(2, 4))
+    again = of("deepseek_v3")
+    again.activation_checkpointing_enable({"use_reentrant": False})
+    update = attached(again)
+    update.before_step()
+    total = 0
+    for inputs in (rows(0, 2), rows(2, 4)):
+        update.before_micro_batch(inputs)
+        passed(again, inputs).loss.backward()
+        total += int(inputs[REAL].sum())
+    assert update.tokens.sum() == total * again.config.num_experts_per_tok * len(update.biases)
+    update.on_optimizer_step(None, None, None)
+    assert same(biases(again), expected)
+
+
+def test_evaluations_and_passes_that_count_ahead_do_not_count():
+    model = of("minimax_m2")
+    update, loss = attached(model), with_loss(model)
+    expected = step(attached(of("minimax_m2")), rows(0, 2), rows(2, 4))
+    model.eval()
+    update.before_step()
+    passed(model, rows())
+    model.train()
+    loss.before_micro_batches([rows(0, 2), rows(2, 4)])
+    assert isinstance(loss, RouterLoss) and not update.tokens.any()
+    for inputs in (rows(0, 2), rows(2, 4)):
+        loss.before_micro_batch(inputs)
+        update.before_micro_batch(inputs)
+        (passed(model, inputs).loss + loss.term()).backward()
+    passed(model.eval(), rows())
+    update.on_optimizer_step(None, None, None)
+    assert same(biases(model), expected)
+
+
+def test_a_rank_with_anothers_tokens_counts_none():
+    update = attached(of("deepseek_v3"), counts=False)
+    step(update, rows())
+    assert not update.tokens.any()
+
+
+@pytest.mark.parametrize("what", ["dropped", "skipped"])
+def test_a_step_that_is_left_out_changes_no_bias(what):
+    model = of("deepseek_v3")
+    before, update = {key: bias.clone() for key, bias in biases(model).items()}, attached(model)
+    update.trainer.nonfinite.dropped = what == "dropped"
+    update.trainer.accelerator.optimizer_step_was_skipped = what == "skipped"
+    assert same(step(update, rows()), before)
+    update.trainer.nonfinite.dropped = update.trainer.accelerator.optimizer_step_was_skipped = False
+    model.zero_grad()
+    once = step(update, rows(0, 2))
+    assert same(once, step(attached(of("deepseek_v3")), rows(0, 2)))  # its tokens are forgotten
+
+
+# ---- which models ----------------------------------------------------------------------------------------------------
+def named(word):
+    """Types of causal language models whose code has this word."""
+    found = []
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        folder = Path(transformers.__file__).parent / "models" / transformers.models.auto.configuration_auto.model_type_to_module_name(name)
+        if any(word in file.read_text() for file in folder.glob("modeling_*.py")):
+            found.append(name)
+    return found
+
+
+WITH_BIAS = sorted({*named("e_score_correction_bias"), *named("expert_bias")} - NOT_BUILT.keys())
+
+
+@pytest.mark.parametrize("name", WITH_BIAS)
+def test_a_larger_bias_makes_more_tokens_choose_an_expert(name):
+    model = of(name)
+    found = routing_biases(model)
+    assert found and len(found) == len(biases(model))
+    if name == "longcat_flash":  # experts that compute nothing
+        assert all(bias.experts is None for bias in found)
+        return
+    update = attached(model)
+    ids = rows()["input_ids"]
+    inputs = {"input_ids": ids, "labels": ids, REAL: torch.ones_like(ids, dtype=torch.bool)}
+    before = [layer.clone() for layer in counted(update, inputs)]
+    assert all(int(layer.sum()) == before[0].sum() >= ids.numel() for layer in before)
+    for bias in update.biases:
+        bias.tensor.view(-1)[1] += 5  # no score is that large
+    for layer in counted(update, inputs):
+        assert layer[1] == ids.numel()
+    for bias in update.biases:
+        bias.tensor.view(-1)[1] -= 10
+    for layer in counted(update, inputs):
+        assert layer[1] == 0
+
+
+def counted(update, inputs):
+    update.before_step()
+    update.before_micro_batch(inputs)
+    passed(update.trainer.model, {key: value for key, value in inputs.items() if key != "labels"})
+    assert not update.uncounted
+    return update.of_layers
