@@ -166,6 +166,7 @@ RESUMED: dict[str, tuple[Any, Any, str]] = {
     "experts over 2 to DDP on stages": ((2, 2), (4, (STAGES, "ddp")), "full"),
     "ZeRO-3 to ZeRO-1 on stages with tensor groups": ((2, "zero3"), (4, (STAGES_TENSOR, "zero1")), "full"),
     "stages with tensor groups to experts over 4": ((4, (STAGES_TENSOR, "zero1")), (4, 4), "full"),
+    "DDP to itself": ((2, "ddp"), (2, "ddp"), "full"),
     "routers' biases, DDP to itself": ((2, "ddp"), (2, "ddp"), "router bias"),
     "routers' biases, ZeRO-2 to itself": ((2, "zero2"), (2, "zero2"), "router bias"),
     "routers' biases, ZeRO-3 to itself": ((2, "zero3"), (2, "zero3"), "router bias"),
@@ -195,6 +196,7 @@ def continued(name: str, folder: Path) -> dict[str, Any]:
 
 
 def biases_of(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return name -> a router's bias in the model that this case has left."""
-    found = load_file(folder / "outputs" / case["name"] / "model.safetensors")
+    """Return name -> a router's bias in the model that this case has left; adapters have none."""
+    file = folder / "outputs" / case["name"] / "model.safetensors"
+    found = load_file(file) if file.is_file() else {}
     return {name: tensor for name, tensor in found.items() if name.endswith(("correction_bias", "expert_bias"))}

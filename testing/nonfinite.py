@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
+from transformers import CONFIG_MAPPING, TrainerCallback
 
 import train
 from brigade.train.distributed import ranks
@@ -30,7 +30,7 @@ STEPS, STEP, BATCH, MICRO = 8, 4, 16, 4
 SEED, SAMPLES = 42, 67
 ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
 POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
-MIXTURE = "mixture"
+MIXTURE, BIASED = "mixture", "biased"
 STRATEGIES = parity.STRATEGIES | {
     "ddp+lora": [*parity.DDP, "--use_peft", "true"],
     "zero3+lora": [*parity.STRATEGIES["zero3"], "--use_peft", "true"],
@@ -44,6 +44,10 @@ STRATEGIES = parity.STRATEGIES | {
     "ddp+sgd": [*parity.DDP, "--optim", "sgd"],
     # Experts over both ranks: tokens of one rank's NaN lie on the other rank, too. The model lies in inputs()'s folder.
     "fsdp2+experts": ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", "--model_name_or_path", MIXTURE],
+    **{
+        f"{kind}+biases": [*parity.STRATEGIES[kind], "--router_bias_update_rate", "0.1", "--model_name_or_path", BIASED]
+        for kind in ("ddp", "zero2", "zero3", "fsdp2")
+    },
     "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
     "single": [],
 }
@@ -73,6 +77,7 @@ class Watch(TrainerCallback):
 
 def states(model, optimizer):
     yield from (getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters())
+    yield from (buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias"))  # of routers
     while not isinstance(optimizer, torch.optim.Optimizer):  # accelerate's and DeepSpeed's stand before it
         for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
             yield from getattr(optimizer, name, [])
@@ -171,9 +176,10 @@ def work(folder):
 
 def inputs(folder):
     """The flags that all cases share."""
-    config = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
-    (folder / MIXTURE).mkdir()
-    (folder / MIXTURE / "config.json").write_text(json.dumps(shrink(config)))
+    mixture = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
+    for name, config in ((MIXTURE, mixture), (BIASED, CONFIG_MAPPING["minimax_m2"]().to_dict())):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(shrink(config)))
     return [
         *runs.write_inputs(folder),
         *f"--optim adamw_torch_fused --learning_rate 3e-3 --max_steps {STEPS} --eval_steps null".split(),

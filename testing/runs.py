@@ -74,7 +74,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
     "phi-norms": {"qk_layernorm": True},
     # Routers' scores differ as much as their biases, so that no expert gets all tokens, or none.
-    **dict.fromkeys(("deepseek_v3-spread", "ernie4_5_moe", "laguna"), {"initializer_range": 0.1}),
+    **{name: {"initializer_range": 0.1} for name in ("deepseek_v3-spread", "ernie4_5_moe", "laguna")},
     "minimax_m2": {"initializer_range": 0.1, "num_key_value_heads": 2},
     **{name: {"head_dim": 32} for name in ("llama-wide", "qwen3_moe-wide")},
     **{
@@ -102,7 +102,7 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, d
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(tiny_config, dtype=torch.float32)
-            for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
+            for tensor_name in sorted(set(model.state_dict()) - set(dict(model.named_parameters()))):
                 with contextlib.suppress(AttributeError):  # a tied parameter's second name
                     if (buffer := model.get_buffer(tensor_name)).is_floating_point():
                         buffer.uniform_()

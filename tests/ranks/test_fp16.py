@@ -20,8 +20,20 @@ from testing.ranks import run_ranks
 ZERO = ("zero1", "zero2", "zero3") if torch.ops.mkldnn._is_mkldnn_fp16_supported() else ()
 STRATEGIES = ("ddp", *ZERO, "fsdp2")
 QUICK = [name for name in ("zero2", "fsdp2") if name in STRATEGIES]
-OTHERS = ("ddp+adamw_torch_fused", "fsdp2+adamw_torch_fused")  # which is told of an overflow, and skips by itself
+OTHERS = ["ddp+adamw_torch_fused", "fsdp2+adamw_torch_fused"]  # which is told of an overflow, and skips by itself
+OTHERS += ["ddp+adamw_torch_fused+biases"]
+BIASES = [
+    "--from_scratch",
+    "false",
+    "--router_bias_update_rate",
+    "0.1",
+    "--model_name_or_path",
+]  # routers' follow each step
 SOUND, STEPS = 4, 6  # in the last two the loss of rank 1 alone is far beyond fp16
+
+
+def routers_biases(model):
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias")}
 
 
 class Watch(TrainerCallback):
@@ -32,7 +44,7 @@ class Watch(TrainerCallback):
 
     def weights(self, model):
         held = hashlib.sha256()
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *routers_biases(model).values()):
             mine = getattr(parameter, "ds_tensor", parameter).detach()
             mine = mine.to_local() if hasattr(mine, "to_local") else mine
             held.update(
@@ -92,8 +104,10 @@ def results(tmp_path_factory, asked_for):
     ]
     cases = {"fp32": [*shared, *parity.STRATEGIES["ddp"]]}
     for name in sorted(asked_for("strategy")):
-        strategy, _, optim = name.partition("+")
+        strategy, optim, *biases = [*name.split("+"), "", ""][:3]
         adam = ["--optim", optim, "--learning_rate", "1e-3"] if optim else []
+        if any(biases):
+            adam += [*BIASES, str(runs.write_model(folder / "minimax_m2", "minimax_m2"))]
         cases[f"fp16-{name}"] = [*shared, *parity.STRATEGIES[strategy], *adam, "--fp16"]
     (folder / "cases.json").write_text(json.dumps(cases))
     done = run_ranks("tests.ranks.test_fp16", str(folder), ranks=2, timeout=600)

@@ -16,6 +16,7 @@ from brigade.train.loop import bad_steps
 from testing import marks, parity, runs
 from testing.nonfinite import (
     BATCH,
+    BIASED,
     MICRO,
     MIXTURE,
     ORDER,
@@ -34,7 +35,8 @@ SKIPPED = [
 ]
 SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3", "pipeline")]
 GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero2_offload", "zero3_nvme", "hsdp", "ddp+lora",
-             "zero3+lora", "fsdp2+lora", "fsdp2+experts", "pipeline", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
+             "zero3+lora", "fsdp2+lora", *(f"{kind}+biases" for kind in ("ddp", "zero2", "zero3", "fsdp2")),
+             "fsdp2+experts", "pipeline", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
 SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2", "pipeline")]
 
 
@@ -55,7 +57,7 @@ def results(tmp_path_factory, asked_for):
             }
             for case in sorted(wanted)
             for strategy, policy, poison in [case.split()]
-            for named in [[str(folder / word) if word == MIXTURE else word for word in STRATEGIES[strategy]]]
+            for named in [[str(folder / word) if word in (MIXTURE, BIASED) else word for word in STRATEGIES[strategy]]]
             if size == {"single": 1, "hsdp": 4}.get(strategy, 2)
         }
         if cases:
@@ -71,6 +73,7 @@ def results(tmp_path_factory, asked_for):
             *(f"{strategy} skip loss" for strategy in ("zero2", "zero3", "fsdp2", "ddp+power_sgd")),
             *(f"{strategy} skip loss" for strategy in ("pipeline", "fsdp2+experts", "single")),
             "zero2 skip gradient",
+            "ddp+biases skip loss",
         ],
         matrix=SKIPPED,
     ),
@@ -117,7 +120,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
         "zero3 rollback loss",
         slow=[
             *(f"{of} rollback loss" for of in ("fsdp2", "zero2_offload", "zero3+lora", "fsdp2+experts", "pipeline")),
-            *("zero1+bf16 rollback loss", "pipeline stop spike"),
+            *("zero1+bf16 rollback loss", "ddp+biases rollback loss", "pipeline stop spike"),
         ],
         matrix=[*GONE_BACK, *SPIKES],
     ),

@@ -1,6 +1,7 @@
 """Expert parallelism prints the losses, gradient norms and held-out losses of one process, and continues what others wrote."""
 
 import pytest
+import torch
 
 from testing import axes_experts, marks, parity, runs
 
@@ -22,6 +23,7 @@ def wanted(asked_for):
 @pytest.fixture(scope="module")
 def reference(folder, wanted):
     pairs = dict.fromkeys((model, method) for model, method, *_ in wanted.values())
+    pairs |= dict.fromkeys((model, "full") for model, method in pairs if method == "router bias")
     cases = {pair: axes_experts.reference_of(*pair) for pair in pairs}
     found = runs.run_cases(1, list(cases.values()), folder)
     return {pair: found[case["name"]] for pair, case in cases.items()}
@@ -46,6 +48,7 @@ def results(folder, wanted, asked_for):
         "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
         "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
         "qwen3_moe, router loss, 2 ranks, fsdp2 x expert 2, accumulation 2",
+        "minimax_m2, router bias, 2 ranks, zero3, accumulation 2",
         # Each model, each method and each axis beside experts.
         slow=[
             "qwen3_moe, LoRA on experts, 2 ranks, zero3, accumulation 2",
@@ -60,11 +63,17 @@ def results(folder, wanted, asked_for):
             "qwen3_moe, router loss, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
             "qwen3_moe, router loss, packing, checkpointing, 2 ranks, ddp, accumulation 2",
             "qwen3_moe, router loss, LoRA on experts, 2 ranks, ddp, accumulation 2",
+            "minimax_m2, router bias, 2 ranks, fsdp2, accumulation 2",
+            "minimax_m2, router bias, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+            "minimax_m2, router bias, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+            "minimax_m2, router bias, packing, checkpointing, 2 ranks, ddp, accumulation 2",
+            "deepseek_v3-spread, router bias, 2 ranks, fsdp2 x expert 2, accumulation 2",
+            "ernie4_5_moe, router bias, 2 ranks, zero2, accumulation 2",
         ],
         matrix=ALL,
     ),
 )
-def test_experts_over_ranks_equal_one_process(name, reference, results):
+def test_experts_over_ranks_equal_one_process(name, folder, reference, results):
     model, method, *_ = ALL[name]
     of = reference[model, method]
     assert of["loss"][-1] < 0.99 * of["loss"][0]
@@ -72,6 +81,14 @@ def test_experts_over_ranks_equal_one_process(name, reference, results):
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
     # A token may stand between two experts.
     assert results[name]["expert_balance"] == pytest.approx(of["expert_balance"], rel=1e-2)
+    if method.startswith("router bias"):
+        ours, theirs = (
+            axes_experts.biases_of(case, folder)
+            for case in (axes_experts.case(*ALL[name]), axes_experts.reference_of(model, method))
+        )
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    if method == "router bias":  # without its update, losses are others
+        assert parity.worst(reference[model, "full"], of)["loss"] > 20 * parity.TOLERANCE
 
 
 @pytest.mark.cases(name=DAMAGED)

@@ -36,6 +36,11 @@ def results(folder, asked_for):
             "experts over 2 to FSDP2",
             "ZeRO-3 to experts over 2",
             "adapters, experts over 2 to themselves",
+            "DDP to itself",
+            "routers' biases, DDP to itself",
+            "routers' biases, ZeRO-2 to itself",
+            "routers' biases, DDP to FSDP2",
+            "routers' biases, FSDP2 to ZeRO-3",
         ],
         matrix=axes_experts.RESUMED,
     ),
@@ -45,6 +50,10 @@ def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, result
     whole = results[axes_experts.whole_run(after, method)["name"]]
     difference = resume.worst(results[name], whole)
     assert difference <= (0 if before == after else resume.TOLERANCE)
+    ours, theirs = (
+        axes_experts.biases_of(each, folder) for each in ({"name": name}, axes_experts.whole_run(after, method))
+    )
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 @pytest.mark.slow

@@ -1,68 +1,85 @@
 """A router's bias follows the tokens of a step by DeepSeek-V3's rule, however the step is divided."""
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brigade.errors import UserError
-from brigade.train.checkpoint.states import _fused
+from brigade.train.checkpoint import states
 from brigade.train.data.collate import REAL
 from brigade.train.loop.router_bias import RouterBias
 from brigade.train.loop.router_loss import RouterLoss
 from brigade.train.model import experts, load
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
+from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes
 from brigade.train.upstream.experts import routing_biases
-from tests.unit.test_router_loss import attached as with_loss
-from tests.unit.test_router_loss import passed, rows
 
+LENGTHS = (16, 5, 11, 9)
 RATE = 0.25
 # Models with a bias of their own kind: of a buffer of the router, of its block, of a parameter, of one in a row, of the 2nd name.
 KINDS = ("deepseek_v3", "glm4_moe", "minimax_m2", "laguna", "ernie4_5_moe", "afmoe")
-NOT_BUILT = {  # tiny, in Transformers 5.23
-    "dots1": "its experts",
-    "dots3_note": "its sizes",
-    "dots3_note_text": "its sizes",
-}
-
-
-def config_of(name, **changed):
-    sizes = shrink(CONFIG_MAPPING[name]().to_dict()) | {"moe_num_experts": 4, "moe_k": 2} | OTHERS.get(name, {}) | changed
-    return CONFIG_MAPPING[name](**sizes)
-
-
+NOT_BUILT = {"dots1", "dots3_note", "dots3_note_text"}  # in tiny sizes; Transformers 5.23 cannot build dots1 in any
 OTHERS = {"lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 0}}
 
 
+def config_of(name, **changed):
+    sizes = (
+        shrink(CONFIG_MAPPING[name]().to_dict()) | {"moe_num_experts": 4, "moe_k": 2} | OTHERS.get(name, {}) | changed
+    )
+    return CONFIG_MAPPING[name](**sizes)
+
+
 def of(name, **changed):
-    """A tiny model, all of whose layers are mixtures where it can be."""
+    """A tiny model with biases that differ in each layer, as those of a trained one."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(name, **changed), dtype=torch.float32).train()
     generator = torch.Generator().manual_seed(3)
-    for bias in routing_biases(model):  # as a trained model has them, and different in each layer
+    for bias in routing_biases(model):
         bias.tensor.data.copy_(0.05 * torch.rand(bias.tensor.shape, generator=generator))
     return model
+
+
+def rows(begin=0, end=4):
+    """Padded sequences with random tokens."""
+    lengths = torch.tensor(LENGTHS)[begin:end]
+    ids = torch.randint(0, 64, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))[begin:end]
+    mask = (torch.arange(max(LENGTHS)) < lengths[:, None]).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), REAL: mask.bool()}
+
+
+def passed(model, inputs):
+    return model(**{key: value for key, value in inputs.items() if key != REAL}, use_cache=False)
 
 
 def attached(model, rate=RATE, **how):
     """A RouterBias beside what it asks of a Trainer."""
     trainer = SimpleNamespace(
         model=model,
+        model_wrapped=model,
         args=SimpleNamespace(device=torch.device("cpu")),
         nonfinite=SimpleNamespace(dropped=False),
         accelerator=SimpleNamespace(optimizer_step_was_skipped=False),
+        compute_loss_context_manager=nullcontext,
+        outputs=lambda model, inputs, _: passed(model, inputs),
     )
     return RouterBias(trainer, rate, **how)
 
 
 def biases(model):
-    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith(("correction_bias", "expert_bias"))}
+    return {
+        name: tensor for name, tensor in model.state_dict().items() if name.endswith(("correction_bias", "expert_bias"))
+    }
 
 
 def step(update, *batches):
@@ -82,10 +99,8 @@ def chosen(model, batches):
     for inputs in batches:
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             seen = []
-            hooks = [
-                bias.experts.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
-                for bias in routing_biases(model)
-            ]
+            keep = partial(_keep_chosen, seen)
+            hooks = [bias.experts.register_forward_pre_hook(keep) for bias in routing_biases(model)]
             with torch.no_grad():
                 model(ids[mask.bool()][None], use_cache=False)
             for hook in hooks:
@@ -95,6 +110,10 @@ def chosen(model, batches):
                 for index in indices.flatten().tolist():
                     own[index] += 1
     return counts
+
+
+def _keep_chosen(seen, module, given):
+    seen.append(given[1])
 
 
 def followed(before, counts, rate=RATE):
@@ -134,7 +153,9 @@ def test_accumulation_is_one_batch(batches):
     whole = step(attached(of("deepseek_v3")), rows())
     parts = [rows(*each) for each in batches]
     assert same(step(attached(of("deepseek_v3")), *parts), whole)
-    assert not same(step(attached(of("deepseek_v3")), parts[-1]), whole)  # the last micro-batch by itself is another step
+    assert not same(
+        step(attached(of("deepseek_v3")), parts[-1]), whole
+    )  # the last micro-batch by itself is another step
 
 
 def test_several_steps_follow_one_another():
@@ -165,14 +186,15 @@ def test_layers_that_are_computed_again_count_once():
 
 def test_evaluations_and_passes_that_count_ahead_do_not_count():
     model = of("minimax_m2")
-    update, loss = attached(model), with_loss(model)
+    update = attached(model)
+    loss = RouterLoss(update.trainer, 0.5, copies=1)
     expected = step(attached(of("minimax_m2")), rows(0, 2), rows(2, 4))
     model.eval()
     update.before_step()
     passed(model, rows())
     model.train()
     loss.before_micro_batches([rows(0, 2), rows(2, 4)])
-    assert isinstance(loss, RouterLoss) and not update.tokens.any()
+    assert not update.tokens.any()
     for inputs in (rows(0, 2), rows(2, 4)):
         loss.before_micro_batch(inputs)
         update.before_micro_batch(inputs)
@@ -202,17 +224,18 @@ def test_a_step_that_is_left_out_changes_no_bias(what):
 
 
 # ---- which models ----------------------------------------------------------------------------------------------------
-def named(word):
-    """Types of causal language models whose code has this word."""
-    found = []
-    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        folder = Path(transformers.__file__).parent / "models" / transformers.models.auto.configuration_auto.model_type_to_module_name(name)
-        if any(word in file.read_text() for file in folder.glob("modeling_*.py")):
-            found.append(name)
-    return found
+def with_words(*words):
+    """Types of causal language models whose code has one of these words."""
+    models = Path(transformers.__file__).parent / "models"
+    return [
+        name
+        for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        for file in (models / model_type_to_module_name(name)).glob("modeling_*.py")
+        if any(word in file.read_text() for word in words)
+    ]
 
 
-WITH_BIAS = sorted({*named("e_score_correction_bias"), *named("expert_bias")} - NOT_BUILT.keys())
+WITH_BIAS = sorted({*with_words("e_score_correction_bias", "expert_bias")} - NOT_BUILT)
 
 
 @pytest.mark.parametrize("name", WITH_BIAS)
@@ -244,3 +267,86 @@ def counted(update, inputs):
     passed(update.trainer.model, {key: value for key, value in inputs.items() if key != "labels"})
     assert not update.uncounted
     return update.of_layers
+
+
+# ---- what holds it ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_a_buffer_in_fp32_under_its_name(name):
+    model = of(name).bfloat16()
+    before = biases(model)
+    attached(model)
+    assert list(biases(model)) == list(before) and {*biases(model)} <= {key for key, _ in model.named_buffers()}
+    for key, bias in biases(model).items():
+        assert bias.dtype == torch.float32 and torch.equal(bias, before[key].float())
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rate", ["0.001", "0"])
+def test_a_model_in_half_precision_gets_it_as_its_files_have_it(name, rate, tmp_path):
+    whole = of(name)
+    whole.save_pretrained(tmp_path)
+    words = ["--model_name_or_path", str(tmp_path), "--from_scratch", "false", "--router_bias_update_rate", rate]
+    model = load.load_base(flags.load(words), str(tmp_path), torch.bfloat16)
+    assert {parameter.dtype for key, parameter in model.named_parameters() if "proj" in key} == {torch.bfloat16}
+    if rate != "0":
+        assert same(biases(model), biases(whole))
+
+
+def test_a_wrapper_that_casts_it_is_refused():
+    model = of("deepseek_v3")
+    update = attached(model)
+    update.trainer.run = SimpleNamespace(strategy=SimpleNamespace(source="ds.json"))
+    update.begin(None)
+    model.bfloat16()
+    with pytest.raises(UserError, match="buffer_dtype"):
+        update.begin(None)
+
+
+@pytest.mark.parametrize("name", ["minimax_m2", "qwen3_moe", "ernie4_5_moe", "llama"])
+def test_what_ddps_checkpoint_calls_otherwise_is_loaded_too(name, tmp_path):
+    """Transformers loads a checkpoint's files by the model's names, and passes over the rest."""
+    trained, model = of(name), of(name)
+    for parameter in trained.parameters():
+        parameter.data.normal_()
+    for bias in routing_biases(trained):
+        bias.tensor.data.normal_()
+    trained.save_pretrained(tmp_path)
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    passed_over = [
+        key for key, value in trained.state_dict().items() if not torch.equal(value, model.state_dict()[key])
+    ]
+    assert bool(passed_over) == (name != "llama")
+    states.complete(model, tmp_path)
+    assert same(model.state_dict(), trained.state_dict())
+
+
+# ---- who gets it -----------------------------------------------------------------------------------------------------
+ASKED = ["--router_bias_update_rate", "0.001"]
+
+
+@pytest.mark.parametrize(
+    "model, words, kind, said",
+    [
+        ("qwen3_moe", [], "ddp", "routers of qwen3_moe have no bias"),
+        ("llama", [], "ddp", "routers of llama have no bias"),
+        ("longcat_flash", [], "ddp", "longcat_flash are not one number for each"),
+        ("afmoe", [], "zero3", "biases of afmoe are parameters"),
+        ("deepseek_v3", ["--use_peft"], "ddp", "adapters"),
+        ("deepseek_v3", ["--torch_compile", "true"], "ddp", "torch_compile hides"),
+        ("deepseek_v3", ["--tiled_mlp", "64"], "ddp", "tiled_mlp"),
+        ("deepseek_v3", ["--sync_every", "5"], "ddp", "sync_every"),
+        ("deepseek_v3", [], "pipeline", "each stage of a pipeline"),
+    ],
+)
+def test_what_cannot_have_it_is_refused_by_name(model, words, kind, said):
+    axes = Axes(stages=2) if kind == "pipeline" else NONE
+    with pytest.raises(UserError, match=said) as told:
+        experts.check_router_bias(
+            flags.load([*ASKED, *words]), config_of(model), Strategy(kind, kind, "a test", axes=axes)
+        )
+    assert "router_bias_update_rate" in str(told.value)
+
+
+@pytest.mark.parametrize("name, kind", [("deepseek_v3", "zero3"), ("afmoe", "fsdp2"), ("ernie4_5_moe", "zero2")])
+def test_all_others_have_it(name, kind):
+    experts.check_router_bias(flags.load(ASKED), config_of(name), Strategy(kind, kind, "a test"))

@@ -43,6 +43,7 @@ def judge_not_finite(trainer: "Trainer", norm: Any) -> Any:
     micro_batches = _gathered(trainer)
     bad = [each for each in micro_batches if not math.isfinite(each["loss"])]
     if trainer.args.fp16 and not bad:
+        trainer.nonfinite.dropped = True  # fused optimizers skip on the device, and Accelerate does not hear of it
         return norm
     what = "a gradient is not finite, though every loss is"
     if bad:

@@ -115,5 +115,6 @@ class Checkpoints(Feature):
         with heartbeat.within(heartbeat.LOADING):
             if self.trainer.loads_by_itself(best):
                 checkpoint_files.load_best_weights(self.trainer)
+                self.trainer.complete_weights(best)
             else:
                 resharding.reshard(self.trainer, best, moments=False)

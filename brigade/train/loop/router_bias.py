@@ -1,12 +1,12 @@
-"""Balance of a mixture's experts without a loss: after each step, the bias by which routers choose follows the tokens of the step.
+"""Balance of a mixture's experts without a loss: after each step, the bias by which routers choose follows the step's tokens.
 
 The rule is that of Wang et al. 2024 (arXiv 2408.15664, algorithm 1) and DeepSeek-V3 (arXiv 2412.19437, 2.1.2): of each layer
 
     bias += rate x sign(mean of the experts' tokens - an expert's tokens)
 
-The bias is added to scores only to choose by them, has no gradient, and no optimizer knows it. Tokens are those of the whole step:
-of all micro-batches and ranks, without padding and filler. They are counted in integers, so that ranks and accumulation change
-no bias. Where some ranks compute with the same tokens, one of them counts.
+The bias is added to scores only to choose by them, has no gradient, and no optimizer knows it. Tokens are those of the whole
+step: of all micro-batches and ranks, without padding and filler. They are counted in integers, so that ranks and accumulation
+change no bias. Where some ranks compute with the same tokens, one of them counts.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,9 @@ class RouterBias(Feature):
         """Raise UserError where a wrapper has cast the biases: 0.1 + 0.0001 is 0.1 in bf16."""
         if any(bias.tensor.dtype != torch.float32 for bias in self.biases):
             place = self.trainer.run.strategy.source
-            raise UserError(place, "routing biases are updated in fp32, and it casts them", "remove data_types.buffer_dtype")
+            raise UserError(
+                place, "routing biases are updated in fp32, and it casts them", "remove data_types.buffer_dtype"
+            )
 
     def before_step(self) -> None:
         self.tokens.zero_()

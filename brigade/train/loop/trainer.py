@@ -15,7 +15,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from ...errors import UserError
 from .. import upstream
-from ..checkpoint import compatibility, manifest
+from ..checkpoint import compatibility, manifest, states
 from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
@@ -213,6 +213,9 @@ class Trainer(EvaluatingTrainer):
     def loads_by_itself(self, checkpoint: Path) -> bool:
         """Whether the engine reads it; if not, another engine or another number of ranks wrote it, and it is resharded."""
         return compatibility.is_native(checkpoint, self.run)
+
+    def complete_weights(self, checkpoint: Path) -> None:
+        states.complete(self.model, checkpoint)
 
     # ---- batches -----------------------------------------------------------------------------------------------------
     def _loader(

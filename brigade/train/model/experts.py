@@ -56,10 +56,19 @@ def check_router_bias(settings: Settings, config: Any, strategy: Strategy) -> No
     """Raise UserError where routers' biases are to be updated and cannot be."""
     recipe, kind = settings.recipe, config.get_text_config().model_type
     for wrong, problem in (
-        (strategy.axes.stages > 1, "each stage of a pipeline has some layers, and no step of its own at whose end they are"),
+        (
+            strategy.axes.stages > 1,
+            "each stage of a pipeline has some layers, and no step of its own at whose end they are",
+        ),
         (recipe.training.torch_compile, "the update counts what routers choose, which torch_compile hides"),
-        (recipe.training.tiled_mlp, "the update counts what routers choose for whole sequences, and tiled_mlp divides them"),
-        (recipe.training.sync_every, "the update is by the tokens of a whole step, of which replicas with sync_every have parts"),
+        (
+            recipe.training.tiled_mlp,
+            "the update counts what routers choose for whole sequences, and tiled_mlp divides them",
+        ),
+        (
+            recipe.training.sync_every,
+            "the update is by the tokens of a whole step, of which replicas with sync_every have parts",
+        ),
         (recipe.model.use_peft, "the biases belong to the model, and adapters would be saved without them"),
     ):
         if wrong:

@@ -216,8 +216,8 @@ class TrainingSection(Section):
     """Weight of a mixture's loss that rewards sending tokens to all experts alike, over all tokens of a step
     (docs/expert-parallelism.md). null: config.json's own where it says output_router_logits, else 0."""
     router_bias_update_rate: AtLeastZero = 0.0
-    """After each step, how much the bias that a mixture's routers add to their scores grows for experts that got fewer tokens than
-    the mean, and shrinks for those that got more (DeepSeek-V3: 0.001; docs/expert-parallelism.md). 0: biases stay."""
+    """By how much, after each step, the bias of a mixture's routers grows for experts that got fewer tokens than the mean, and
+    shrinks for those that got more (DeepSeek-V3: 0.001; docs/expert-parallelism.md). 0: it stays."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
     256 MiB (docs/sequence-parallelism.md)."""

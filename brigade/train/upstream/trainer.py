@@ -33,6 +33,10 @@ class HookedTrainer(transformers.Trainer):
         """Whether the engine reads this checkpoint without help."""
 
     @abstractmethod
+    def complete_weights(self, checkpoint: Path) -> None:
+        """Load what Transformers passes over in a checkpoint's weights."""
+
+    @abstractmethod
     def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
         """Clip gradients to this norm (0: leave them), and return the norm before."""
 
@@ -58,6 +62,7 @@ class HookedTrainer(transformers.Trainer):
         if self.loads_by_itself(Path(resume_from_checkpoint)):
             with any_layer_kinds():
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
+            self.complete_weights(Path(resume_from_checkpoint))
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         """Line 2773: where max_grad_norm is not 0."""
