@@ -93,6 +93,24 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
 
 
 @pytest.mark.slow
+def test_the_routers_bias_waits_for_nothing(tmp_path_factory):
+    """Neither where tokens are counted nor where the bias follows them."""
+    names, asked = ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"]
+    cases = [gpu_lane.run_case(name) | {"waits": gpu_lane.STEPS, "model": "minimax_m2"} for name in names]
+    alone = gpu_lane.reference(names[0]) | {"model": "minimax_m2"}
+    for case in (alone, *cases):
+        case["flags"] += asked
+    (expected,) = runs.run_cases(1, [alone], tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS).values()
+    found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
+    for name in names:
+        differences = parity.worst(found[name], expected)
+        tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
+        assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        waited = [each["line"] for group in found[name]["waits"]["ranks"] for each in waits.of_ours(group["waits"])]
+        assert waited and not any("router_bias" in line for line in waited)
+
+
+@pytest.mark.slow
 def test_answers_are_those_of_the_cpu(tmp_path_factory):
     given = []
     for gpus in (False, True):
