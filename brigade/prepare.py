@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(settings, vocabulary(settings))
     prepared = prepare(settings, tokenizer)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
-    if prepared.chat_format.stands_in:
-        print(f"chat template: {report.standing_in(prepared)}")
+    if template := report.chat_template(prepared):
+        print(f"chat template: {template}")
     if unread := report.unread(prepared.facts):
         print(f"not read: {unread}")
     report.show_sample(prepared, tokenizer)

@@ -224,6 +224,8 @@ def test_a_template_that_stands_in_is_named(home, prepare, tokenizer):
     (home / "full.yaml").write_text(json.dumps(recipe))
     assert "chat template: Brigade's chatml for the tokenizer's own" in prepare()
     assert "chat template: " not in prepare("--chat_template", "chatml")
+    (other / "chat_template.jinja").write_text(unmarked.replace("'\\n'", "'\\n\\n'", 1))
+    assert "chat template: the tokenizer's own, rendered turn by turn" in prepare()
 
 
 def folder_of(said):

@@ -16,11 +16,10 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from brigade.train.data import builtin, chat_template
+from brigade.train.data import chat_template
 from brigade.train.data.layout import TEMPLATES
+from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
 
-DIALOGUES = sorted(Path(__file__).parents[1].glob("data/dialogues/*.json"))
-FAMILIES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DIALOGUES}
 CASES = [
     pytest.param(name, dialogue, id=f"{name}: {dialogue['name']}")
     for name, family in FAMILIES.items()
@@ -29,11 +28,6 @@ CASES = [
 every_dialogue = pytest.mark.parametrize("name, dialogue", CASES)
 every_template = pytest.mark.parametrize("name", FAMILIES)
 HELLO = [{"role": "user", "content": "x"}]
-MARKS = re.compile(r"\{%-? *(end)?generation *-?%\}")
-
-
-def text_of(name):
-    return (TEMPLATES / f"{name}.jinja").read_text()
 
 
 def render(name, messages, template=None, **kwargs):
@@ -89,10 +83,6 @@ def test_renders_like_the_official_template(name, dialogue):
     assert again(name, dialogue)[0] == dialogue["rendering"]
 
 
-def unmarked(name):
-    return MARKS.sub(lambda mark: "{%- endif -%}" if mark[1] else "{%- if true -%}", text_of(name))
-
-
 @every_dialogue
 def test_marks_change_nothing(name, dialogue):
     bare = unmarked(name)
@@ -114,17 +104,7 @@ def test_marks_cover_exactly_the_assistants_text(name, dialogue):
 @pytest.fixture(scope="module")
 def tokenizers():
     """The built-in tokenizer with the special tokens of each family."""
-    from transformers import AutoTokenizer
-
-    plain = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
-
-    def load(name):
-        tokenizer = copy.deepcopy(plain)
-        tokenizer.add_special_tokens(FAMILIES[name]["special_tokens"])
-        tokenizer.add_special_tokens({"additional_special_tokens": FAMILIES[name]["added_tokens"]})
-        return tokenizer
-
-    return {name: load(name) for name in FAMILIES}
+    return tokenizers_of_families()
 
 
 @every_dialogue

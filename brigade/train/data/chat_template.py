@@ -1,4 +1,4 @@
-"""The chat template of a run: one with generation marks, for they say which tokens are the assistant's."""
+"""The chat template of a run. Generation marks say which tokens are the assistant's; without them it is rendered turn by turn."""
 
 import copy
 import itertools
@@ -16,6 +16,7 @@ from ..limits import TEMPLATE_SECONDS, time_limit
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
 from .layout import NONE, TEMPLATES, ChatFormat
+from .turn_by_turn import try_probes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
+DATE = "26 Jul 2024"  # what Llama 3.2's template writes where nothing tells it the date
 PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
     {
         "conversation": probe["messages"],
@@ -47,7 +49,7 @@ _VERSIONS: dict[str, list[dict[str, Any]]] = {
 class ChatTemplates:
     """How chats are rendered.
 
-    template: with generation marks; "" where there is none, and no_template says why
+    template: "" where there is none, and no_template says why; without generation marks it is rendered turn by turn
     stands_in: the name of the template of ours that is used for the tokenizer's own, or ""
     with_tools, no_with_tools: the same for chats with tools, where a tokenizer has a template of its own for them
     joins: whether prompts and completions are joined as they are, for want of a template
@@ -65,6 +67,11 @@ class ChatTemplates:
     def for_tools(self) -> str:
         """Return the template for chats with tools."""
         return self.with_tools or self.template
+
+    def turn_by_turn(self, tools: Any) -> bool:
+        """Whether chats with these tools (None: without any) are rendered turn by turn, for want of generation marks."""
+        template = self.for_tools() if tools else self.template
+        return bool(template) and not _MARK.search(template)
 
     def error(self, tools: Any) -> UserError | None:
         """Return the reason why a chat with these tools (None: without any) has no template, or None where it has one."""
@@ -88,8 +95,8 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     """Return the chat templates to use, and the error to raise for a chat that has no usable one.
 
     The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
-    #4201): one of ours that renders the same stands in. Texts need no template. Raises UserError for a named one that
-    is not there or has no marks.
+    #4201): one of ours that renders the same stands in, or else they are rendered turn by turn (turn_by_turn.py), where that
+    works. Texts need no template. Raises UserError for a named one that is not there or has no marks.
     """
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
     known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -118,29 +125,45 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     if "default" not in named:
         problem = f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none is its default"
         return ChatTemplates("", error(problem))
-    stem, template = _marked(tokenizer, named["default"], PROBES)
-    none = None if template else error(f"the chat template {unmarked}", f"; {NONE} joins prompts and completions")
+    stem, template, reason = _usable(tokenizer, named["default"], PROBES)
+    none = error(f"the chat template {reason}", f"; {NONE} joins prompts and completions") if reason else None
     if named.get("tool_use", named["default"]) == named["default"]:
         return ChatTemplates(template, none, stem, own=True)
-    _, with_tools = _marked(tokenizer, named["tool_use"], [probe for probe in PROBES if probe["tools"]])
-    no_tools = None if with_tools else error(f"the tokenizer's chat template for tools, tool_use, {unmarked}")
+    probes = [probe for probe in PROBES if probe["tools"]]
+    _, with_tools, reason = _usable(tokenizer, named["tool_use"], probes)
+    no_tools = error(f"the tokenizer's chat template for tools, tool_use, {reason}") if reason else None
     return ChatTemplates(template, none, stem, with_tools, no_tools, own=True)
 
 
-def _marked(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return name and text of a template with marks that renders as this one does: ("", itself) where it has marks."""
-    return ("", own) if _MARK.search(own) else stand_in(tokenizer, own, probes)
+def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str, str]:
+    """Return name and text of a template of ours that renders as this one does; ("", itself) where it has marks, or can be
+    rendered turn by turn; else "", "" and the reason."""
+    if _MARK.search(own):
+        return "", own, ""
+    stem, template = stand_in(tokenizer, own, probes)
+    if template:
+        return stem, template, ""
+    unmarked = "has no {% generation %} marks, and cannot be rendered turn by turn instead"
+    if "strftime_now" in own:  # what is prepared tomorrow, or resumed, would be other data
+        if "date_string" not in own:
+            return "", "", f"{unmarked}: it writes today's date, and takes no date_string in its place"
+        own = _default(("date_string", DATE)) + own
+    ends, reason = try_probes(tokenizer, own, probes)
+    return ("", own, "") if ends else ("", "", f"{unmarked}: {reason}")
 
 
 @bounded_template()
 def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) -> ChatFormat:
     """Return what a saved model says about how its chats are written."""
     ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]
-    return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own)
+    turn_by_turn = templates.turn_by_turn(None) or templates.turn_by_turn([TOOL])
+    return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own, turn_by_turn)
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
     """Return the ids of the special tokens that end an assistant's turn in the probes."""
+    if not _MARK.search(template):
+        return try_probes(tokenizer, template, PROBES)[0]
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     ends: set[int] = set()

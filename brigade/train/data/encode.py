@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from . import turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded
 from .keys import Columns, names_of, says_nothing
@@ -53,6 +54,7 @@ class LoadedEncoder:
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         self.special = set(special)
         self.control_tokens = tuple(sorted(special.values(), key=len, reverse=True))  # one may begin another
+        self.turn_by_turn = [encoder.templates.turn_by_turn(tools) for tools in (None, [TOOL])]
         self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
 
     @property
@@ -75,8 +77,16 @@ class LoadedEncoder:
             cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
             raise BadRow(problem, cure)
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        learned: Sequence[bool] | None = None,
+    ) -> Text:
         """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
+
+        learned: of each turn of the assistant's; None: the chat is a prompt
 
         Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
@@ -91,6 +101,8 @@ class LoadedEncoder:
                 raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
         try:
             text, spans = self._render(messages, tools, variables)
+            if learned and self.turn_by_turn[bool(tools)]:
+                spans = self._turns(text, messages, tools, variables, learned)
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
             unread = self._unread(messages, tools, variables, text)
@@ -114,6 +126,34 @@ class LoadedEncoder:
             return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
         return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
+
+    def _turns(
+        self,
+        text: str,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        learned: Sequence[bool],
+    ) -> list[tuple[int, int]]:
+        """Return the assistant's spans in a chat's text, whose template has no generation marks."""
+
+        def render(messages: list[dict[str, Any]], prompt: bool) -> str:
+            return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
+
+        closing = self.closing_with_tools if tools else self.closing
+        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, closing)
+
+    @functools.cached_property
+    def closing(self) -> str:
+        return turn_by_turn.closing_of(
+            lambda chat, prompt: self._render(chat, None, {"add_generation_prompt": prompt})[0], self.control_tokens
+        )
+
+    @functools.cached_property
+    def closing_with_tools(self) -> str:
+        return turn_by_turn.closing_of(
+            lambda chat, prompt: self._render(chat, [TOOL], {"add_generation_prompt": prompt})[0], self.control_tokens
+        )
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
@@ -160,16 +200,16 @@ class LoadedEncoder:
     ) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        templates = self.encoder.templates
+        templates, marked = self.encoder.templates, not self.turn_by_turn[bool(tools)]
         with bounded_template():
             texts, spans = render_jinja_template(
                 [messages],
                 tools=tools,
                 chat_template=templates.for_tools() if tools else templates.template,
-                return_assistant_tokens_mask=True,
+                return_assistant_tokens_mask=marked,
                 **self.encoder.variables | (variables or {}),
             )
-        return texts[0], spans[0]
+        return texts[0], spans[0] if marked else []
 
     @functools.cached_property
     def leaves_out(self) -> set[str]:

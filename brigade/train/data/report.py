@@ -40,9 +40,17 @@ def figures(
     )
 
 
-def standing_in(prepared: Prepared) -> str:
-    """Return which chat template stands in for the tokenizer's own, and why."""
-    return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
+def chat_template(prepared: Prepared) -> str:
+    """Return which chat template stands in for a tokenizer's own without generation marks, or that its own is rendered turn by
+    turn; "" where it has marks, or the recipe names one."""
+    how, words = prepared.chat_format, []
+    if how.stands_in:
+        words.append(
+            f"Brigade's {how.stands_in} for the tokenizer's own, which renders the same without generation marks"
+        )
+    if how.turn_by_turn:
+        words.append("the tokenizer's own, rendered turn by turn where it has no generation marks")
+    return ", and for chats with tools ".join(words)
 
 
 def unread(facts: dict[str, Any]) -> str:

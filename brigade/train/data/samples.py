@@ -1,5 +1,6 @@
 """A row as text of which a part is supervised: chats through their template, pairs of prompt and completion, and texts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -55,9 +56,18 @@ class Templates(Protocol):
     @property
     def last_turn_only(self) -> bool: ...
 
-    def render(self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        learned: Sequence[bool] | None = None,
+    ) -> Text:
         """Return a chat as text, with all spans of the assistant's, and the keys of messages and variables that the template
-        does not read. Raises BadRow."""
+        does not read. Raises BadRow.
+
+        learned: of each turn of the assistant's; a span that is not learned may be (0, 0). None: the chat is a prompt
+        """
         ...
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
@@ -176,8 +186,8 @@ def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> T
         if not any(turn["role"] == "assistant" for turn in whole[begin:]):
             raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))
-    text = templates.render(whole, tools, _variables(row))
     answers = list(wanted(whole, begin))
+    text = templates.render(whole, tools, _variables(row), answers)
     if all(answers):
         return text
     if len(text.spans) != len(answers):

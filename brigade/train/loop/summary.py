@@ -34,7 +34,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **_adapters(run, trainer, data),
         **_frozen(trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
-        **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
+        **({"chat template": template} if (template := report.chat_template(data)) else {}),
         **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}{_allocator(trainer.args.device.type)}",

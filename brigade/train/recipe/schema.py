@@ -132,9 +132,9 @@ class DataSection(Source):
     validation_split: float = Field(0.02, gt=0, lt=1)
     """The share held out where the data has no validation part of its own."""
     chat_template: str | None = None
-    """Default: the tokenizer's own, or the one in brigade/train/data/templates/ that renders the same and has generation marks.
-    A name of one in there, or a .jinja file with generation marks. none: there is none, and prompt and completion are joined
-    as they are."""
+    """Default: the tokenizer's own, or the one in brigade/train/data/templates/ that renders the same and has generation marks;
+    if there is neither, its own is rendered turn by turn (docs/data.md). A name of one in there, or a .jinja file with generation
+    marks. none: there is none, and prompt and completion are joined as they are."""
     max_length: int = Field(2048, ge=8)
     """The longest sequence, in tokens."""
     truncation: bool = True

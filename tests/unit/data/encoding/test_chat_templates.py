@@ -23,13 +23,18 @@ def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
 
 
 def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
-    """It is never an all-zero mask: ours stands in where it renders the same, else the run stops."""
+    """It is never an all-zero mask: ours stands in where it renders the same, else it goes turn by turn, or the run stops."""
     stock = copy.deepcopy(tokenizer)
     stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
     found = prepare(chat_template=None, tokenizer=stock)
     assert same(found.train, prepare(chat_template="chatml").train)
     assert (found.stands_in, prepare(chat_template="chatml", tokenizer=stock).stands_in) == ("chatml", "")
-    stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    unknown = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    stock.chat_template = unknown + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    found = prepare(CHATS, HELD, chat_template=None, tokenizer=stock)
+    assert words(tokenizer, found.train) == words(tokenizer, prepare(CHATS, HELD).train)
+    assert found.stands_in == "" and not same(found.train, prepare(CHATS, HELD).train)
+    stock.chat_template = "{{ messages | length }} messages: " + unknown
     message = mistake(prepare, chat_template=None, tokenizer=stock)
     assert "chat_template" in message and "generation" in message and "chatml" in message.splitlines()[-1]
     stock.chat_template = None
@@ -75,7 +80,8 @@ def test_of_several_named_templates_the_default_is_used_and_the_one_for_tools(to
     several.chat_template = {"default": CHATML.read_text(), "tool_use": "{{ tools }}{{ messages }}"}
     assert len(prepare(CHATS, HELD, chat_template=None, tokenizer=several).train) == len(CHATS)
     message = mistake(prepare, [CHATS[0] | TOOLS], HELD, chat_template=None, tokenizer=several)
-    assert "for tools, tool_use, has no {% generation %} marks" in message and "chatml" in message.splitlines()[-1]
+    assert "for tools, tool_use, has no {% generation %} marks, and cannot be rendered turn by turn" in message
+    assert "chatml" in message.splitlines()[-1]
     several.chat_template = {"rag": STOCK, "tool_use": STOCK}
     message = mistake(prepare, CHATS, HELD, chat_template=None, tokenizer=several)
     assert "several chat templates (rag, tool_use) and none is its default" in message
