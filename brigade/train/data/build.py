@@ -61,8 +61,8 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     options = (data.packing, data.validation_split, data.max_train_samples, data.most_held_out, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
-    for key in ("skip_bad_rows", "train_on_last_turn_only"):
-        if not how[key]:  # it was not there once, and an unfinished run keeps its data
+    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking"):
+        if how[key] == getattr(encode.Encoder, key):  # it was not there once, and an unfinished run keeps its data
             del how[key]
     seed = settings.recipe.training.seed if any(origin.weight for origin in origins) or data.streaming else None
     text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])

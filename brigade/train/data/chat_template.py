@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ..limits import TEMPLATE_SECONDS, time_limit
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
 from .layout import NONE, TEMPLATES, ChatFormat
+from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
 
 if TYPE_CHECKING:
@@ -96,8 +97,19 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
 
     The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
     #4201): one of ours that renders the same stands in, or else they are rendered turn by turn (turn_by_turn.py), where that
-    works. Texts need no template. Raises UserError for a named one that is not there or has no marks.
+    works. Texts need no template. Raises UserError for a named one that is not there or has no marks, and where thinking says
+    what none of them can do.
     """
+    templates = _load(settings, tokenizer)
+    how, place = settings.recipe.data.thinking, settings.place("thinking")
+    if how != "template" and templates.joins:
+        raise UserError(
+            place, f"thinking is {how}, and there is no chat template", "leave it out, or name a chat_template"
+        )
+    return _keeping(tokenizer, templates, place) if how == KEEP and not templates.no_template else templates
+
+
+def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
     known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
     cure = f"set chat_template to one of: {', '.join(known)}, or to a .jinja file"
@@ -133,6 +145,30 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     _, with_tools, reason = _usable(tokenizer, named["tool_use"], probes)
     no_tools = error(f"the tokenizer's chat template for tools, tool_use, {reason}") if reason else None
     return ChatTemplates(template, none, stem, with_tools, no_tools, own=True)
+
+
+def _keeping(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates, place: str) -> ChatTemplates:
+    """Return templates that keep the thoughts of earlier turns: by default, so that a saved model keeps them when it serves.
+    Raises UserError at `place` for those that cannot."""
+    if templates.with_tools:
+        problem = (
+            "thinking is keep, and the tokenizer has several chat templates: only one can be saved that keeps thoughts"
+        )
+        raise UserError(place, problem, "name a chat_template")
+
+    def render(messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        return str(
+            tokenizer.apply_chat_template(messages, chat_template=templates.template, tokenize=False, **variables)
+        )
+
+    found = switch(templates.template, render)
+    if found is None:
+        problem = "thinking is keep, and the chat template leaves out the thoughts of earlier turns: it has none of the switches"
+        cure = "leave thinking out (train_on_last_turn_only learns the last turn as it serves), or name another chat_template"
+        raise UserError(place, f"{problem} {', '.join(SWITCHES)}", cure)
+    if not found:
+        return templates
+    return replace(templates, template="".join(map(_default, found.items())) + templates.template, own=False)
 
 
 def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
-from . import turn_by_turn
+from . import thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded
 from .keys import Columns, names_of, says_nothing
@@ -36,6 +36,7 @@ class Encoder:
     truncation: bool
     skip_bad_rows: bool = False
     train_on_last_turn_only: bool = False
+    thinking: str = "template"
 
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
@@ -99,6 +100,9 @@ class LoadedEncoder:
             if given and name in self.leaves_out:
                 cure = "name a chat_template that renders them, or remove them from the data"
                 raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
+        thoughts = 0
+        if learned is not None and self.encoder.thinking == thinking.CUT:
+            messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
             if learned and self.turn_by_turn[bool(tools)]:
@@ -115,7 +119,9 @@ class LoadedEncoder:
                 raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
             problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
             raise BadRow(problem, "fix the template or the chat") from None
-        thoughts = asked = answered = 0
+        if learned is not None and self.encoder.thinking == thinking.KEEP:
+            thinking.refuse_lost(messages, variables, text)
+        asked = answered = 0
         for message in messages:
             written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
             thoughts += any(thought.strip() not in text for thought in written)
@@ -140,20 +146,16 @@ class LoadedEncoder:
         def render(messages: list[dict[str, Any]], prompt: bool) -> str:
             return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
 
-        closing = self.closing_with_tools if tools else self.closing
-        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, closing)
+        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, self.closings[bool(tools)])
 
     @functools.cached_property
-    def closing(self) -> str:
-        return turn_by_turn.closing_of(
-            lambda chat, prompt: self._render(chat, None, {"add_generation_prompt": prompt})[0], self.control_tokens
-        )
+    def closings(self) -> list[str]:
+        """What closes chats without and with tools, as turn_by_turn.closing_of() says."""
 
-    @functools.cached_property
-    def closing_with_tools(self) -> str:
-        return turn_by_turn.closing_of(
-            lambda chat, prompt: self._render(chat, [TOOL], {"add_generation_prompt": prompt})[0], self.control_tokens
-        )
+        def closing(tools: list[Any] | None) -> str:
+            return turn_by_turn.closing_of(lambda chat, _: self._render(chat, tools)[0], self.control_tokens)
+
+        return [closing(None), closing([TOOL])]
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the

@@ -10,6 +10,7 @@ from ..recipe.batch import Batch
 from ..recipe.schema import DataSection, TrainingSection
 from .prepare import Prepared
 from .store import IGNORED, Samples
+from .thinking import CUT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,7 +37,11 @@ def figures(
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
         words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
     return ", ".join(
-        [*words, *shapes(facts, data, padding(prepared.train, training, batch, squares=squares)), *losses(facts)]
+        [
+            *words,
+            *shapes(facts, data, padding(prepared.train, training, batch, squares=squares)),
+            *losses(facts, data.thinking),
+        ]
     )
 
 
@@ -73,15 +78,18 @@ def shapes(facts: dict[str, Any], data: DataSection, filler: float) -> list[str]
     return [*packed, f"{filler:.0%} padding"]
 
 
-def losses(facts: dict[str, Any]) -> list[str]:
-    """How many samples were cut, split or dropped, in words."""
+def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
+    """How many samples were cut, split or dropped, in words. thinking: data.thinking"""
+    cut = "answers whose thoughts are removed (thinking: cut)"
     words = {
         "cut": "longer than max_length cut",
         "split": "longer texts split into several samples",
         "dropped": "without a supervised token dropped",
         "empty": "empty texts skipped",
         "skipped": "rows that cannot be used skipped (skip_bad_rows)",
-        "thoughts": "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
+        "thoughts": cut
+        if thinking == CUT
+        else "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
         "after the last question)",
         "plain": "control tokens spelled out in questions, read as plain text",
         "control": "control tokens spelled out in answers or texts, which stay control tokens",
@@ -126,7 +134,7 @@ def window_figures(
     squares: bool = False,
 ) -> str:
     """Return the figures of a stream's window; unless `whole`, only what was cut or dropped, and "" where nothing was."""
-    words = losses(facts if whole else facts | {"joined": 0})
+    words = losses(facts if whole else facts | {"joined": 0}, data.thinking)
     if whole:
         filler = padding(samples, training, batch, shuffled=True, squares=squares)
         words = [f"{facts['samples']:,} training samples, {tokens(facts)}", *shapes(facts, data, filler), *words]

@@ -44,6 +44,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
         truncation=data.truncation,
         skip_bad_rows=data.skip_bad_rows,
         train_on_last_turn_only=data.train_on_last_turn_only,
+        thinking=data.thinking,
     )
 
 

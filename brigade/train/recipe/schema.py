@@ -144,6 +144,10 @@ class DataSection(Source):
     global_batch_size."""
     train_on_last_turn_only: bool = False
     """Learn of a chat what the assistant writes after the last user's turn, and not its earlier turns (docs/data.md)."""
+    thinking: Literal["template", "cut", "keep"] = "template"
+    """The assistant's thoughts (reasoning_content, or <think> before an answer). template: shown or left out as the chat template
+    does when it serves; cut: removed first, so that answers without them are learned; keep: those of earlier turns stay, by the
+    template's own switch."""
     skip_bad_rows: bool = False
     """Leave out samples that cannot be used, and count them. false: they are listed, and the run ends."""
     dataset_num_proc: Positive | None = None

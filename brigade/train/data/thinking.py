@@ -1,0 +1,113 @@
+"""What becomes of the assistant's thoughts: what the chat template makes of them, or they are cut, or all are kept.
+
+They are a turn's reasoning_content (thinking, reasoning), or stand at the beginning of its text, as <think>...</think>.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from .messages import THOUGHTS, Message
+from .rows import BadRow
+
+CUT, KEEP = "cut", "keep"  # values of the recipe's key; the default, template, changes nothing
+# What templates read to keep the thoughts of earlier turns -> the value that does: Qwen 3.6 and Gemma 4, LFM 2.5, GLM 4.7,
+# Nemotron 3.
+SWITCHES = {
+    "preserve_thinking": True,
+    "keep_past_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+}
+_TAG = r"(?:\w+:)?think(?:ing)?"  # Seed-OSS has seed:think
+_BLOCK = re.compile(rf"\A\s*(?:<({_TAG})>(.*?)</\1>|\[THINK\](.*?)\[/THINK\])\s*", re.DOTALL)
+_MARK = re.compile(rf"</?{_TAG}>|\[/?THINK\]")
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+_GO_ON: Message = {"role": "user", "content": "Go on"}
+_FIRST, _SECOND = "The first thought.", "The second thought."
+
+
+def _answer(thought: str, within: bool = False, **more: Any) -> Message:
+    if within:
+        return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\nDone."}
+    return {"role": "assistant", "content": "Done.", "reasoning_content": thought, **more}
+
+
+# Chats with thoughts before the last question: as a key, beside a call, and in the text.
+_PROBES: list[list[Message]] = [
+    [_GO_ON, _answer(_FIRST), _GO_ON, _answer(_SECOND)],
+    [
+        _GO_ON,
+        _answer(_FIRST, content="", tool_calls=[_CALL]),
+        {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "z"},
+        {"role": "assistant", "content": "Done."},
+        _GO_ON,
+        _answer(_SECOND),
+    ],
+    [_GO_ON, _answer(_FIRST, within=True), _GO_ON, _answer(_SECOND, within=True)],
+]
+
+
+def cut(messages: list[Message]) -> tuple[list[Message], int]:
+    """Return a chat without the assistant's thoughts, and how many turns had some.
+
+    Raises BadRow for a turn of which nothing is left, and for one whose text has such marks elsewhere.
+    """
+    whole, count = [], 0
+    for number, message in enumerate(messages, 1):
+        if message["role"] != "assistant":
+            whole.append(message)
+            continue
+        found = any(thoughts(message))
+        turn = {key: value for key, value in message.items() if key not in THOUGHTS}
+        turn["content"] = _BLOCK.sub("", turn["content"])
+        if mark := _MARK.search(turn["content"]):
+            problem = f"message {number} has {mark[0]!r} behind its beginning, so nothing says which thoughts to cut"
+            raise BadRow(problem, "write thoughts as reasoning_content, or as <think>...</think> before the answer")
+        if found and not turn["content"].strip() and not turn.get("tool_calls"):
+            raise BadRow(f"message {number} is nothing but thoughts, and thinking: cut removes them", "drop the row")
+        whole.append(turn)
+        count += found
+    return whole, count
+
+
+def thoughts(message: Message) -> Iterator[str]:
+    """Yield the thoughts of a turn: its keys', and those at the beginning of its text."""
+    for key in THOUGHTS:
+        if isinstance(thought := message.get(key), str) and thought.strip():
+            yield thought.strip()
+    block = _BLOCK.match(message["content"])
+    if block and (thought := (block[2] or block[3] or "").strip()):
+        yield thought
+
+
+def refuse_lost(messages: list[Message], variables: dict[str, Any], text: str) -> None:
+    """Raise BadRow for a chat with thoughts that its text does not show, and for one that sets a switch of its own."""
+    if own := variables.keys() & SWITCHES:
+        raise BadRow(f"column 'chat_template_kwargs' sets {min(own)}", "remove it there: thinking: keep decides it")
+    for number, message in enumerate(messages, 1):
+        if message["role"] == "assistant" and any(thought not in text for thought in thoughts(message)):
+            problem = f"thinking is keep, and the chat template leaves out the thoughts of message {number}"
+            raise BadRow(problem, "leave thinking out, drop the row, or name another chat_template")
+
+
+def switch(template: str, render: Callable[[list[Message], dict[str, Any]], str]) -> dict[str, Any] | None:
+    """Return the variable with which a template shows the thoughts before the last question; {} where it shows them anyway,
+    None where it cannot.
+
+    render: messages and variables -> text
+    """
+    choices: list[dict[str, Any]] = [{}]
+    choices += [{name: value} for name, value in SWITCHES.items() if re.search(rf"\b{name}\b", template)]
+    counts = [sum(_shows(messages, variables, render) for messages in _PROBES) for variables in choices]
+    return choices[counts.index(max(counts))] if any(counts) else None
+
+
+def _shows(
+    messages: list[Message], variables: dict[str, Any], render: Callable[[list[Message], dict[str, Any]], str]
+) -> bool:
+    with suppress(Exception):  # it refuses tools
+        text = render(messages, variables)
+        return _FIRST in text and _SECOND in text
+    return False
