@@ -199,6 +199,7 @@ def test_a_config_that_asks_by_another_name_is_not_passed_over():
         ("qwen3_moe", ASKED, 2, "each stage of a pipeline has some"),
         ("qwen3_moe", [*ASKED, "--torch_compile", "true"], 1, "torch_compile hides"),
         ("qwen3_moe", [*ASKED, "--sync_every", "5"], 1, "sync_every"),
+        ("qwen3_moe", [*ASKED, "--tiled_mlp", "auto"], 1, "tiled_mlp divides"),
     ],
 )
 def test_what_cannot_have_it_is_refused_by_name(model, words, stages, said):

@@ -1,7 +1,7 @@
 """How evenly a mixture of experts uses its experts: counted where routers hand tokens on, under every strategy.
 
-Counts stay on the device, and ranks add them up only at a log line. Padding does not count. Recomputed layers count twice
-(activation checkpointing), which changes no share.
+Counts stay on the device, and ranks add them up only at a log line. Padding and filler do not count. Layers that are computed
+again (activation checkpointing) count twice, which changes no share.
 """
 
 import json
@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from .. import files
+from ..data.collate import REAL
 from ..distributed import ranks
 from ..run.directory import Run
 from ..upstream import are_experts
@@ -34,25 +35,30 @@ class ExpertBalance(Feature):
         self.experts: dict[str, int] = {}  # how many, of each layer of the model: stages of a pipeline have some each
         for of_rank in ranks.gather({name: module.num_experts for name, module in found.items()}):
             self.experts |= of_rank
-        self.mask: Any = None  # of this micro-batch: (rows, tokens), 0 for padding; None where there is none
+        # Of this micro-batch: (rows, tokens), false for filler and padding; None between micro-batches, where others may count.
+        self.real: Any = None
         for name, module in found.items():
             module.register_forward_pre_hook(partial(self._count, name, module.num_experts))
 
     def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
-        self.mask = inputs.get("attention_mask")
+        self.real = inputs[REAL]
+
+    def after_micro_batch(self, loss: torch.Tensor) -> None:
+        self.real = None
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         logs |= self.report(step)
 
     def _count(self, name: str, experts: int, module: Any, args: tuple[Any, ...]) -> None:
-        if not module.training or len(args) < 2:
+        if not module.training or self.real is None or len(args) < 2:
             return
         chosen = args[1].long()  # of each token its experts: (tokens, top_k)
         if self.tokens[name] is None:
             self.tokens[name] = chosen.new_zeros(experts)
-        counted = torch.ones_like(chosen)
-        if self.mask is not None and self.mask.numel() == len(chosen):
-            counted *= self.mask.reshape(-1, 1)
+        if self.real.numel() == len(chosen):
+            counted = self.real.reshape(-1, 1).expand_as(chosen).long()
+        else:  # a tile of a sequence (tiled_mlp)
+            counted = torch.ones_like(chosen)
         self.tokens[name].scatter_add_(0, chosen.flatten(), counted.flatten())
 
     def report(self, step: int) -> dict[str, float]:

@@ -114,7 +114,7 @@ class Trainer(EvaluatingTrainer):
         if rate := training.router_bias_update_rate:
             self.router_bias = RouterBias(self, rate, counts=self.place.tensor == 0)
         engine.attach(self)
-        self._set_up_batches()
+        self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
         # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32.
         states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
@@ -128,8 +128,8 @@ class Trainer(EvaluatingTrainer):
         self.stopping, self.replica = Stopping(run, self.meter), replica_of(self)
         self._attach(experts, run.offers.callbacks(run, self.meter, model.config, trained))
 
-    def _set_up_batches(self) -> None:
-        """Settle how samples become micro-batches: collate, and how attention keeps the samples of a sequence apart."""
+    def _set_up_batches(self, marks: bool) -> None:
+        """Settle how samples become micro-batches, and how those of a sequence are kept apart. marks: as of Collate"""
         settings, config = self.run.settings, self.model.config
         self.pad_token_id = self.processing_class.pad_token_id
         how = self.run.kernels.attention
@@ -139,7 +139,6 @@ class Trainer(EvaluatingTrainer):
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
         packing = settings.recipe.data.packing
-        marks = self.router_loss is not None or self.router_bias is not None
         shape = padding_free, packing, cumulative, multiple, squares, marks
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
