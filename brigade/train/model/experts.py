@@ -43,7 +43,10 @@ def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
         (not balances(config), f"Transformers has no loss for the routers of {config.get_text_config().model_type}"),
         (stages > 1, "the routers' loss needs all layers together, and each stage of a pipeline has some"),
         (training.torch_compile, "the routers' loss reads what routers compute, which torch_compile hides"),
-        (training.tiled_mlp, "the routers' loss reads what routers compute for whole sequences, and tiled_mlp divides them"),
+        (
+            training.tiled_mlp,
+            "the routers' loss reads what routers compute for whole sequences, and tiled_mlp divides them",
+        ),
         (
             training.sync_every,
             "the routers' loss is one of a whole step, and with sync_every replicas have parts of it",

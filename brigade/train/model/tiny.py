@@ -20,7 +20,8 @@ TINY = {
     "global_head_dim": 32, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,  # Gemma's
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_heads": 8,  # twice the hidden size together
     "mamba_num_heads": 8, "mamba_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,  # linear attention's
-    "attention_hidden_size": 128, "attention_head_dim": 32, "embedding_dim": 64,  # Zamba's, of two states together; xLSTM's
+    "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 16,  # Zamba's
+    "embedding_dim": 64,  # xLSTM's
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
 
