@@ -92,12 +92,22 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
         assert not waits.in_each_micro_step(found[name]["waits"]), name
 
 
+HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
+
+
 @pytest.mark.slow
-def test_the_routers_bias_waits_for_nothing(tmp_path_factory):
-    """Neither where tokens are counted nor where the bias follows them."""
-    names, asked = ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"]
-    cases = [gpu_lane.run_case(name) | {"waits": gpu_lane.STEPS, "model": "minimax_m2"} for name in names]
-    alone = gpu_lane.reference(names[0]) | {"model": "minimax_m2"}
+@pytest.mark.parametrize(
+    ("model", "names", "asked", "part"),
+    [
+        ("minimax_m2", ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"], "router_bias"),
+        ("qwen3_5_text", ("ddp bf16", "zero3 bf16", "fsdp2"), HYBRID, "sample_by_sample"),
+    ],
+)
+def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part, tmp_path_factory):
+    """Routers' biases, neither where tokens are counted nor where the bias follows them; and layers with a state, which divide
+    samples by lengths that the host knows."""
+    cases = [gpu_lane.run_case(name) | {"waits": gpu_lane.STEPS, "model": model} for name in names]
+    alone = gpu_lane.reference(names[0]) | {"model": model}
     for case in (alone, *cases):
         case["flags"] += asked
     (expected,) = runs.run_cases(1, [alone], tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS).values()
@@ -106,8 +116,8 @@ def test_the_routers_bias_waits_for_nothing(tmp_path_factory):
         differences = parity.worst(found[name], expected)
         tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
         assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
-        waited = [each["line"] for group in found[name]["waits"]["ranks"] for each in waits.of_ours(group["waits"])]
-        assert waited and not any("router_bias" in line for line in waited)
+        waited = [each for group in found[name]["waits"]["ranks"] for each in group["waits"]]
+        assert waited and not [each for each in waits.of_ours(waited) if part in each["line"]], waited
 
 
 @pytest.mark.slow

@@ -312,6 +312,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("view", view);
   library.impl("_reshape_alias", reshape_alias);
   library.impl("unfold", at::native::unfold);
+  // They choose kernels by the tensors' device, and depthwise ones of CUDA's have no CPU kernel.
+  for (const char* name : {"convolution", "convolution_backward"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   library.impl("record_stream", record_stream);
   library.impl("histc", histc);
   library.impl("_softmax", softmax);
