@@ -100,7 +100,7 @@ HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
     ("model", "names", "asked", "part"),
     [
         ("minimax_m2", ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"], "router_bias"),
-        ("qwen3_5_text", ("ddp bf16", "zero3 bf16", "fsdp2"), HYBRID, "sample_by_sample"),
+        ("qwen3_5_text", ("ddp bf16", "zero3 bf16", "fsdp2"), HYBRID, "on_host"),
     ],
 )
 def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part, tmp_path_factory):

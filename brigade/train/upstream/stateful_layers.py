@@ -10,7 +10,7 @@ from typing import Any
 # convolutions over projections. Where one is missing here, model/packed_samples.py finds out, and the model's samples are padded.
 _CLASSES = re.compile(
     r"GatedDeltaNet|DeltaAttention|LightningAttention|ShortConv(olution)?|RecurrentBlock|RwkvSelfAttention|RwkvFeedForward"
-    r"|CCAProjection|xLSTMLayer|(Bamba|FalconH1|Mamba|Mamba2)Mixer|MambaLayer"
+    r"|CCAProjection|(Bamba|FalconH1|Mamba|Mamba2)Mixer|MambaLayer"
 )
 
 
