@@ -88,6 +88,7 @@ def said_of_recipes(tmp_path_factory, asked_for):
                 "recipes/gpt-oss-120b/full-ep-2x8.yaml",
                 "recipes/llama-3.1-405b/full-3d-16x8.yaml",
                 "recipes/llama-3.1-8b/full-128k.yaml",
+                "recipes/ministral-3-8b/full.yaml",
                 "recipes/qwen3-14b/qlora.yaml",
                 "recipes/qwen3.5-9b/full.yaml",
             ],

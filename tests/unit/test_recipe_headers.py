@@ -26,7 +26,7 @@ from brigade.plan.shape.find import named_shape
 from brigade.train.cluster import World
 from brigade.train.hostfile import read_hostfile
 from brigade.train.model import adapters
-from brigade.train.model.sizes import parameter_count
+from brigade.train.model.sizes import parameter_count, untaught
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import read_yaml
@@ -146,9 +146,11 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     states = shown(recipe)["model"][0]
     ranks = load_plan(Path(recipe)).estimate.job.gpus
     settings, strategy = settings_and_strategy(recipe, ranks)
-    section, frozen = settings.recipe.model, 0.0
+    section = settings.recipe.model
     model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
-    trained = whole = parameter_count(model)
+    whole = parameter_count(model)
+    outside = sum(parameter_count(part) for part in untaught(model).values())
+    trained, frozen = whole - outside, outside * (4 if strategy.kind in ("fsdp2", "ddp", "single") else 2)
     assert f"{whole:,} parameters" in states
     if section.use_peft:
         head = model.get_output_embeddings()
@@ -158,7 +160,8 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
             for name, m in model.named_modules()
             if isinstance(m, torch.nn.Linear) and m is not head
         ]
-        layers = [m for name, m in named if name not in taken]
+        beside = {id(m) for part in untaught(model).values() for m in part.modules()}
+        layers = [m for name, m in named if name not in taken and id(m) not in beside]
         linear = sum(m.weight.numel() for m in layers)
         frozen = linear * (4 + 0.127) / 8 + 2 * (whole - linear) if section.load_in_4bit else 2 * whole
         trained = section.lora_r * sum(m.in_features + m.out_features for m in layers)
@@ -177,7 +180,9 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
         mean = held / 2**30
         assert 0.7 * mean < stated < 1.8 * mean
         return
-    held = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
+    held = model_states(
+        strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen, adapters=section.use_peft
+    )
     assert stated == pytest.approx(held.total / 2**30, rel=0.005, abs=0.06)
 
 

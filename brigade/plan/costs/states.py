@@ -14,7 +14,8 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 
     Fewer ranks are left to share the states of experts that expert parallelism has divided.
     """
-    frozen, full = frozen_bytes(job, stage.parameters), job.method == "full"
+    full = job.method == "full"
+    frozen = _beside(job, stage) if full else frozen_bytes(job, stage.parameters)
     if job.deepspeed and job.stage == 3 and stage.whole:
         return _beside_autotp(job, stage)
     if not stage.experts:
@@ -23,6 +24,11 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
     experts, held_too = _shared(job, trained, under, division(job).same_experts[0])
     return _sum(dense, experts), held + held_too
+
+
+def _beside(job: Job, stage: Stage) -> float:
+    """Return the bytes of what a stage holds and full fine-tuning freezes: a vision tower, in the precision of all weights."""
+    return (2 if job.deepspeed else job.conventions.weights) * (stage.parameters - stage.trained)
 
 
 def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
@@ -39,7 +45,7 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     if job.method != "full":  # adapters come later, and are sharded as what is divided
         divided, held = _shared(job, stage.trained, frozen_bytes(job, stage.parameters - stage.whole), n)
         return _sum(divided, _shared(job, 0.0, frozen_bytes(job, stage.whole), over_all)[0]), held
-    divided, held = _shared(job, stage.trained - stage.whole, 0.0, n)
+    divided, held = _shared(job, stage.trained - stage.whole, _beside(job, stage), n)
     whole, held_too = _shared(job, stage.whole, 0.0, over_all)
     both = _sum(divided, whole)
     not_yet = 4 * min(
@@ -53,13 +59,22 @@ def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytes
     engine, stage = job.conventions, job.stage
     if job.deepspeed or job.engine in ("ddp", "fsdp2"):
         kind = f"zero{stage}" if job.deepspeed else job.engine
-        states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
+        states = model_states(
+            kind,
+            round(trained),
+            n,
+            half=True,
+            optim=job.optimizer,
+            hpz=job.hpz,
+            frozen=frozen,
+            adapters=job.method != "full",
+        )
         if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
             return StateBytesPerRank(states.parameters if job.offload == "optimizer" else 0.0, 0.0, 0.0), 0.0
         return states, engine.gradients * trained / (n if stage >= 2 else 1)
     own = OPTIMIZER_BYTES[job.optimizer]
     moments = engine.optimizer if own == 8 else own
-    weight = engine.weights * trained if job.method == "full" else 4 * trained + frozen
+    weight = (engine.weights if job.method == "full" else 4) * trained + frozen
     over = [n if stage >= at else 1 for at in (3, 2, 1)]
     held = engine.gradients * trained / over[1]
     return StateBytesPerRank(weight / over[0], held, moments * trained / over[2]), held

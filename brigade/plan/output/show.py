@@ -64,7 +64,7 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
         said.append(of_hybrid(shape))
     if shape.other:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
-        what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"
+        what = f"{billions(shape.other)} parameters, which a run freezes"
         said.append(f"{shape.name} carries {tower} of {what}.")
     if not device.bf16:
         said.append(f"The {device.kind} has no bf16: this is planned for fp16 (recipe: fp16: true).")

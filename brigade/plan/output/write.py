@@ -123,12 +123,6 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     source, config = published_model(model), config_of(model)
     path = to if to.suffix in (".yaml", ".yml") else to / f"{workload.method}.yaml"
     job = candidate.estimate.job
-    if job.shape.other:
-        raise UserError(
-            "flag --write",
-            f"{job.shape.name} carries a vision tower, which a run freezes and the planner counts as if it were trained",
-            "take a text-only one, or write the recipe by hand and rehearse it",
-        )
     document = read_config(config)
     positions = positions_of(document)
     rope = source.rope_parameters if positions and workload.length > positions else None

@@ -10,6 +10,7 @@ from ...errors import UserError
 from ...train import upstream
 from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import sizes_that_differ
+from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import taken_for_experts
 from .from_config import windows
 from .model_shape import Family, Mixer, ModelShape
@@ -41,9 +42,9 @@ class MeasuredShape(ModelShape):
 
     @property
     def final_norm(self) -> int:
-        """What is neither embedding, head nor layer."""
+        """What is neither embedding, head, layer nor beside the decoder."""
         layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer
-        return self.parameters - self.embedding - self.head - layers
+        return self.parameters - self.embedding - self.head - layers - self.other
 
 
 def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape:
@@ -91,7 +92,9 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         ffn, gated = built, True
     into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = output is None or output.weight is into
+    beside = {id(p): p.numel() for part in beyond_texts(model).values() for p in part.parameters()}
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    embeddings = {place: count for place, count in embeddings.items() if place not in beside}
     norms = [
         (n, m)
         for n, m in attending[0].named_modules()
@@ -134,6 +137,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         mixer=mixer,
         window=window,
         windowed_layers=windowed,
+        other=sum(beside.values()),
         family=family,
         parameters=sum(p.numel() for p in model.parameters()),
         embedding=sum(embeddings.values()),

@@ -30,7 +30,8 @@ NAMES = (
 )
 CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 HALL = Path(__file__).parents[2] / "train"
-CODE += [HALL / "model" / "config_json.py", HALL / "model" / "per_layer.py", HALL / "upstream" / "experts.py"]
+CODE += [HALL / "model" / f"{name}.py" for name in ("config_json", "per_layer", "sizes")]
+CODE += [HALL / "upstream" / "experts.py"]
 
 
 def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> Trace:

@@ -92,7 +92,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         strategy = replace(strategy, replicate=1)  # of one group, as `held`
     ranks.whole_again()
     with ranks.agreed(world):
-        _judge(strategy, first, second, held, settings.recipe.training.optim)
+        _judge(strategy, first, second, held, settings.recipe.training.optim, settings.recipe.model.use_peft)
     if world.is_main_rank:
         _report(strategy, held)
 
@@ -240,7 +240,12 @@ PARTS = ("parameters", "gradients", "optimizer")
 
 
 def _judge(
-    strategy: Strategy, first: list[float], second: list[float], held: list[Any], optim: str = "adamw_torch_fused"
+    strategy: Strategy,
+    first: list[float],
+    second: list[float],
+    held: list[Any],
+    optim: str = "adamw_torch_fused",
+    adapters: bool = False,
 ) -> None:
     """Raise RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
     more than the strategy's formula allows: then something that should be sharded is not."""
@@ -252,19 +257,19 @@ def _judge(
     if not same or len(first) != STEPS or not all(map(math.isfinite, first)):
         raise RuntimeError(f"the resumed run's losses differ from the uninterrupted run's:\n{first}\n{second}")
     for rank, states in enumerate(held):
-        for part, most in _allowed(strategy, states, rank, len(held), optim).items():
+        for part, most in _allowed(strategy, states, rank, len(held), optim, adapters).items():
             if getattr(states, part) > most:
                 problem = f"rank {rank} holds {getattr(states, part)} bytes of {part}, at most {most:.0f} are allowed"
                 raise RuntimeError(f"{strategy.name} does not shard as it should: {problem}")
 
 
-def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str) -> dict[str, float]:
+def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str, adapters: bool) -> dict[str, float]:
     """The most bytes of each part that a rank may hold: 1.1 of what the formula says of a sharded model, and from
     every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
 
     def formula(size: Callable[[tuple[int, ...]], int], ranks: int, **more: Any) -> Any:
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
-        return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
+        return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, adapters=adapters, **more)
 
     # What a stage or a rank of a tensor group holds is sharded only over the data-parallel ranks.
     divided = strategy.axes.stages * strategy.axes.tensor

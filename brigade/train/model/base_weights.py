@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ..recipe import remote_code
-from ..upstream import unpickling
+from ..upstream import causal_models, unpickling
 from .config_json import published_quantization
 from .finite import AGAIN
 
@@ -33,6 +33,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     from transformers import AutoModelForCausalLM, Mxfp4Config
 
     remote_code.check_kernels(source, source, None, trust_remote_code)
+    causal_models()
     folder = Path(source)
     files = _files(folder)
     types = {name: kind for file in files for name, kind in _types(file).items()}

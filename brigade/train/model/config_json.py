@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, shown
+from .. import upstream
 
 # Other names that config classes have for the same number.
 ALIASES = {
@@ -49,7 +50,7 @@ def check_causal(config: Any, place: str) -> None:
 
     kind = config.model_type
     encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if (encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) and (description := _described(config)):
+    if (encodes or kind not in upstream.causal_models()) and (description := _described(config)):
         problem = f"train.py trains causal language models, and {kind!r} {description}"
         raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
 
@@ -64,7 +65,7 @@ def _described(config: Any) -> str:
         return "has an encoder and a decoder"
     if kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
         return "is an encoder"
-    if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or getattr(config, "auto_map", None):
+    if kind in upstream.causal_models() or getattr(config, "auto_map", None):
         return ""
     kinds = {
         "reads images and text": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,

@@ -16,7 +16,7 @@ TINY = {
     "d_model": 64, "ffn_dim": 128, "ffn_hidden_size": 128, "word_embed_proj_dim": 64,  # OPT's, XGLM's and MPT's
     "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32,  # DeepSeek's
     "n_routed_experts": 4, "zero_expert_num": 4, "n_group": 1, "topk_group": 1, "num_expert_group": 1,
-    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "top_k_experts": 2,
     "global_head_dim": 32, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,  # Gemma's
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_heads": 8,  # twice the hidden size together
     "mamba_num_heads": 8, "mamba_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,  # linear attention's
@@ -41,7 +41,7 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
     tiny |= _change({"num_key_value_heads": config.get("num_key_value_heads")}, config, divisor)
     if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
         tiny["word_embed_proj_dim"] //= 2  # projections lie between the two
-    for key in tiny.keys() & {"num_experts_per_tok", "num_experts_per_token", "moe_topk"}:
+    for key in tiny.keys() & {"num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"}:
         tiny[key] = config[key] and min(TINY[key], config[key])  # some routers choose a single one
     if "qk_head_dim" in tiny and {"qk_nope_head_dim", "qk_rope_head_dim"} <= tiny.keys():
         tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]

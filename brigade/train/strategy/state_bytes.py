@@ -41,6 +41,7 @@ def model_states(
     cut: int = 0,
     hpz: int = 0,
     frozen: float = 0,
+    adapters: bool = True,
 ) -> StateBytesPerRank:
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
@@ -48,8 +49,9 @@ def model_states(
     half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation.
     cut: a rank's figure of cut_parameters(): ZeRO-1 and 2 keep the whole gradient of a parameter that a slice cuts
     hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
-    frozen: bytes of the weights under adapters: they have neither gradients nor states, and lie as trained ones do.
+    frozen: bytes of weights that are not trained: they have neither gradients nor states, and lie as trained ones do.
         QLoRA's quantisation constants are whole on every rank (0.13 bits per parameter, 0.5 if not nested).
+    adapters: whether those weights are under adapters, and not beside a decoder that is trained whole (a vision tower)
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
     2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all.
@@ -72,7 +74,7 @@ def model_states(
     if kind == "zero3":
         copies = weight * share + frozen / ranks + ((weight * parameters + frozen) / hpz if hpz else 0)
         return StateBytesPerRank(copies, weight * share + 4 * min(share, SUB_GROUP_SIZE), optimizer)
-    gradients = 4 * share + (0 if frozen else weight * (share + cut))
+    gradients = 4 * share + (0 if frozen and adapters else weight * (share + cut))
     if kind == "zero1":
         gradients = max(gradients, weight * parameters)
     return StateBytesPerRank(weight * parameters + frozen, gradients, optimizer)

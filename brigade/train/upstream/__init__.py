@@ -90,10 +90,25 @@ def save_on_the_first_rank_alone(model: Any) -> None:
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
 
 
+# Models of images and texts that AutoModelForCausalLM leaves out, and builds their like (Gemma 3): kind -> class.
+_WITH_TOWERS = {"mistral3": "Mistral3ForConditionalGeneration"}
+
+
+def causal_models() -> dict[str, str]:
+    """kind -> class of what AutoModelForCausalLM builds, _WITH_TOWERS among them from now on (models/auto/modeling_auto.py)."""
+    from transformers.models.auto import modeling_auto as auto
+
+    names = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for kind, name in _WITH_TOWERS.items():
+        names.setdefault(kind, name)
+    return names
+
+
 def model_class(config: Any) -> Any:
     """The class that AutoModelForCausalLM builds for a config, or None (models/auto/auto_factory.py: _model_mapping)."""
     from transformers import AutoModelForCausalLM
 
+    causal_models()
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
