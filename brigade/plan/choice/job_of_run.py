@@ -17,7 +17,7 @@ from ..hardware import Gpu
 from ..shape.find import described
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
-from ..shape.model_shape import Family, Mixer, ModelShape
+from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -191,6 +191,7 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[s
         "DoRA": recipe.model.use_dora,
         "weights in four bits": recipe.model.load_in_4bit,
         "a hybrid's mixers": shape.mixer and (axes.tensor > 1 or axes.sequence > 1),
+        "layers of different sizes": shape.sizes and axes.tensor * axes.sequence * axes.stages > 1,
         "MLPs in tiles": recipe.training.tiled_mlp and (axes.tensor > 1 or axes.experts > 1),
         "queries, keys and values in one matrix": axes.tensor > 1
         and (shape.family.fused_qkv or shape.family.fused_gate),
@@ -254,6 +255,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     try:
         shape = dict(values["shape"])
         shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
+        shape["sizes"] = LayerSizes.all_of(shape.get("sizes", ()))
         measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
         known = {key: value for key, value in values.items() if key not in OLDER}
         known |= {"shape": (MeasuredShape if measured else ModelShape)(**shape)}

@@ -33,17 +33,22 @@ Traces = Callable[[Job], Trace | None]
 
 # Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
 # Transformers has no plan for gpt-oss, and that of a hybrid gathers what each of its mixers' products gives, which no formula
-# counts. Sequence: a mixer's state goes from token to token, and no rank has it from another one. Stages: models with layer norms
-# call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
+# counts; none counts how ranks share layers of different sizes either. Sequence: a mixer's state goes from token to token, and no
+# rank has it from another one. Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they
+# take for embeddings.
 KNOWN: dict[str, Callable[[ModelShape], bool]] = {
     "tensor": lambda shape: (
-        not (shape.family.fused_qkv or shape.family.fused_gate or shape.family.sinks) and not shape.mixer
+        not (shape.family.fused_qkv or shape.family.fused_gate or shape.family.sinks)
+        and not shape.mixer
+        and not shape.sizes
     ),
-    "sequence": lambda shape: not shape.family.eager and not shape.mixer,
+    "sequence": lambda shape: not shape.family.eager and not shape.mixer and not shape.sizes,
     "stages": lambda shape: (
-        not shape.family.layer_norm and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
+        not shape.sizes
+        and not shape.family.layer_norm
+        and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
     ),
-    "experts": lambda shape: bool(shape.experts),
+    "experts": lambda shape: bool(shape.experts) and not shape.sizes,
 }
 
 
@@ -58,6 +63,7 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         workload.method != "full"
         or workload.shape.experts
         or workload.shape.mixer
+        or workload.shape.sizes
         or choice.why_only
         or choice.offload
         or choice.axes

@@ -17,6 +17,8 @@ def adapter_bytes(job: Job, moe: bool) -> float:
     autocast back. An adapter that drops has a copy too, and a byte of mask. DoRA keeps what the linear layer and its adapter
     give, for the gradient of their magnitudes.
     """
+    if job.shape.sizes:
+        return sum(share * adapter_bytes(one, moe) for one, share in job.alike)
     shape, targets, dropout = job.shape, job.targets, job.adapter_dropout
     h, family, top = shape.hidden, shape.family, shape.top_k
     less = 0.0
@@ -45,6 +47,9 @@ def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
     the layer's own output (6). Backward, gradients take the same ways, and are added up where several adapters have one input.
     DoRA multiplies both results by magnitudes, scales and adds them up, in fp32 where adapters are.
     """
+    if job.shape.sizes:
+        each = [(share, adapter_traffic(one, moe)) for one, share in job.alike]
+        return sum(share * forward for share, (forward, _) in each), sum(share * back for share, (_, back) in each)
     copies = job.adapter_copies
     read = list(linears(job.shape, job.targets, moe=moe))
     inner, outer = float(sum(i for _, i, _ in read)), float(sum(o for _, _, o in read))

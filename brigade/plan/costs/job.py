@@ -1,6 +1,6 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...errors import UserError
@@ -120,9 +120,17 @@ class Job:
         if self.shape.mixer and self.tensor * self.context > 1:
             problem = f"no formula describes how ranks share a {self.shape.mixer.kind}"
             raise UserError("tensor and sequence parallelism", problem, "measure it with a short run instead")
+        if self.shape.sizes and self.tensor * self.context * self.pipeline > 1:
+            problem = "no formula describes how ranks share layers of different sizes"
+            raise UserError("tensor, sequence and pipeline parallelism", problem, "measure it with a short run instead")
         if self.pipeline > self.shape.layers:
             problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
             raise UserError("pipeline parallelism", problem, "use fewer stages")
+
+    @property
+    def alike(self) -> "list[tuple[Job, float]]":
+        """(the job with layers of one kind only, their share) of each kind of layers that differ in sizes; else the job."""
+        return [(replace(self, shape=shape), share) for shape, share in self.shape.alike]
 
     @property
     def title(self) -> str:

@@ -19,6 +19,8 @@ from .job import Job
 from .mixer import mixer_ops
 from .operation import Op
 
+MOST_NORMS = 7  # of hidden width in a layer, Gemma 4's with experts beside a dense MLP
+EFFICIENT = 3  # times as slow as FlashAttention SDPA's memory-efficient kernel is assumed to be, which takes masks and wide heads
 NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
 
 
@@ -45,10 +47,11 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         moved, copies = 4 * exchanged_width(job), max(1.0, job.context / shape.kv_heads) - 1
         yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=2 * q + 2 * kv * copies)
     yield from norm(0)
-    yield from (replace(op, share=shape.attending) for op in _attention_with_products(job))
+    for one, share in job.alike:
+        yield from (replace(op, share=share * shape.attending) for op in _attention_with_products(one))
     if shape.mixer:
         yield from (replace(op, share=1 - shape.attending) for op in mixer_ops(job))
-    if family.norms == 4:
+    if family.norms >= 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
     if job.method != "full":
@@ -56,10 +59,14 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         yield Op("adapters", "pointwise", moved=moved, moved_back=moved_back)
     if family.norms > 1:  # else attention and MLP read the same one side by side
         yield from norm(1)
-    inside = _experts(job) if moe else _mlp(job, shape.ffn, autocast=job.autocast)
-    yield from (replace(op, tiled=True) for op in inside) if job.tiled_mlp else inside
-    if family.norms == 4:
+    for one, share in job.alike:
+        inside = _experts(one) if moe else _mlp(one, one.shape.ffn, autocast=job.autocast)
+        yield from (replace(op, share=share, tiled=job.tiled_mlp) for op in inside)
+    if family.norms >= 4:
         yield from norm(3)
+    if shape.per_layer_input:
+        yield from _per_layer_input(job)
+        yield from norm(4)
 
 
 def _attention_with_products(job: Job) -> Iterator[Op]:
@@ -67,10 +74,12 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     wide = q * (1 + family.output_gate)
-    yield Op("qkv", "product", 2 * h * (wide + kv), (h, wide + kv))
-    turned = q + kv / 2
+    yield Op("qkv", "product", 2 * h * (wide + shape.made_width), (h, wide + shape.made_width))
+    turned = q + kv / 2 * (shape.made > 0)
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
+    if family.v_norm and shape.made:  # without a weight
+        yield Op("v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=NORM_BACK * kv / 2)
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
@@ -82,16 +91,36 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     yield Op("out", "product", 2 * q * h, (q, h))
 
 
+def _per_layer_input(job: Job) -> Iterator[Op]:
+    """Yield what a layer does with its part of a second embedding: gate it, and project it into the residual stream."""
+    h, width = job.shape.hidden, job.shape.per_layer_input
+    yield Op("input gate", "product", 2 * h * width, (h, width), kept=2 * h)
+    yield Op("gated input", "pointwise", moved=16 * width, moved_back=24 * width, kept=6 * width, back=6 * width)
+    yield Op("input out", "product", 2 * width * h, (width, h))
+
+
 def _experts(job: Job) -> Iterator[Op]:
     """Yield the operations of a mixture of experts, which stands in the place of an MLP."""
     h, shape, experts, top = job.shape.hidden, job.shape, job.shape.experts, job.shape.top_k
     if shape.shared_ffn:
         yield from _mlp(job, shape.shared_ffn)
+    if own_norms := shape.family.norms >= MOST_NORMS:
+        # A norm behind the dense MLP, one before the router, without a weight, but with a scale, and one before the experts, of
+        # which the dispatch keeps what it copies (Gemma4TextDecoderLayer).
+        yield _norm(job, "norm4", h, split=False)
+        yield Op(
+            "router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=NORM_BACK * h, split=False
+        )
+        yield _norm(job, "norm5", h, split=False)
     yield Op("router", "product", 2 * h * experts, (h, experts), kept=4 * experts, split=False)
     yield from _mlp(job, shape.expert_ffn, top, experts)
     # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps the
     # copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
-    yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top, back=6 * h * top)
+    # Where weights are not cast to bf16, as with these norms, weighted outputs and their gradients are in fp32.
+    moved, back = (12 * h * top, 14 * h * top) if own_norms else (8 * h * top, 6 * h * top)
+    yield Op("dispatch", "pointwise", moved=moved, moved_back=moved, kept=4 * h * top, back=back)
+    if own_norms:
+        yield _norm(job, "norm6", h, split=False)
 
 
 def exchanged_width(job: Job) -> float:
@@ -120,7 +149,14 @@ def _attention(job: Job) -> Iterator[Op]:
     """Yield attention. It keeps queries, keys, values, output, and a number per head and token; eager attention all scores."""
     shape = job.shape
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
-    keys_values = 2 * kv
+    keys_values = 2 * kv * (shape.made > 0)  # else they are kept where they were made
+    if job.attention != "eager" and shape.masked:
+        # SDPA has keys and values repeated for each head, and a mask in bf16 where a window is shorter than the sequence.
+        outside = bool(shape.window) and job.sequence > shape.window
+        flops = 4 * q * (job.sequence if outside else job.scored / 2)
+        kept = 4 * q + (4 * q if kv < 2 * q else keys_values) + 4 * heads + 2 * job.sequence * outside
+        yield Op("attention", "attention", EFFICIENT * flops, moved=8 * q, moved_back=8 * q, kept=kept, back=16 * q)
+        return
     if job.attention != "eager":
         kept = 2 * q + keys_values + 2 * q + 4 * heads
         # The output's gradient, those of queries (summed up in fp32), keys and values; where heads share these, first one for

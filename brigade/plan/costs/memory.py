@@ -117,19 +117,24 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         whole += kept * t * count / s.layers
         back = max(back, needed * t)
     whole += adapters_keep(job)
+    largest = whole
+    if s.sizes:
+        largest = max(layer_bytes(one, s.moe_layers > 0)[0] * t + adapters_keep(one) for one, _ in job.alike)
+    # Each layer's part of a second embedding is made before the layers: its norm's input, normalised, and the result.
+    before = (10 if job.method == "full" else 6) * s.per_layer_input * t
     boundary = (4 if job.autocast else 2) * s.hidden * t
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        return kept, whole - shared + back
+        return kept + before, largest - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
         kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
         # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
         kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
-        return kept, max(0.0, whole - kept) + back
-    return whole, back
+        return kept + before, max(0.0, whole - kept) + back
+    return whole + before, back
 
 
 def adapters_keep(job: Job) -> float:
@@ -153,17 +158,18 @@ def logit_bytes(job: Job) -> float:
     """Return the bytes of final norm, logits and loss at their peak, per micro-batch."""
     s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
+    capped = 2 * s.family.capped  # bytes of a logit that tanh keeps
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t
     if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
-        tile = 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
+        tile = 4 * s.hidden * t + (LOGIT_BYTES["full"] + capped) * min(TILE, t * job.labelled * s.vocab)
         return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
     divisor = division(job).logits
     if divisor > 1:
         loss = "parallel"
         final_norm += 2 * s.hidden * t  # gathered for the head
-    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / divisor
+    return final_norm + (LOGIT_BYTES[loss] + capped) * t * job.labelled * s.vocab / divisor
 
 
 @functools.singledispatch
@@ -228,7 +234,7 @@ def buffers(job: Job, stage: Stage) -> float:
     s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
-        together, widest = s.experts * s.expert, s.hidden * max(s.vocab, s.ffn, s.query_width)
+        together, widest = s.experts * s.expert, max(s.hidden * max(s.vocab, s.ffn, s.query_width), s.looked_up)
         return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.

@@ -19,7 +19,7 @@ from ..costs.states import first_stage_states
 from ..shape.find import positions_of
 from . import header
 from .as_json import recipe_json
-from .show import describe, formula_and_trace, of_hybrid, recomputes, say, tracer, trained, wrapped
+from .show import describe, formula_and_trace, of_hybrid, of_wide_heads, recomputes, say, tracer, trained, wrapped
 
 # How a recipe's config.json relates to the published one (models.yaml).
 CONFIGS = {
@@ -109,6 +109,8 @@ def describe_recipe(plan: RecipePlan) -> None:
         say("", "experts are no linear layers and stay as they are: adapters lie on the others (docs/methods.md)")
     if job.shape.mixer:
         say("", of_hybrid(job.shape))
+    if job.shape.masked:
+        say("", of_wide_heads(job.shape))
     if job.shape.family.sinks:
         say("", "its published experts are in MXFP4; they are loaded in bf16, as which they are counted here")
     each = f"{device.memory_gib:.0f} GiB"

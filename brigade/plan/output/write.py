@@ -95,6 +95,7 @@ def body(
     texts["learning_rate"] = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
     texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     texts |= {} if hostfile else {"no_hostfile": "null"}
+    texts |= {"not_masked": "false"} if job.shape.masked else {"packing": "true"}
     lines = []
     for line in TEMPLATE.read_text().splitlines():
         if set(re.findall(r"{(\w+)}", line)) <= texts.keys():

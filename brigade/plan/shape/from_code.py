@@ -9,11 +9,12 @@ from typing import Any
 from ...errors import UserError
 from ...train import upstream
 from ...train.model.config_json import ALIASES
-from ...train.model.per_layer import sizes_that_differ
+from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import taken_for_experts
 from .from_config import windows
-from .model_shape import Family, Mixer, ModelShape
+from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, sizes_of_layers
+from .model_shape import Family, LayerSizes, Mixer, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -53,7 +54,8 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
-    built = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
+    built: dict[str, Any] = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
+    built["sizes"] = LayerSizes.all_of(description["sizes"])
     return MeasuredShape(**description | built | {"name": name or description["name"]})
 
 
@@ -66,9 +68,8 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         model = build(config)
     text, kind = model.config.get_text_config(), str(config.get("model_type"))
     _, _, layers = decoder_layers(model)
-    if differ := sizes_that_differ(text.to_dict()):
-        problem = f"the formulas describe layers of one size, and its layers differ in {', '.join(differ)}"
-        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+    sizes = sizes_of_layers(kind, text, layers)
+    most = largest(sizes)
     mixer, attending = _mixer(text, layers)
     _check_attention(kind, text, attending, mixer is not None)
 
@@ -78,8 +79,14 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         return max(found) if isinstance(found, (list, tuple)) else int(found)
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
-    head_dim = number("qk_head_dim") or number("head_dim") or hidden // heads
-    widths = {name: found for name, module in layers.named_modules() if (found := _widths(module))}
+    head_dim = most.head_dim if most else number("qk_head_dim") or number("head_dim") or hidden // heads
+    output = model.get_output_embeddings()
+    outside = {id(one) for part in beyond_texts(model).values() for one in part.modules()} | {id(output)}
+    widths = {
+        name: found
+        for name, module in model.named_modules()
+        if id(module) not in outside and (found := _widths(module))
+    }
     taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else ()
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
@@ -88,13 +95,19 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     gated_experts = any("gate" in name or "w3" in name for name, _ in layers.named_parameters() if EXPERTS.search(name))
     ffn = number("intermediate_size") or 4 * hidden
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
-    if (built := _built_width(attending[-1], hidden)) not in (0, ffn):  # LFM2's code makes less of what its config says
+    if most:
+        ffn = most.ffn
+    elif (built := _built_width(attending[-1], hidden)) not in (
+        0,
+        ffn,
+    ):  # LFM2's code makes less of what its config says
         ffn, gated = built, True
-    into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+    into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
     beside = {id(p): p.numel() for part in beyond_texts(model).values() for p in part.parameters()}
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     embeddings = {place: count for place, count in embeddings.items() if place not in beside}
+    second = number("hidden_size_per_layer_input")
     norms = [
         (n, m)
         for n, m in attending[0].named_modules()
@@ -102,12 +115,15 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     ]
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
-    key_value_heads = _key_value_heads(attending[-1], heads, head_dim)
+    key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
     family = Family(
         gated=gated,
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
         qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
+        fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
+        capped=bool(getattr(text, "final_logit_softcapping", None)),
+        v_norm=any(name.endswith("v_norm") for name in first),
         norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
         tied=tied,
         fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name in last),
@@ -132,12 +148,16 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         experts=experts,
         top_k=number("num_experts_per_tok") if moe else 0,
         expert_ffn=each // ((3 if gated_experts else 2) * hidden),
-        shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden),
+        shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden) or (ffn if most and moe else 0),
         moe_layers=len(moe),
         mixer=mixer,
         window=window,
         windowed_layers=windowed,
         other=sum(beside.values()),
+        sizes=sizes,
+        masked=bool(sizes) and widest_head(text) > FLASH_WIDTH,
+        per_layer_input=second,
+        looked_up=max(embeddings.values()) if second else 0,
         family=family,
         parameters=sum(p.numel() for p in model.parameters()),
         embedding=sum(embeddings.values()),

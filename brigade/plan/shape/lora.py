@@ -29,24 +29,28 @@ def targets_of(modules: str | Collection[str]) -> str:
 
 
 def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
-    """Yield (what it reads, inner width, outer width) of a layer's linear layers that have adapters."""
+    """Yield (what it reads, inner width, outer width) of a layer's linear layers that have adapters. shape: of layers alike"""
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    made = "q" + "kv"[: shape.made]
     if family.fused_qkv and set(targets) & set("qkv"):
         yield "stream", h, q + kv
     elif not family.fused_qkv:
-        yield from (("stream", h, {"q": q}.get(target, kv // 2)) for target in targets if target in "qkv")
+        yield from (("stream", h, {"q": q}.get(target, kv // 2)) for target in targets if target in made)
     if "o" in targets:
         yield "attention", q, h
     if "m" in targets and (width := shape.shared_ffn if moe else shape.ffn):
         into = 2 if family.gated else 1
         yield from [("mlp", h, into * width)] if family.fused_gate else [("mlp", h, width)] * into
         yield "activation", width, h
+    if targets == ALL and shape.per_layer_input:
+        yield from [("layer", h, shape.per_layer_input), ("input", shape.per_layer_input, h)]
 
 
 def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, int, int]]:
     """Yield (how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
-    for moe, count in shape.kinds:
-        yield from ((count, inner, outer) for _, inner, outer in linears(shape, targets, moe=moe))
+    for one, _ in shape.alike:
+        for moe, count in one.kinds:
+            yield from ((count, inner, outer) for _, inner, outer in linears(one, targets, moe=moe))
 
 
 def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:

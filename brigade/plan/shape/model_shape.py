@@ -1,7 +1,7 @@
 """What a model asks of the hardware: its dimensions and parameter counts. No torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Family:
     positions: int = 0
     rotary: bool = True
     output_gate: bool = False
+    v_norm: bool = False
+    capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,27 @@ class Mixer:
         return cls(**{**values, "products": tuple(map(tuple, values["products"]))}) if values else None
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """What layers of one kind have in common, in a model whose layers differ in it (Gemma 4).
+
+    layers: how many are of the kind; window: 0 where they see all tokens
+    made: how many of keys and values they compute: both, keys which are the values too, or none, for they take an earlier layer's
+    """
+
+    layers: int
+    ffn: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    made: int
+
+    @classmethod
+    def all_of(cls, values: Iterable[Mapping[str, Any]]) -> "tuple[LayerSizes, ...]":
+        """Return the LayerSizes of which JSON or YAML has kept these values."""
+        return tuple(cls(**one) for one in values)
+
+
 LLAMA = Family()
 FAMILIES = {kind: Family(**row) for kind, row in table(Path(__file__).with_name("families.yaml")).items()}
 
@@ -73,6 +96,9 @@ class ModelShape:
     window, windowed_layers: sliding-window attention, and how many layers have it
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
     mixer: of a hybrid, what its other layers have instead of attention
+    sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
+    masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
+    per_layer_input: width of what each layer adds of a second embedding, which has looked_up parameters (Gemma 4's E models)
     """
 
     name: str
@@ -94,6 +120,34 @@ class ModelShape:
     windowed_layers: int = 0
     other: int = 0
     mixer: Mixer | None = None
+    sizes: tuple[LayerSizes, ...] = ()
+    made: int = 2
+    masked: bool = False
+    per_layer_input: int = 0
+    looked_up: int = 0
+
+    @property
+    def alike(self) -> "list[tuple[ModelShape, float]]":
+        """(a shape whose layers have all the same sizes, its share of the layers) of each kind; the shape itself where they do.
+        Only sizes are of the kind: parameters stay the whole model's."""
+        return [
+            (
+                replace(
+                    self,
+                    sizes=(),
+                    layers=one.layers,
+                    moe_layers=one.layers if self.moe_layers else 0,
+                    ffn=one.ffn,
+                    kv_heads=one.kv_heads,
+                    head_dim=one.head_dim,
+                    made=one.made,
+                    window=one.window,
+                    windowed_layers=one.layers if one.window else 0,
+                ),
+                one.layers / self.layers,
+            )
+            for one in self.sizes
+        ] or [(self, 1.0)]
 
     @property
     def attending(self) -> float:
@@ -118,6 +172,11 @@ class ModelShape:
     def key_value_width(self) -> int:
         """Keys and values together."""
         return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def made_width(self) -> int:
+        """What a layer computes of keys and values by products of its own."""
+        return self.made * self.kv_heads * self.head_dim
 
     # ---- parameters ----
     @property
@@ -181,15 +240,19 @@ class ModelShape:
     @property
     def active(self) -> int:
         """Parameters that one token meets: of the experts only the top_k."""
-        return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert - self.other
+        idle = self.moe_layers * (self.experts - self.top_k) * self.expert
+        return self.parameters - idle - self.other - self.looked_up
 
     @property
     def layer_matmul(self) -> float:
         """Parameters of a layer that one token multiplies with, mean over layers."""
-        return (self.active - self.embedding - self.head - self.final_norm) / self.layers
+        return (self.active + self.looked_up - self.embedding - self.head - self.final_norm) / self.layers
 
     def attended(self, length: float) -> float:
-        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 in a mixer."""
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 in a mixer. Layers
+        with narrower queries than query_width count for less."""
+        if self.sizes:
+            return sum(share * one.head_dim / self.head_dim * one.attended(length) for one, share in self.alike)
         inside = min(length, self.window) if self.window else length
         whole = self.layers * self.attending - self.windowed_layers
         return (self.windowed_layers * inside + whole * length) / self.layers

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from ...train.model.per_layer import widest_head
 from ...train.upstream.experts import replace_gate
+from .layer_sizes import FLASH_WIDTH
 
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 
@@ -40,10 +42,30 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+class _Masked(torch.autograd.Function):
+    """What SDPA keeps besides where it is given a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(mask)
+        return query.view_as(query)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
 def flash(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
     """FlashAttention as Transformers calls it: (rows, heads, tokens, size) in, (rows, tokens, heads, size) out."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
+    if (
+        module is not None and widest_head(module.config) > FLASH_WIDTH
+    ):  # SDPA then, with repeated keys and values, and a mask for a window
+        tokens, window = query.shape[2], kwargs.get("sliding_window")
+        key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+        if window and tokens > window:
+            query = _Masked.apply(query, query.new_empty(tokens, tokens))
     return _Flash.apply(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
 
 
@@ -143,7 +165,7 @@ def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
     """Norms and gated MLPs of `model`, in place, as kernels of their own save. Rotary embeddings save nothing either way."""
     for module in model.modules():
         kind, names = type(module).__name__, dict(module.named_children())
-        if "norm" in kernels and kind.endswith("RMSNorm"):
+        if "norm" in kernels and kind.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
             module.forward = lambda hidden, module=module: _SavesInput.apply(hidden, module.weight)
         if "mlp" in kernels and {"gate_proj", "up_proj", "down_proj"} <= set(names):
             module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(m.gate_proj(x), m.up_proj(x)))

@@ -26,6 +26,7 @@ NAMES = (
     "stand_ins",
     "from_code",
     "from_config",
+    "layer_sizes",
     "model_shape",
 )
 CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]

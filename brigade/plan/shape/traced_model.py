@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import UserError, first_line
 from ...train import upstream
 from ...train.model.config_json import check_causal
+from ...train.model.per_layer import cut, sizes_that_differ
 from .stand_ins import FLASH, fuse, mixers, register_flash
 from .trace_settings import Trace, TraceSettings
 
@@ -139,17 +140,23 @@ def run(
     """
     register_flash()
     attention = "eager" if settings.attention == "eager" else FLASH
-    model = build(config, attention, dtype=torch.float32 if settings.autocast else torch.bfloat16)
+    dtype = torch.float32 if settings.autocast else torch.bfloat16
+    model = build(config, attention, dtype=dtype)
+    groups = _alike(decoder_layers(model)[2])
+    known = model.config.get_text_config().to_dict()
+    own_sizes = bool(sizes_that_differ(known))
+    # Of layers with sizes of their own the last of a kind may keep more: keys and values that layers of another kind take.
+    taken = [group[: 3 if own_sizes else 2] for group in groups]
+    numbers = list(itertools.chain(*taken))
+    if own_sizes:  # its code asks the config what the layer of each number has
+        numbers.sort()
+        model = build(known | cut(known, numbers), attention, dtype=dtype)
     model.train()
     fuse(model, settings.kernels)
     if settings.checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     owner, name, layers = decoder_layers(model)
-    groups: dict[Any, list[torch.nn.Module]] = {}  # of the same class, with parameters of the same shapes
-    for layer in layers:
-        kind = (type(layer), tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()))
-        groups.setdefault(kind, []).append(layer)
-    chosen = [layer for group in groups.values() for layer in group[:2]]
+    chosen = list(layers) if own_sizes else [layers[number] for number in numbers]
     setattr(owner, name, torch.nn.ModuleList(chosen))
     model.config.get_text_config().num_hidden_layers = len(chosen)  # models loop over as many
     inputs = change(model)
@@ -168,13 +175,25 @@ def run(
             loss = model(input_ids=ids, labels=ids, use_cache=False, **inputs).loss
         loss.backward(inputs=embedded)
     added = [after - before for before, after in itertools.pairwise(marks.begins)]
-    end, each, place = marks.begins[-1], [], 0
+    end, each = marks.begins[-1], []
     kept = float(end)
-    for group in groups.values():
-        place += len(group[:2])
-        each.append(float(added[place - 1]))
-        kept += each[-1] * (len(group) - len(group[:2]))
+    for group, few in zip(groups, taken, strict=True):
+        each.append(float(added[numbers.index(few[:2][-1])]))
+        kept += each[-1] * (len(group) - len(few))
+    if known.get(
+        "hidden_size_per_layer_input"
+    ):  # what layers add of a second embedding is made for all of them before the first
+        kept += marks.begins[0] * (sum(map(len, groups)) / len(numbers) - 1)
     return Trace(kept, tuple(each), max(0.0, live.peak - end), float(marks.loss - end))
+
+
+def _alike(layers: Any) -> list[list[int]]:
+    """Return the numbers of layers of the same class, with parameters of the same shapes, in groups."""
+    groups: dict[Any, list[int]] = {}
+    for number, layer in enumerate(layers):
+        shapes = tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+        groups.setdefault((type(layer), shapes), []).append(number)
+    return list(groups.values())
 
 
 class _Marks:

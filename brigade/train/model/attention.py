@@ -17,6 +17,7 @@ from ..recipe.flags import Settings
 from . import per_layer
 
 VARLEN = "varlen"
+FLASH_WIDTH = 256  # of a head, the most that FlashAttention takes
 # Whether sequences of this forward pass hold several samples end to end, where that is known.
 END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
@@ -72,6 +73,8 @@ def choose(
         return VARLEN, "it needs no mask of a whole sequence"
     if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"
+    if per_layer.widest_head(config.get_text_config()) > FLASH_WIDTH:
+        return "sdpa", f"FlashAttention takes heads of at most {FLASH_WIDTH}"
     if is_flash_attn_2_available():
         return "flash_attention_2", "it is installed"
     if not beyond and _has_varlen_kernel(config):
@@ -93,7 +96,7 @@ def _has_widths(layer: Any) -> bool:
     """Whether a layer's heads are as wide as _has_varlen_kernel() says."""
     width = getattr(layer, "qk_head_dim", None) or getattr(layer, "head_dim", None)
     width = width or layer.hidden_size // layer.num_attention_heads
-    return getattr(layer, "v_head_dim", None) in (None, width) and width <= 256 and width % 8 == 0
+    return getattr(layer, "v_head_dim", None) in (None, width) and width <= FLASH_WIDTH and width % 8 == 0
 
 
 def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:

@@ -16,7 +16,7 @@ ALIASES = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab_size": (),
     "num_experts": ("num_local_experts", "n_routed_experts", "num_experts_per_layer"),
-    "num_experts_per_tok": ("experts_per_token", "moe_topk", "num_experts_per_token"),
+    "num_experts_per_tok": ("experts_per_token", "moe_topk", "num_experts_per_token", "top_k_experts"),
     "moe_intermediate_size": (),
 }
 

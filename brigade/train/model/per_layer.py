@@ -93,6 +93,11 @@ def each_layers(config: Any) -> list[Any]:
     return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 
+def widest_head(config: Any) -> int:
+    """Return the width of the widest heads of any layer, by a config of Transformers; 0 where it does not say."""
+    return max(getattr(layer, "head_dim", None) or 0 for layer in each_layers(config))
+
+
 def sizes_that_differ(config: Config) -> list[str]:
     """Return the keys of sizes that differ between layers, such as a head's or the number of heads."""
     count = layer_count(config)

@@ -1,0 +1,65 @@
+"""The sizes of layers that differ in them, read off a model that Transformers has built (Gemma 4)."""
+
+import copy
+from typing import Any
+
+from ...errors import UserError
+from ...train.model.per_layer import each_layers, sizes_that_differ
+from .model_shape import LayerSizes
+
+KNOWN = {
+    "head_dim",
+    "num_key_value_heads",
+}  # keys in which layers may differ; MLPs differ where keys and values are shared
+FLASH_WIDTH = 256  # of a head, the most that FlashAttention takes
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def sizes_of_layers(kind: str, text: Any, layers: Any) -> tuple[LayerSizes, ...]:
+    """Return the sizes of each kind of layer, in the model's order; () where all layers have the same.
+
+    kind: the model_type; text: the text model's config; layers: the decoder's
+    Raises UserError for a model whose layers differ in something else, or are built otherwise than the config says.
+    """
+    if not (differ := sizes_that_differ(text.to_dict())):
+        return ()
+    problem = f"the formulas describe layers of one size, and its layers differ in {', '.join(differ)}"
+    refusal = UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+    configs, types = each_layers(text), list(getattr(text, "layer_types", None) or ())
+    if not set(differ) <= KNOWN or not len(configs) == len(types) == len(layers):
+        raise refusal
+    kinds = []
+    for layer, config, named in zip(layers, configs, types, strict=True):
+        found = {name.rpartition(".")[2]: module for name, module in layer.named_modules()}
+        widths = {name: getattr(found.get(name), "out_features", 0) for name in (*PROJECTIONS, *MLP)}
+        heads, head_dim, kv_heads = text.num_attention_heads, config.head_dim, config.num_key_value_heads
+        made = [name for name in ("k_proj", "v_proj") if widths[name]]
+        as_said = widths["q_proj"] == heads * head_dim and widths["o_proj"] == widths["down_proj"] == text.hidden_size
+        if not as_said or any(widths[name] != kv_heads * head_dim for name in made) or made == ["v_proj"]:
+            raise refusal
+        window = text.sliding_window if named == "sliding_attention" else 0
+        kinds.append((widths["up_proj"], kv_heads, head_dim, window, len(made)))
+    return tuple(LayerSizes(kinds.count(one), *one) for one in dict.fromkeys(kinds))
+
+
+def largest(sizes: tuple[LayerSizes, ...]) -> LayerSizes | None:
+    """Return the sizes of layers that have the most of everything, or None for none."""
+    names = ("layers", "ffn", "kv_heads", "head_dim", "window", "made")
+    return LayerSizes(*(max(getattr(one, name) for one in sizes) for name in names)) if sizes else None
+
+
+def keeps_fp32(norm: Any) -> bool:
+    """Return whether a norm's weight, on the meta device, multiplies in fp32, so that autograd keeps a second tensor in fp32."""
+    import torch
+
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    inputs = torch.empty(2, norm.weight.numel(), dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        copy.deepcopy(norm).to(torch.bfloat16)(inputs)
+    return len({id(one) for one in kept if one.dtype == torch.float32 and one.shape == inputs.shape}) > 1
