@@ -85,6 +85,8 @@ def said_of_recipes(tmp_path_factory, asked_for):
             Path,
             [
                 "recipes/gemma-3-1b-it/lora.yaml",
+                "recipes/gemma-4-26b-a4b/lora.yaml",
+                "recipes/gemma-4-e4b/lora.yaml",
                 "recipes/gpt-oss-120b/full-ep-2x8.yaml",
                 "recipes/llama-3.1-405b/full-3d-16x8.yaml",
                 "recipes/llama-3.1-8b/full-128k.yaml",

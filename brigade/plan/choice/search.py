@@ -70,7 +70,8 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or not bf16
     ):
         return False
-    if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
+    # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
+    if KERNELS[names][1] == "tiled" and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped):
         return False
     method = workload.method.removeprefix("rs")
     facts = {

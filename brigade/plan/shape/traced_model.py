@@ -27,6 +27,7 @@ from ...errors import UserError, first_line
 from ...train import upstream
 from ...train.model.config_json import check_causal
 from ...train.model.per_layer import cut, sizes_that_differ
+from ...train.model.sizes import beyond_texts
 from .stand_ins import FLASH, fuse, mixers, register_flash
 from .trace_settings import Trace, TraceSettings
 
@@ -106,12 +107,13 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
 
 
 def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
-    """(module that has them, its attribute, the layers): the list of modules with most parameters."""
+    """(module that has them, its attribute, the layers): the list of modules with most parameters, towers apart."""
+    outside = {id(module) for part in beyond_texts(model).values() for module in part.modules()}
     lists = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, torch.nn.ModuleList)
+        if isinstance(child, torch.nn.ModuleList) and id(child) not in outside
     ]
     if not lists:
         raise UserError(type(model).__name__, "it has no list of decoder layers", "name a decoder-only model")
