@@ -8,7 +8,7 @@ from .. import files
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
-from . import gguf_file, packaged
+from . import gguf_file, packaged, per_layer
 from .config_json import ALIASES, check_causal, read_config
 from .rope import stretch
 
@@ -99,7 +99,7 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
     for field in SHAPES:
         names = (field, *ALIASES.get(field, ()))
         there = next((text[name] for name in names if text.get(name) is not None), None)
-        here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
+        here = next((value for name in names if (value := per_layer.common(ours, name)) is not None), None)
         if there is not None and here is not None and there != here:
             problem = f"{there!r} here, but {here!r} in the model that the recipe names, "
             problem += f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied"

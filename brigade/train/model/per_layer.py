@@ -93,6 +93,11 @@ def each_layers(config: Any) -> list[Any]:
     return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 
+def common(config: Any, key: str) -> Any:
+    """Return what a config of Transformers says of all its layers, as its config.json has it; None where it does not."""
+    return config.to_dict().get(key) if config.is_heterogeneous else getattr(config, key, None)
+
+
 def widest_head(config: Any) -> int:
     """Return the width of the widest heads of any layer, by a config of Transformers; 0 where it does not say."""
     return max(getattr(layer, "head_dim", None) or 0 for layer in each_layers(config))
