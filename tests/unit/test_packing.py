@@ -44,6 +44,8 @@ FAMILIES = {
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": WINDOW},
     "gemma3_text": TWO_KINDS,
+    "gemma4_text": TWO_KINDS
+    | {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0},
     "phi3": {"sliding_window": WINDOW},
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "gpt_oss": TWO_KINDS | {"num_local_experts": 4, "num_experts_per_tok": 2},
