@@ -118,7 +118,7 @@ def test_models_whose_tokens_meet_in_attention_alone(load, family):
 
 @pytest.mark.parametrize("family, said", [
     ("gpt_oss", "no SDPA"), ("gemma2", "no SDPA"), ("bloom", "no SDPA"), ("llama4_text", "attention_chunk_size"),
-    ("lfm2", "nothing tells it where one begins"),
+    ("lfm2", "its layers look at other tokens than by attention"),
 ])  # fmt: skip
 def test_other_models_are_refused(load, mistake, family, said):
     convolutions = {"layer_types": ["full_attention"] * 31 + ["conv"]} if family == "lfm2" else {}
