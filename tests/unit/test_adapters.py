@@ -38,7 +38,7 @@ def config_of(tmp_path_factory):
         "moe": MOE,
         "dense and moe": MOE | {"mlp_only_layers": [0]},
     }
-    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon", "falcon_h1", "mamba2"):
+    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon", "falcon_h1", "mamba2", "bamba"):
         configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
     for name, config in configs.items():
@@ -267,9 +267,19 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     assert f"; {four:.0%} of them are in 4 bits" in adapters.describe(settings.recipe.model, model)["method"]
 
 
-@pytest.mark.parametrize("model, trained", [("falcon_h1", {"q_proj", "in_proj", "down_proj"}), ("mamba2", {"in_proj"})])
-def test_all_linear_beside_mamba_leaves_out_what_peft_refuses(model, trained, config_of):
-    """It refused the whole run."""
+@pytest.mark.parametrize(
+    "model, trained",
+    [
+        ("falcon_h1", {"q_proj", "in_proj", "down_proj"}),
+        ("mamba2", {"in_proj"}),
+        ("bamba", {"in_proj", "down_proj"}),  # of which PEFT does not know it
+    ],
+)
+def test_what_mambas_kernels_read_past_an_adapter_gets_none(model, trained, config_of):
+    """With mamba-ssm it would not be trained, and without it would."""
+    with pytest.raises(UserError, match="Mamba layers read the weight of 'out_proj' past an adapter"):
+        settings = settings_of(config_of(model), "--lora_target_modules", "in_proj,out_proj")
+        adapters.check_targets(settings, load_config(settings))
     settings = settings_of(config_of(model))
     adapters.check_targets(settings, load_config(settings))
     wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")

@@ -173,12 +173,16 @@ STATE = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+SPACE = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_expand": 2, "mamba_chunk_size": 64}
 HYBRIDS = {
     "qwen3_5_text": STATE | {"layer_types": LINEAR},
     "qwen3_next": STATE | EXPERTS | {"layer_types": LINEAR, "shared_expert_intermediate_size": 64},
     "olmo_hybrid": STATE | {"layer_types": LINEAR, "linear_num_value_heads": 4, "pad_token_id": 0, "eos_token_id": 1},
     "lfm2": {"layer_types": ["conv", "conv", "conv", "full_attention"]},
-}
+    "granitemoehybrid": SPACE | EXPERTS | {"layer_types": [*["mamba"] * 3, "attention"], "num_local_experts": 16,
+                                           "shared_intermediate_size": 64, "position_embedding_type": "nope"},
+    "bamba": SPACE | {"attn_layer_indices": [3]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -274,7 +278,7 @@ def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_
     job = Job(shape, 1000)
     kept = yaml.safe_load(yaml.safe_dump(job_of_run.record(job)))
     assert job_of_run.job_of_record(kept, "run.yaml") == job
-    with pytest.raises(job_of_run.NotCovered, match="causal-conv1d and flash-linear-attention, which this host lacks"):
+    with pytest.raises(job_of_run.NotCovered, match="flash-linear-attention and causal-conv1d, which this host lacks"):
         job_of_run.check_kernels(shape)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     job_of_run.check_kernels(shape)

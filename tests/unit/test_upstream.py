@@ -34,6 +34,7 @@ DEFINED = {
     ],
     "transformers/models/deepseek_v3/modeling_deepseek_v3.py": ["e_score_correction_bias"],
     "transformers/models/afmoe/modeling_afmoe.py": ["expert_bias"],
+    "transformers/models/bamba/modeling_bamba.py": ["mamba2_split_conv1d_scan_combined"],
     "transformers/utils/output_capturing.py": ["OutputRecorder", "target_class", "layer_name"],
     "transformers/models/mixtral/modeling_mixtral.py": ["load_balancing_loss_func"],
     "transformers/core_model_loading.py": ["_weight_conversions", "was_used", "set_param_for_module"],

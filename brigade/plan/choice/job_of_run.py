@@ -100,9 +100,7 @@ def job_of_run(
 def check_kernels(shape: ModelShape) -> None:
     """Raise NotCovered on a host that lacks the packages with which a hybrid is counted: torch's own way takes several times the
     memory (costs/mixer.py)."""
-    packages = {"causal_conv1d": "causal-conv1d"} | (
-        {"fla": "flash-linear-attention"} if shape.mixer and shape.mixer.heads else {}
-    )
+    packages = shape.mixer.packages if shape.mixer else {}
     lacking = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
     if shape.mixer and lacking:
         raise NotCovered(f"the formulas count a {shape.mixer.kind} by {' and '.join(lacking)}, which this host lacks")

@@ -1,13 +1,13 @@
 """List the operations of a hybrid's mixer, which stands in the place of attention: as layer.py does for a decoder layer.
 
-Counted is what Transformers' modules compute with the kernels of flash-linear-attention and causal-conv1d. Without these
-Transformers computes in torch, in fp32 and by tensors of whole chunks, which takes several times the memory and time. No GPU has
-measured either here.
+Counted is what Transformers' modules compute with the kernels of flash-linear-attention, mamba-ssm and causal-conv1d. Without
+these Transformers computes in torch, in fp32 and by tensors of whole chunks, which takes several times the memory and time. No
+GPU has measured either here.
 """
 
 from collections.abc import Iterator
 
-from ..shape.model_shape import Mixer
+from ..shape.model_shape import RULE, SPACE, Mixer
 from .job import Job
 from .operation import Op
 
@@ -23,16 +23,39 @@ def mixer_ops(job: Job) -> Iterator[Op]:
     *into, (inner, outer) = mixer.products
     for one in into:
         yield Op("mixer in", "product", 2 * one[0] * one[1], one)
+    if mixer.kind == SPACE:
+        yield from _scan(mixer, sum(width for _, width in into))
+        yield Op("mixer out", "product", 2 * inner * outer, (inner, outer))
+        return
     # The kernel reads and writes each element once, and keeps its input; torch's copies it before and after.
     width = mixer.convolved
     yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width)
-    yield from _rule(job, mixer) if mixer.heads else _gates(width)
+    yield from _rule(job, mixer) if mixer.kind == RULE else _gates(width)
     yield Op("mixer out", "product", 2 * inner * outer, (inner, outer), kept=2 * inner)
 
 
 def _gates(width: int) -> Iterator[Op]:
     """Yield the two products of LFM2 around its convolution, which keep all three parts of what `in` gives, and the result."""
     yield Op("gates", "pointwise", moved=12 * width, moved_back=24 * width, kept=8 * width)
+
+
+def _scan(mixer: Mixer, width: int) -> Iterator[Op]:
+    """Yield a state space from its first product to its last, whose convolution, scan, gate and norm are one function
+    (MambaSplitConv1dScanCombinedFn of mamba_ssm/ops/triton/ssd_combined.py).
+
+    It keeps what the first product gives, what the scan gives before the gate, and a number per group of its norm. Convolution,
+    gate and norm are computed again in the backward pass, and so are the states. width: of the first product's output
+    """
+    heads, inner = mixer.heads, mixer.heads * mixer.value_dim
+    # For each group C with B, for each head the result with values, and the state written and read.
+    pairs = mixer.chunk * 2 * (mixer.key_heads * mixer.key_dim + inner)
+    flops = pairs + 4 * inner * mixer.key_dim
+    yield Op("scan", "product", SMALL * flops, (inner, max(1, SMALL * flops // (2 * inner))))
+    states = 4 * inner * mixer.key_dim / mixer.chunk
+    moved = 4 * width + 4 * mixer.convolved + 6 * inner + 8 * heads + 2 * states
+    kept = 2 * width + 2 * inner + 4 * mixer.key_heads
+    again = 2 * width + 2 * mixer.convolved + 6 * inner + 12 * heads + 2 * states
+    yield Op("state space", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=again)
 
 
 def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:

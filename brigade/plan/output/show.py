@@ -83,8 +83,9 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
 def of_hybrid(shape: ModelShape) -> str:
     """Say with which packages a hybrid is counted, and that nothing has measured it."""
     assert shape.mixer
-    how = "counted as flash-linear-attention and causal-conv1d compute it; without them it takes several times the memory and "
-    how += "time, and no run of published tables has such layers"
+    packages = " and ".join(shape.mixer.packages.values())
+    how = f"counted as {packages} compute it; without them it takes several times the memory and time, "
+    how += "and no run of published tables has such layers"
     layers = counted(shape.mixer.layers, "layer")
     return f"{layers} of {shape.name}'s {shape.layers} have a {shape.mixer.kind} instead of attention: {how}."
 

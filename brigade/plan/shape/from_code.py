@@ -3,7 +3,7 @@ that model_shape.FAMILIES does not know. Remembered like a trace, so that only t
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import UserError
@@ -11,18 +11,26 @@ from ...train import upstream
 from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
-from ...train.upstream.experts import taken_for_experts
+from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, sizes_of_layers
-from .model_shape import Family, LayerSizes, Mixer, ModelShape
+from .model_shape import CONVOLUTION, RULE, SPACE, Family, LayerSizes, Mixer, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
-STATES = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")  # of a config's keys linear_...
+# A config's keys of what has a state: heads and key_heads, key_dim and value_dim of Mixer.
+STATES = {
+    RULE: ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    SPACE: ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head"),
+}
 # Kinds of layers that no formula here describes, by their names in `layer_types` and in modules.
-MIXERS = {"linear_attention": "gated delta rule", "conv": "short convolution"}  # of `layer_types`, with formulas
+MIXERS = {
+    "linear_attention": (RULE, SPACE),
+    "mamba": (SPACE,),
+    "conv": (CONVOLUTION,),
+}  # of `layer_types`, with formulas
 NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
 
@@ -87,7 +95,8 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         for name, module in model.named_modules()
         if id(module) not in outside and (found := _widths(module))
     }
-    taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else ()
+    taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else set()
+    taken |= beside_mamba(model, list(widths)) if mixer and mixer.kind == SPACE else set()
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
@@ -172,21 +181,25 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
 def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
     """(what a hybrid has instead of attention in some layers, the layers with attention). None where no formula describes it."""
     types = list(getattr(text, "layer_types", None) or ())
-    kinds = {MIXERS[one] for one in types if one in MIXERS}
+    kinds = {one for one in types if one in MIXERS}
     attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS]
     if len(kinds) != 1 or len(types) != len(layers) or not attending:
         return None, list(layers)
-    kind, first = kinds.pop(), next(layer for layer, one in zip(layers, types, strict=True) if one in MIXERS)
-    states = [getattr(text, f"linear_{key}", 0) for key in STATES]
+    first = next(layer for layer, one in zip(layers, types, strict=True) if one in MIXERS)
+    states = {kind: [getattr(text, key, 0) for key in STATES.get(kind, ())] for kind in MIXERS[kinds.pop()]}
+    kind = next((kind for kind, sizes in states.items() if all(sizes)), "")
     convolutions = [(name, module) for name, module in first.named_modules() if type(module).__name__ == "Conv1d"]
-    if len(convolutions) != 1 or (kind == MIXERS["linear_attention"]) != all(states):
+    if len(convolutions) != 1 or not kind:
         return None, list(layers)
     place, convolution = convolutions[0][0].rpartition(".")[0], convolutions[0][1]
     products = tuple((module.in_features, module.out_features) for _, module in _linear(first.get_submodule(place)))
-    rule = (
-        dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states), strict=True)) if all(states) else {}
-    )
-    return Mixer(kind, len(layers) - len(attending), products, convolution.in_channels, **rule), attending
+    sizes = dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states[kind]), strict=False))
+    mixer = Mixer(kind, len(layers) - len(attending), products, convolution.in_channels, **sizes)
+    if kind == SPACE:
+        mixer = replace(mixer, chunk=text.mamba_chunk_size)
+        if mixer.convolved != mixer.heads * mixer.value_dim + 2 * mixer.key_heads * mixer.key_dim:
+            return None, list(layers)
+    return mixer, attending
 
 
 def _linear(module: Any) -> list[tuple[str, Any]]:

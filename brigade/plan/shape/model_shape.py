@@ -36,14 +36,25 @@ class Family:
     capped: bool = False
 
 
+RULE, CONVOLUTION, SPACE = "gated delta rule", "short convolution", "state space"
+# The packages by which the formulas count a mixer: module -> name.
+PACKAGES = {
+    RULE: {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"},
+    CONVOLUTION: {"causal_conv1d": "causal-conv1d"},
+    SPACE: {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
+}
+
+
 @dataclass(frozen=True)
 class Mixer:
     """What hands on earlier tokens in the layers of a hybrid that have no attention.
 
-    kind: "gated delta rule" (Yang et al. 2024, arXiv 2412.06464) or "short convolution" (LFM2)
+    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2) or a state space (Mamba-2,
+        Dao and Gu 2024, arXiv 2405.21060)
     layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
     convolved: elements per token that go through the short convolution
-    heads, key_heads: of the rule, for values, and for keys and queries; key_dim, value_dim: rows and columns of a head's state
+    heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
+    key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
     """
 
     kind: str
@@ -54,6 +65,11 @@ class Mixer:
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+    chunk: int = 0
+
+    @property
+    def packages(self) -> dict[str, str]:
+        return PACKAGES[self.kind]
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":

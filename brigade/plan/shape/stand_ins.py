@@ -4,7 +4,8 @@ FlashAttention keeps queries, keys, values, its output and an fp32 log-sum-exp p
 backward pass says (aten::_flash_attention_backward). SDPA on a CPU keeps the same, but where a window or a batch asks for a
 mask it takes another kernel and repeated keys and values. Liger's norms and gated MLPs keep what their autograd functions save
 (liger_kernel/ops/rms_norm.py, swiglu.py); its rotary embedding keeps nothing of the activations, as Transformers' does not.
-A hybrid's gated delta rule and short convolution keep what flash-linear-attention's and causal-conv1d's do.
+A hybrid's gated delta rule, short convolution and state space keep what those of flash-linear-attention, causal-conv1d and
+mamba-ssm do.
 """
 
 import sys
@@ -146,11 +147,48 @@ def _convolution(hidden: Any, weight: Any, bias: Any = None, activation: Any = N
     return _Convolution.apply(hidden, weight)
 
 
+class _StateSpace(torch.autograd.Function):
+    """What mamba_ssm/ops/triton/ssd_combined.py saves of a layer after its first product: MambaSplitConv1dScanCombinedFn.
+
+    projected: (rows, tokens, width), gate, values, B, C and steps side by side; out: the last product's weight, (outer, inner)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projected: torch.Tensor, out: torch.Tensor, groups: int, heads: int) -> torch.Tensor:
+        rows, tokens, _ = projected.shape
+        half = projected.dtype
+        scanned = projected.new_empty(rows, tokens, out.shape[1])
+        ctx.save_for_backward(projected, scanned, out, projected.new_empty(rows * groups, tokens, dtype=torch.float32))
+        ctx.heads = heads
+        return projected.new_empty(rows, tokens, out.shape[0], dtype=half)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        projected, scanned, out, _ = ctx.saved_tensors
+        rows, tokens, inner = scanned.shape
+        # Values, B and C after the convolution, the gated and normed result and its gradient, and steps in fp32, once more.
+        again = [projected.new_empty(rows, tokens, projected.shape[-1] - inner - ctx.heads)]
+        again += [torch.empty_like(scanned) for _ in range(3)]
+        again += [projected.new_empty(rows, tokens, ctx.heads, dtype=torch.float32) for _ in range(3)]
+        return torch.empty_like(projected), torch.empty_like(out), None, None
+
+
+def _state_space(
+    projected: Any, weight: Any, bias: Any, steps: Any, decay: Any, outproj_weight: Any, ngroups: int, **kwargs: Any
+) -> torch.Tensor:
+    half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else outproj_weight.dtype
+    return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0])
+
+
 @contextmanager
 def mixers(model: torch.nn.Module) -> Iterator[None]:
     """While it lasts, the recurrences of a hybrid are stand-ins for their kernels."""
     rooms = {sys.modules[type(module).__module__] for module in model.modules()}
-    stand_ins = {"torch_chunk_gated_delta_rule": _delta_rule, "causal_conv1d_fn": _convolution}
+    stand_ins = {
+        "torch_chunk_gated_delta_rule": _delta_rule,
+        "causal_conv1d_fn": _convolution,
+        "mamba2_split_conv1d_scan_combined": _state_space,
+    }
     replaced = [(room, name, getattr(room, name)) for room in rooms for name in stand_ins if hasattr(room, name)]
     for room, name, _ in replaced:
         setattr(room, name, stand_ins[name])

@@ -35,7 +35,7 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
         if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
         if refused := sorted(beside_mamba(model.get_base_model(), plain)):
-            experts += f"; {', '.join(refused)} of Mamba's layers stays as it is, because PEFT refuses adapters there"
+            experts += f"; {', '.join(refused)} of Mamba's layers stays as it is, because kernels read its weight past an adapter"
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)
@@ -145,8 +145,10 @@ def check_targets(settings: Settings, config: Any) -> None:
     if section.load_in_4bit:
         _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
     targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
-    taken = taken_for_experts(model, layers)
-    cure = f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken)}; or {ALL_LINEAR}"
+    taken, past = taken_for_experts(model, layers), beside_mamba(model, layers)
+    cure = (
+        f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken | past)}; or {ALL_LINEAR}"
+    )
     for target in targets:
         if not any(_fits(layer, target) for layer in layers):
             fused = next((path for path, _ in model.named_parameters() if _fits(path, target)), None)
@@ -154,6 +156,10 @@ def check_targets(settings: Settings, config: Any) -> None:
             reason = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
             reason = f"{fused} is one parameter for all experts" if fused else reason
             raise UserError(place, f"{target!r} fits no linear layer of {name}: {reason}", cure)
+        if any(_fits(layer, target) and _last(layer) in past for layer in layers):
+            raise UserError(
+                place, f"kernels of {name}'s Mamba layers read the weight of {target!r} past an adapter", cure
+            )
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
             with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]

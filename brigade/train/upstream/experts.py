@@ -202,8 +202,10 @@ def biases_in_fp32() -> Iterator[None]:
 
 
 def beside_mamba(model: Any, layers: list[str]) -> set[str]:
-    """Return those last parts of the names in `layers` on which PEFT 0.21.2 puts no adapter in a model with Mamba's layers, whose
-    kernels read these weights past the module (tuners/tuners_utils.py: _check_lora_target_modules_mamba)."""
+    """Return those last parts of the names in `layers` on which no adapter can be in a model with Mamba's layers, whose kernels
+    read these weights past the module: PEFT 0.21.2 refuses them for some models (tuners/tuners_utils.py:
+    _check_lora_target_modules_mamba), and not for others whose layers call mamba-ssm's function of all in one (Bamba, Granite 4's
+    hybrids, Nemotron-H: mamba2_split_conv1d_scan_combined in their modeling files)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
@@ -214,4 +216,10 @@ def beside_mamba(model: Any, layers: list[str]) -> set[str]:
             return True
         return False
 
-    return {name for name in {layer.rpartition(".")[2] for layer in layers} if refused(name)}
+    mixers = [module for module in model.modules() if hasattr(module, "conv1d") and hasattr(module, "out_proj")]
+    in_one = any(hasattr(sys.modules[type(mixer).__module__], "mamba2_split_conv1d_scan_combined") for mixer in mixers)
+    return {
+        name
+        for name in {layer.rpartition(".")[2] for layer in layers}
+        if refused(name) or (in_one and name == "out_proj")
+    }
