@@ -10,6 +10,7 @@ from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate, cumulative, on_device
 from brigade.train.model import attention, packed_samples, sample_by_sample
 from brigade.train.model.tiny import shrink
+from brigade.train.upstream.stateful_layers import missing_packages
 
 METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
@@ -182,6 +183,15 @@ def test_nobody_waits_for_the_device_to_learn_the_lengths():
     """A tensor on the device remembers the one on the host."""
     batch = on_device({"position_ids": torch.tensor([[0, 1, 0]])}, torch.device("meta"))
     assert batch["position_ids"].is_meta and sample_by_sample.lengths_of(batch) == [2, 1]
+
+
+@pytest.mark.parametrize("family, missing", [
+    ("qwen3_5_text", ["causal-conv1d", "flash-linear-attention"]), ("bamba", ["causal-conv1d", "mamba-ssm"]), ("llama", []),
+])  # fmt: skip
+def test_a_run_says_which_packages_its_layers_lack(family, missing):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, num_hidden_layers=1))
+    assert missing_packages(model) == missing
 
 
 def test_models_without_a_state_are_left_alone():

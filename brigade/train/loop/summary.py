@@ -11,6 +11,7 @@ from ..data import report
 from ..model import adapters, packed_samples
 from ..model.sizes import beyond_texts, parameter_count, untaught
 from ..run.directory import Kernels, Run
+from ..upstream.stateful_layers import missing_packages
 from .environment import ALLOCATOR
 
 
@@ -43,7 +44,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **trainer.replica.summary(),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
-        "kernels": _kernels(run.kernels),
+        "kernels": _kernels(run.kernels, trainer.model),
         "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
@@ -106,9 +107,11 @@ def _frozen(model: Any) -> dict[str, str]:
     return {"frozen": "; ".join(words)} if words else {}
 
 
-def _kernels(kernels: Kernels) -> str:
+def _kernels(kernels: Kernels, model: Any) -> str:
     """What computes attention and the rest, with one reason for what the device lacks."""
     words = [f"attention {kernels.attention}" + (f" ({kernels.why})" if kernels.why else "")]
     words += [f"Liger {kernels.no_liger or 'on'}"] if kernels.use_liger_kernel or kernels.no_liger else []
     words += ["torch.compile"] if kernels.torch_compile else []
+    if missing := missing_packages(model):
+        words.append(f"layers with a state in torch, slowly ({' and '.join(missing)} not installed)")
     return ", ".join(words)

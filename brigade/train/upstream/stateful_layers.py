@@ -1,9 +1,12 @@
 """Which of Transformers' layers carry a state from token to token."""
 
+import inspect
 import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 # Delta rules (gated, Kimi's), state spaces (Mamba), short convolutions, lightning attention, RWKV's shifts and ZAYA's
@@ -17,6 +20,19 @@ _CLASSES = re.compile(
 def is_stateful(module: Any) -> bool:
     """Whether a module's output for a token depends on the tokens before it in another way than by attention."""
     return any(_CLASSES.search(kind.__name__) for kind in type(module).__mro__[:-2])
+
+
+# How Transformers names a function of a package that stands in for torch's own (integrations/hub_kernels.py).
+_FALLBACK = re.compile(r'use_kernel_func_from_hub_with_fallback\(\s*"\w+",\s*"(\w+)"')
+_PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
+
+
+def missing_packages(model: Any) -> list[str]:
+    """Return the packages that this host lacks, and without which a model's stateful layers compute in torch: exactly, but
+    slowly, and with several times the memory."""
+    rooms = {sys.modules[type(module).__module__] for module in model.modules() if is_stateful(module)}
+    named = {package for room in rooms for package in _FALLBACK.findall(inspect.getsource(room))}
+    return sorted(_PACKAGES.get(package, package) for package in named if find_spec(package) is None)
 
 
 def recompute_within(
