@@ -76,7 +76,7 @@ COLUMNS = {
 PLAN = ["--gpu", "H100 80GB", "--hostfile", "hostfiles/2x8", "--max_length", "256"]
 PUBLISHED = "published"  # the folder of configs that are not tiny
 LARGEST_TINY = 20_000_000  # parameters
-# Keys without which Transformers' default config of a type builds no model; published ones have them.
+# Keys without which Transformers' default config of a type builds no model, or one without attention; published ones have them.
 LACKING: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "cohere_compass_text": {
@@ -84,6 +84,8 @@ LACKING: dict[str, dict[str, Any]] = {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
         }
     },
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "granitemoehybrid": {"layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 4},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 10 + ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
