@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.tables import table
+from ...train.upstream.stateful_layers import PACKAGES
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,8 @@ class Family:
 
 
 RULE, CONVOLUTION, SPACE = "gated delta rule", "short convolution", "state space"
-# The packages by which the formulas count a mixer: module -> name.
-PACKAGES = {
-    RULE: {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"},
-    CONVOLUTION: {"causal_conv1d": "causal-conv1d"},
-    SPACE: {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d"},
-}
+# The modules by whose kernels the formulas count a mixer.
+KERNELS = {RULE: ("fla", "causal_conv1d"), CONVOLUTION: ("causal_conv1d",), SPACE: ("mamba_ssm", "causal_conv1d")}
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,8 @@ class Mixer:
 
     @property
     def packages(self) -> dict[str, str]:
-        return PACKAGES[self.kind]
+        """Module -> name of each package by which it is counted."""
+        return {module: PACKAGES[module] for module in KERNELS[self.kind]}
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":

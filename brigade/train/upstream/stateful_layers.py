@@ -24,7 +24,8 @@ def is_stateful(module: Any) -> bool:
 
 # How Transformers names a function of a package that stands in for torch's own (integrations/hub_kernels.py).
 _FALLBACK = re.compile(r'use_kernel_func_from_hub_with_fallback\(\s*"\w+",\s*"(\w+)"')
-_PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
+# Module of such a package -> the name by which it is installed.
+PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
 
 
 def missing_packages(model: Any) -> list[str]:
@@ -32,7 +33,7 @@ def missing_packages(model: Any) -> list[str]:
     slowly, and with several times the memory."""
     rooms = {sys.modules[type(module).__module__] for module in model.modules() if is_stateful(module)}
     named = {package for room in rooms for package in _FALLBACK.findall(inspect.getsource(room))}
-    return sorted(_PACKAGES.get(package, package) for package in named if find_spec(package) is None)
+    return sorted(PACKAGES.get(package, package) for package in named if find_spec(package) is None)
 
 
 def recompute_within(
