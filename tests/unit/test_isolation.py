@@ -170,6 +170,11 @@ def test_what_a_model_is_told_says_which_samples_there_are(given, lengths):
     assert sample_by_sample.lengths_of(given) == lengths
 
 
+def test_position_ids_of_several_axes_are_not_passed_over():
+    with pytest.raises(ValueError, match=r"shape \(3, 1, 4\)"):
+        sample_by_sample.lengths_of({"position_ids": torch.zeros(3, 1, 4)})
+
+
 def test_samples_of_like_lengths_are_computed_together():
     lengths = np.random.default_rng(0).integers(1, 5000, 400).tolist()
     groups = sample_by_sample.alike(lengths)

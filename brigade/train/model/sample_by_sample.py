@@ -133,7 +133,8 @@ def alike(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
-    """Return the lengths of a micro-batch's samples from a model's keyword arguments: what Samples.lengths holds."""
+    """Return the lengths of a micro-batch's samples from a model's keyword arguments: what Samples.lengths holds. Raises
+    ValueError for position ids that are not (sequences, tokens): nobody would see where a sample begins."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     padded = isinstance(mask, torch.Tensor) and mask.dim() == 2
     if padded or any(given.get(key) is not None for key in _CACHES):
@@ -141,8 +142,10 @@ def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
     if (borders := given.get(BORDERS)) is not None:
         lengths = on_host(borders).diff().tolist()
         return lengths if len(lengths) > 1 else None
-    if positions is None or positions.dim() != 2:
+    if positions is None:
         return None
+    if positions.dim() != 2:
+        raise ValueError(f"position ids have the shape {tuple(positions.shape)}, and (sequences, tokens) is read")
     begins = torch.ones(positions.shape, dtype=torch.bool)
     begins[:, 1:] = on_host(positions).diff() != 1
     if int(begins.sum()) == len(positions):
