@@ -27,8 +27,8 @@ def gather_whole(module: Any) -> None:
     def name_none(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = dict(given)
         hidden, *others = args or (given.pop(first),)
-        sharded = any(hasattr(parameter, "ds_tensor") for parameter in module.parameters())
-        if sharded and torch.is_grad_enabled() and not hidden.requires_grad:  # a first layer's, on a frozen embedding
+        alone = torch.is_grad_enabled() and not hidden.requires_grad  # a first layer's, on a frozen embedding
+        if alone and any(hasattr(parameter, "ds_tensor") for parameter in module.parameters()):
             hidden = hidden.detach().requires_grad_()
         return (hidden, *others), given
 
