@@ -60,7 +60,7 @@ def _span(
         problem = f"the chat template's prompt for {where} is not how it begins that message"
         raise BadRow(f"{problem}: {_difference(prompt, after)}", cure)
     if not whole.startswith(after):
-        problem = f"the chat template rewrites the chat up to {where} once more follows: {_difference(after, whole)}"
+        problem = f"the chat template rewrites the chat up to {where} when more follows: {_difference(after, whole)}"
         raise BadRow(problem, cure)
     written = after[len(prompt) :].rstrip()  # the model stops where its turn ends, and writes no line's end after it
     if not written.endswith(control_tokens):
