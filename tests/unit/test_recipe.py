@@ -18,8 +18,9 @@ from brigade.errors import UserError, did_you_mean, nearest
 from brigade.lint.together import without_filler
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.data_section import WeightedSource
 from brigade.train.recipe.identity import BEFORE, computed, identity
-from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)

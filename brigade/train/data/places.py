@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from ..recipe.data_section import DataSection, Source
 from ..recipe.flags import Settings
-from ..recipe.schema import DataSection, Source
 from .builtin import BUILT_IN, TRAIN
 from .layout import paths_of
 from .rows import Where

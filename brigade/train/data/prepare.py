@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from .. import cache
+from ..recipe.data_section import DataSection, Source
 from ..recipe.files import find
 from ..recipe.flags import Settings
-from ..recipe.schema import DataSection, Source
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of

@@ -7,7 +7,8 @@ import numpy as np
 
 from ...errors.console import console, marking
 from ..recipe.batch import Batch
-from ..recipe.schema import DataSection, TrainingSection
+from ..recipe.data_section import DataSection
+from ..recipe.schema import TrainingSection
 from .prepare import Prepared
 from .store import IGNORED, Samples
 from .thinking import CUT

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ..hub import hub_is_away, refusal
+from ..recipe.data_section import OF_DATASETS, Source, WeightedSource
 from ..recipe.flags import Settings
-from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from ...errors import UserError, shortened
 from . import remote_code
+from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
-from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
+from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe, TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
 

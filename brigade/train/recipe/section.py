@@ -1,0 +1,24 @@
+"""What the sections of a recipe have in common. This module imports no torch."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+
+class Section(BaseModel):
+    """A section of a recipe. It is frozen, refuses unknown keys, and a string below a key says what the key means."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # --help shows them
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: Any) -> Any:
+        # pydantic takes true for 1: `eval_steps: true` would evaluate at every step. A bare object fits no type.
+        truth = isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool
+        return object() if truth else value
