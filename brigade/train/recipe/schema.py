@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .data_section import DataSection
+from .objectives import ObjectiveKeys
 from .section import Section
 from .value_types import (
     AtLeastZero,
@@ -75,8 +76,8 @@ class ModelSection(Section):
 OWN_OPTIMIZERS = ("lamb", "lars")  # Transformers does not have them: loop/optimizers.py
 
 
-class TrainingSection(Section):
-    """The optimizer and its schedule, precision, memory, evaluations, checkpoints and what is logged."""
+class TrainingSection(ObjectiveKeys):
+    """What is learned, the optimizer and its schedule, precision, memory, evaluations, checkpoints and what is logged."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""
@@ -254,5 +255,5 @@ NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
     "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
-    "sync_replica", "eval_tasks", "eval_tasks_chat_template",
+    "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs",
 }  # fmt: skip

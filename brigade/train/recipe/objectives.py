@@ -1,0 +1,153 @@
+"""What a run can learn: answers, or which answers are better; and which keys of a recipe each objective reads.
+
+The losses themselves stand in brigade/train/objective/. This module imports no torch.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from ...errors import UserError
+from .section import Section
+
+if TYPE_CHECKING:
+    from .schema import Recipe, TrainingSection
+
+ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
+SFT, REWARD, ADAPTERS_OFF, MODEL = "sft", "reward", "adapters_off", "model"
+_OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
+
+
+class Objective(NamedTuple):
+    """One objective. title: its name for readers; rows: ANSWERS, PAIRS of a better and a worse one, or JUDGED: answers, each with
+    its label; keys: those of the recipe that it reads
+
+    beta: its default; loss_types: those that it knows, the default first; reference: whether it compares with a reference model
+    """
+
+    title: str
+    rows: str
+    keys: tuple[str, ...] = ()
+    beta: float | None = None
+    loss_types: tuple[str, ...] = ()
+    reference: bool = False
+
+
+_REFERENCE = ("reference", "precompute_ref_log_probs")
+OBJECTIVES = {
+    SFT: Objective("supervised fine-tuning", ANSWERS),
+    "dpo": Objective(
+        "DPO",
+        PAIRS,
+        ("beta", "loss_type", "label_smoothing", *_REFERENCE),
+        0.1,
+        ("sigmoid", "hinge", "robust", "apo_zero", "apo_down"),
+        reference=True,
+    ),
+    "ipo": Objective("IPO", PAIRS, ("beta", *_REFERENCE), 0.1, reference=True),
+    "simpo": Objective("SimPO", PAIRS, ("beta", "simpo_gamma"), 2.0),
+    "orpo": Objective("ORPO", PAIRS, ("beta",), 0.1),
+    "kto": Objective(
+        "KTO",
+        JUDGED,
+        ("beta", "loss_type", "desirable_weight", "undesirable_weight", *_REFERENCE),
+        0.1,
+        ("kto", "apo_zero_unpaired"),
+        reference=True,
+    ),
+    REWARD: Objective("a reward model", PAIRS),
+}
+
+
+def _objective(value: str) -> str:
+    if value not in OBJECTIVES and not _OWN.fullmatch(value):
+        raise ValueError(f"{', '.join(OBJECTIVES)}, or a function of your own: path/to/file.py:function")
+    return value
+
+
+class ObjectiveKeys(Section):
+    """The keys of a recipe's training section that say what is learned."""
+
+    objective: Annotated[str, AfterValidator(_objective)] = SFT
+    """sft: answers. dpo, ipo, simpo, orpo: which of two answers is better. kto: answers that are labelled good or bad. reward: a
+    model that scores answers. Or `path/to/file.py:function`, a loss of your own over pairs (docs/preferences.md)."""
+    beta: float | None = Field(None, gt=0)
+    """How much a difference of log-probabilities counts; default: 0.1, for simpo 2.0. orpo: the weight of its odds ratio."""
+    loss_type: Literal["sigmoid", "hinge", "robust", "apo_zero", "apo_down", "kto", "apo_zero_unpaired"] | None = None
+    """The form of the loss, by TRL's names. dpo: sigmoid (default), hinge, robust, apo_zero, apo_down. kto: kto (default),
+    apo_zero_unpaired."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """dpo: the probability that a pair is the wrong way round. robust corrects for it, sigmoid smooths by it (conservative DPO)."""
+    simpo_gamma: float = Field(0.5, ge=0)
+    """simpo: by how much the better answer's reward is to exceed the worse one's."""
+    desirable_weight: float = Field(1.0, gt=0)
+    """kto: the weight of good answers."""
+    undesirable_weight: float = Field(1.0, gt=0)
+    """kto: the weight of bad answers."""
+    reference: str | None = None
+    """The model that an answer's log-probability is compared with. model: the weights that training begins with. adapters_off:
+    the same, by switching adapters off (default with adapters). Or a directory or a name on the Hub."""
+    precompute_ref_log_probs: bool | None = None
+    """Compute the reference's log-probabilities once before training, and keep them beside the prepared data. false: hold the
+    reference in memory. Default: true, but with adapters_off."""
+
+
+def is_own(objective: str) -> bool:
+    """Whether an objective is a function of the user's."""
+    return objective not in OBJECTIVES
+
+
+def objective_of(training: "TrainingSection") -> Objective:
+    """Return the recipe's objective. One of the user's reads pairs and all keys, and compares where a reference is named."""
+    known = OBJECTIVES.get(training.objective)
+    if known:
+        return known
+    keys = tuple(key for key in ObjectiveKeys.model_fields if key != "objective")
+    return Objective(training.objective, PAIRS, keys, reference=training.reference is not None)
+
+
+def beta_of(training: "TrainingSection") -> float:
+    """Return the recipe's beta, or its objective's default."""
+    return training.beta or objective_of(training).beta or 0.1
+
+
+def loss_type_of(training: "TrainingSection") -> str:
+    """Return the recipe's loss_type, or its objective's default; "" where there is one form only."""
+    return training.loss_type or next(iter(objective_of(training).loss_types), "")
+
+
+def reference_of(recipe: "Recipe") -> str | None:
+    """Return ADAPTERS_OFF, MODEL, or where the reference's weights lie; None where the objective has no reference."""
+    if not objective_of(recipe.training).reference:
+        return None
+    return recipe.training.reference or (ADAPTERS_OFF if recipe.model.use_peft else MODEL)
+
+
+def precomputes(recipe: "Recipe") -> bool:
+    """Whether the reference's log-probabilities are computed before training."""
+    reference, asked = reference_of(recipe), recipe.training.precompute_ref_log_probs
+    return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
+
+
+def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
+    """Raise UserError for keys that the recipe's objective does not read, or that contradict each other."""
+    training = recipe.training
+    name, known = training.objective, objective_of(training)
+    for key, info in ObjectiveKeys.model_fields.items():
+        if key != "objective" and key not in known.keys and getattr(training, key) != info.default:
+            readers = ", ".join(name for name, each in OBJECTIVES.items() if key in each.keys)
+            raise UserError(place(key), f"objective {name} does not read it", f"remove it; it is read by {readers}")
+    if training.loss_type and not is_own(name) and training.loss_type not in known.loss_types:
+        problem = f"{training.loss_type} is no form of {name}"
+        raise UserError(place("loss_type"), problem, f"choose from {', '.join(known.loss_types)}")
+    if training.label_smoothing and loss_type_of(training) not in ("sigmoid", "robust", ""):
+        problem = f"loss_type {loss_type_of(training)} does not read it"
+        raise UserError(place("label_smoothing"), problem, "remove it, or choose sigmoid or robust")
+    if training.loss_type == "robust" and not training.label_smoothing:
+        problem = "robust corrects for wrong pairs, and label_smoothing says that there are none"
+        raise UserError(place("loss_type"), problem, "set label_smoothing (0.1), or choose sigmoid")
+    if training.reference == ADAPTERS_OFF and not recipe.model.use_peft:
+        problem = "adapters_off, but the recipe trains no adapters (use_peft)"
+        raise UserError(place("reference"), problem, "write model, or train adapters")
