@@ -4,6 +4,7 @@ Attention learns where samples begin in each way that an implementation of Trans
 again (eager, SDPA, flex) and from cumulative lengths (flash, varlen). Neither works with an attention mask or a cache.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..recipe import objectives
+from .answers import ANSWERS, MISMATCHED, answers_of, samples_of
 from .store import IGNORED, TokenSequence
 
 FILLER = -1  # the index of a sequence of two unsupervised tokens, which fills up an epoch's last step
@@ -74,6 +77,8 @@ class Collate:
     squares: attention also computes products between the samples of a sequence, and hides them; then a micro-batch is padded
         where wasteful() says so
     marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
+    rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
+        ANSWERS tells of them
     """
 
     def __init__(
@@ -85,18 +90,25 @@ class Collate:
         multiple: int = 1,
         squares: bool = False,
         marks: bool = False,
+        rows: str = objectives.ANSWERS,
     ) -> None:
         # Attention that reads cumulative lengths reads no position ids, and takes a single sequence only.
         self.pad_token_id, self.packed = pad_token_id, packed
         self.padding_free = padding_free or (packed and cumulative)
         self.cumulative, self.multiple, self.squares, self.marks = cumulative, multiple, squares, marks
+        self.rows, self.compares = rows, rows != objectives.ANSWERS
 
     def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
-        sequences, step_supervised = fetched
+        fetched_sequences, step_supervised = fetched
+        sequences = fetched_sequences
+        if self.compares:
+            sequences = [sample for sequence in sequences for sample in samples_of(sequence)]
         padded = self.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
         batch = self._flat(sequences) if self.padding_free and not padded else self._padded(sequences)
         if self.marks:
             batch[REAL] = _real(sequences, batch["input_ids"])
+        if self.compares:
+            batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, self.rows)
         slots = batch["input_ids"].numel()
         real = [sequence for sequence in sequences if (sequence["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
@@ -109,6 +121,10 @@ class Collate:
             length=batch["input_ids"].shape[1],
             logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else slots,
         )
+        if self.rows == objectives.JUDGED:  # beside a filler stands the same one
+            others, beside = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences], copy.copy(self)
+            beside.rows = objectives.PAIRS  # these have no labels
+            batch[ANSWERS][MISMATCHED] = beside((others, None))
         return batch
 
     def _flat(self, sequences: list[TokenSequence]) -> dict[str, Any]:
@@ -147,7 +163,7 @@ class Collate:
             batch["input_ids"][number, :length] = torch.from_numpy(sequence["input_ids"])
             batch["labels"][number, :length] = torch.from_numpy(sequence["labels"])
             batch["attention_mask"][number, :length] = 1
-        if self.packed:  # then padding is one more sample of its sequence
+        if self.packed and not self.compares:  # then padding is one more sample of its sequence
             del batch["attention_mask"]
             lengths = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
             batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
@@ -168,12 +184,13 @@ def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
 def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
 
-    Tensors that tell where samples begin remember the ones on the host: see on_host().
+    Micro-batches within it move, too. Tensors that tell where samples begin remember the ones on the host: see on_host().
     """
-    moved = {
-        key: each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
-        for key, each in micro_batch.items()
-    }
+    moved = {}
+    for key, each in micro_batch.items():
+        moved[key] = each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
+        if isinstance(each, Mapping):
+            moved[key] = on_device(each, device)
     for key in (BORDERS, "position_ids"):
         if key in moved and moved[key] is not micro_batch[key]:
             moved[key].on_host = micro_batch[key]

@@ -15,9 +15,11 @@ import torch
 from .. import upstream
 from ..checkpoint import saved_weights
 from ..data.collate import Collate
-from ..model import load
+from ..model import load, token_losses
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
+from ..recipe import objectives
+from ..recipe.objectives import objective_of
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, unpickling
@@ -53,8 +55,15 @@ class Engine:
     def load_model(self, weights: str) -> Any:
         """Return the model from the directory `weights`, before any adapter. Call it once TrainingArguments exist."""
         model = load.load_model(self.run.settings, weights, self.load_dtype(), self.run.kernels.attention)
-        if self.training.tiled_loss or self.training.tiled_mlp:
-            tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
+        return self.with_own_loss(model)
+
+    def with_own_loss(self, model: Any) -> Any:
+        """Return the model, which computes its loss by tiles or by token where the recipe asks for it."""
+        training, by_token = self.training, objective_of(self.training).rows != objectives.ANSWERS
+        if by_token:
+            token_losses.apply(model)
+        if training.tiled_loss or training.tiled_mlp:
+            tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
@@ -118,6 +127,11 @@ class Engine:
     def drop_step(self, trainer: "Trainer") -> None:
         """Leave the optimizer's step out: without gradients it has nothing to do, and changes no state."""
         trainer.model.zero_grad(set_to_none=True)
+
+    def adapters_off(self, trainer: "Trainer") -> AbstractContextManager[None]:
+        """While the model computes as it did before it got adapters."""
+        off: AbstractContextManager[None] = trainer.model.disable_adapter()
+        return off
 
     # ---- an evaluation ---------------------------------------------------------------------------------------------
     def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:

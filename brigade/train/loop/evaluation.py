@@ -18,6 +18,7 @@ from ..upstream.trainer import HookedTrainer
 from . import sample_answers
 from .early_stopping import EarlyStopping
 from .engine import Engine
+from .preferences import Preferences
 from .throughput import Meter
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -34,6 +35,7 @@ class EvaluatingTrainer(HookedTrainer):
     meter: Meter
     looks_as: tuple[int, int]
     control: Any
+    preferences: Preferences | None
 
     @abstractmethod
     def eval_loader(self, samples: Any) -> Loader:
@@ -62,9 +64,14 @@ class EvaluatingTrainer(HookedTrainer):
 
         `eval_loss` and `eval_perplexity` are over all tokens of all sources; with several sources each has its own,
         `eval_NAME_loss` and `eval_NAME_perplexity`. Sums stay on the device until the end and are then exchanged once,
-        in float64 where the device has it, so world size and batch size do not show in the result.
+        in float64 where the device has it, so world size and batch size do not show in the result. Where an objective compares
+        answers: what Preferences.held_out() says.
         """
         model, began = self._model_in_use(), time.perf_counter()
+        evaluated = sum(map(len, self.eval_dataset.values()))
+        if self.preferences:
+            compared = self.preferences.held_out()
+            return compared | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
         device = self.args.device
         sums = torch.zeros(
             len(self.eval_dataset), 2, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
@@ -86,7 +93,6 @@ class EvaluatingTrainer(HookedTrainer):
             prefix = f"eval_{name}_" if name else "eval_"
             metrics[f"{prefix}loss"] = loss / count
             metrics[f"{prefix}perplexity"] = math.exp(min(loss / count, 700.0))  # 709 overflows
-        evaluated = sum(map(len, self.eval_dataset.values()))
         return metrics | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
 
     def _model_in_use(self) -> Any:

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from ..distributed import heartbeat, ranks
-from ..parallel import pipeline_schedule as schedules
 from ..parallel.pipeline_split import Part
 from . import sample_answers
 from .sample_answers import Question, stops
@@ -25,7 +24,7 @@ def generate(trainer: "PipelineTrainer", questions: list[Question]) -> list[list
     together = pipeline.axes.experts > 1
     ends = stops(trainer.model, trainer.processing_class, questions)
     positions = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    last = pipeline.groups.ranks[schedules.rank_of(pipeline.axes, pipeline.last)]
+    last = pipeline.last_rank
 
     def compute(part: Part, inputs: dict[str, Any], _: Any, hidden: torch.Tensor | None) -> torch.Tensor:
         with trainer.accelerator.autocast():

@@ -53,7 +53,10 @@ class PipelineEngine(Engine):
         self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
         layers = {layer for stage in self.own for layer in self.layers[stage]}
         of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
-        return load.load_model(settings, weights, self.load_dtype(), self.run.kernels.attention, model_class=of_stage)
+        attention = self.run.kernels.attention
+        return self.with_own_loss(
+            load.load_model(settings, weights, self.load_dtype(), attention, model_class=of_stage)
+        )
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         with splitting.in_whole(model, empty_model(self.run.settings, model.config)):

@@ -1,9 +1,11 @@
 """Our Trainer over a pipeline: a step is one call of its schedule, with all micro-batches of the global batch."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ..distributed import heartbeat
 from ..parallel.pipeline_split import Part
@@ -49,13 +51,23 @@ class PipelineTrainer(Trainer):
             feature.before_micro_batch(inputs)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             output = self.outputs(partial(part.forward, hidden), inputs, supervised)
-            if part.last and self.model.training:
-                output = nonfinite.spread(output.loss, self.engine.averaged_over)
-            elif part.last:
+            if part.last:
                 output = output.loss
+            if part.last and self.model.training:
+                if self.preferences:
+                    output = self.preferences.loss(output, inputs, supervised)
+                output = nonfinite.spread(output, self.engine.averaged_over)
         if self.model.training:
             heartbeat.enter(heartbeat.BACKWARD)
         return output
+
+    def token_losses(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        pipeline = self.engine.pipeline
+        own = pipeline.forward_alone(dict(inputs), None)
+        targets = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"]
+        losses = torch.empty(targets.numel(), device=self.args.device) if own is None else own
+        dist.broadcast(losses, pipeline.last_rank, group=pipeline.groups.stages)
+        return losses
 
     def answers(self, questions: list[Question]) -> list[list[int]]:
         return pipeline_answers.generate(self, questions)

@@ -16,12 +16,15 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
+from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples, sample_by_sample, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
+from ..recipe import objectives
+from ..recipe.objectives import objective_of
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
@@ -35,6 +38,7 @@ from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
 from .hooks import Feature
 from .optimizers import whole_parameter_optimizer
+from .preferences import Preferences
 from .progress import Progress
 from .report_events import ReportEvents
 from .router_bias import RouterBias
@@ -66,6 +70,7 @@ class Trainer(EvaluatingTrainer):
     model_accepts_loss_kwargs: bool  # Transformers' own
     router_loss: RouterLoss | None = None
     router_bias: RouterBias | None = None
+    preferences: Preferences | None = None
     options: Mapping[str, Any] = {}
 
     def __init__(
@@ -113,6 +118,8 @@ class Trainer(EvaluatingTrainer):
         self.router_loss = RouterLoss(self, coefficient, run.strategy.axes.tensor) if coefficient else None
         if rate := training.router_bias_update_rate:
             self.router_bias = RouterBias(self, rate, counts=self.place.tensor == 0)
+        if objective_of(training).rows != objectives.ANSWERS:
+            self.preferences = Preferences(self)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -139,7 +146,8 @@ class Trainer(EvaluatingTrainer):
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
         packing = settings.recipe.data.packing
-        shape = padding_free, packing, cumulative, multiple, squares, marks
+        rows = objective_of(settings.recipe.training).rows
+        shape = padding_free, packing, cumulative, multiple, squares, marks, rows
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
@@ -159,7 +167,7 @@ class Trainer(EvaluatingTrainer):
         if cast_weights.applies(self):
             callbacks.append(cast_weights.CastWeights())
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
-        callbacks += [each for each in (self.router_loss, self.router_bias) if each]
+        callbacks += [each for each in (self.router_loss, self.router_bias, self.preferences) if each]
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience))
         if training.save_steps == "auto":
@@ -279,7 +287,8 @@ class Trainer(EvaluatingTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
+        """Return the sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch; or of what an
+        objective makes of its answers.
 
         In training, with the routers' loss where it is asked for, and times the ranks over which the engine averages gradients.
         Without a cache: with one, the second sample of a sequence would see the first.
@@ -287,6 +296,8 @@ class Trainer(EvaluatingTrainer):
         outputs = self.outputs(model, inputs, num_items_in_batch)
         heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
         loss = outputs.loss
+        if self.preferences:
+            loss = self.preferences.loss(loss, inputs, num_items_in_batch)
         if self.model.training:
             whole = loss + self.router_loss.term() if self.router_loss else loss
             loss = nonfinite.spread(whole, self.engine.averaged_over)
@@ -295,7 +306,7 @@ class Trainer(EvaluatingTrainer):
     def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
         about = inputs.get(ABOUT)
-        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL)} | dict(self.options)
+        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL, ANSWERS)} | dict(self.options)
         known = END_TO_END.set(about and about.end_to_end)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
@@ -305,6 +316,12 @@ class Trainer(EvaluatingTrainer):
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass only: another model's would be told wrong
+
+    def token_losses(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return the loss of each target of a micro-batch, where an objective compares answers: (targets,) in fp32."""
+        with self.compute_loss_context_manager():
+            losses: torch.Tensor = self.outputs(self.model_wrapped, inputs, None).loss
+        return losses
 
     def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
         return self.engine.clip(self, model, max_norm)

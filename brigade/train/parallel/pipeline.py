@@ -97,8 +97,13 @@ class Pipeline(nn.Module):
         known = torch.zeros(count, device=self.device)
         if losses:
             known = torch.stack([loss.detach().float() for loss in losses])
-        dist.broadcast(known, self.groups.ranks[schedules.rank_of(self.axes, self.last)], group=self.groups.stages)
+        dist.broadcast(known, self.last_rank, group=self.groups.stages)
         return list(known)
+
+    @property
+    def last_rank(self) -> int:
+        """Return the rank of the whole world that has the last stage."""
+        return int(self.groups.ranks[schedules.rank_of(self.axes, self.last)])
 
     def computed(self, part: Part, number: int, hidden: Tensor | None) -> Tensor:
         """Return what a stage of this rank makes of one of the step's micro-batches."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..cluster import World
+from ..data.answers import ANSWERS, RUNS, in_part
 from ..data.collate import ABOUT, REAL, About, Collate
 from ..data.store import IGNORED, TokenSequence
 from ..distributed.process_group import COLLECTIVE_TIMEOUT
@@ -47,6 +48,10 @@ class DividedSequences(Collate):
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
         kept, targets = kept[here] - begin, targets[:, here]
+        if self.compares:
+            answers = batch[ANSWERS]
+            answers[RUNS] = in_part(answers[RUNS], here)
+            answers[RUNS][-1] += not len(kept)
         if not len(kept):  # as for a filler: every parameter stays in the graph, and every rank in every all-to-all
             kept, targets = torch.zeros(1, dtype=torch.long), torch.full((1, 1), IGNORED)
         batch |= {"logits_to_keep": kept, "shift_labels": targets, IN_PARTS: True}
@@ -135,6 +140,30 @@ def install(name: str, group: Any) -> None:
         ALL_ATTENTION_FUNCTIONS[name] = torch.compiler.disable(around(ALL_ATTENTION_FUNCTIONS[name]))
         _installed.add(name)
     _groups[:] = [group]
+
+
+class _Sum(torch.autograd.Function):
+    """Adds up over the group. Each of its ranks has the whole loss divided by their number: to its own part comes the gradient of
+    all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.size, total = group.size(), own.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
+        return gradients[0] * ctx.size, None
+
+
+def summed(own: torch.Tensor) -> torch.Tensor:
+    """Return the sum of what the ranks of this run's group have of their parts of sequences, on each of them. A collective.
+
+    Its gradient is right where each rank goes on to the same loss, divided by their number.
+    """
+    total: torch.Tensor = _Sum.apply(own, _groups[-1])
+    return total
 
 
 def group_of(axes: Axes, world: World) -> Any:

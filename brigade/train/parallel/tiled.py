@@ -23,11 +23,14 @@ _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decode
 Tokens = int | Literal["auto"] | None  # in a tile; None: no tiles
 
 
-def apply(model: Any, loss: Tokens, mlp: Tokens) -> None:
-    """Let a causal language model compute its loss and its MLPs by tiles. Call it before adapters and engines wrap the model."""
+def apply(model: Any, loss: Tokens, mlp: Tokens, by_token: bool = False) -> None:
+    """Let a causal language model compute its loss and its MLPs by tiles. Call it before adapters and engines wrap the model.
+
+    by_token: whether its loss is that of each token, as token_losses() gives it
+    """
     text = model.config.get_text_config()
     if loss:
-        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss)
+        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss, by_token)
     if mlp:
         _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
 
@@ -37,36 +40,41 @@ class TiledHead(torch.nn.Linear):
     """The output layer of a causal language model, which computes the loss itself where there are labels.
 
     ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
-    tokens: in a tile; asked: shift_labels and num_items_in_batch of this pass, or None, and then logits are returned
+    tokens: in a tile; by_token: whether the loss is that of each token
+    asked: shift_labels and num_items_in_batch of this pass, or None, and then logits are returned
     """
 
     tokens: int
+    by_token: bool
     asked: tuple[torch.Tensor, Any] | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits, or the loss, a scalar in fp32. hidden: (..., tokens, hidden size)"""
+        """Return logits, or the loss in fp32: a scalar, or that of each token. hidden: (..., tokens, hidden size)"""
         if self.asked is None:
             return self.logits(hidden)
         labels, items = self.asked
         states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
         # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
         tiles = zip(states.split(self.tokens), targets.split(self.tokens), strict=True)
-        total = torch.stack([_again(self._of_tile, *tile) for tile in tiles]).sum()
-        return total / ((targets != IGNORED).sum() if items is None else items)
+        losses = [_again(self._of_tile, *tile) for tile in tiles]
+        if self.by_token:
+            return torch.cat(losses)
+        return torch.stack(losses).sum() / ((targets != IGNORED).sum() if items is None else items)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of some tokens. A tensor group divides this method, and not the one that calls it."""
         return super().forward(hidden)
 
     def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(self.logits(hidden).float(), targets, ignore_index=IGNORED, reduction="sum")
+        reduction = "none" if self.by_token else "sum"
+        return cross_entropy(self.logits(hidden).float(), targets, ignore_index=IGNORED, reduction=reduction)
 
 
-def _tile_loss(model: Any, tokens: int) -> None:
+def _tile_loss(model: Any, tokens: int, by_token: bool) -> None:
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
-    head.__class__, head.tokens, head.asked = TiledHead, tokens, None
+    head.__class__, head.tokens, head.by_token, head.asked = TiledHead, tokens, by_token, None
     model.register_forward_pre_hook(_ask, with_kwargs=True)
     model.loss_function = _as_it_is
 

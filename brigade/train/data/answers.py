@@ -1,0 +1,65 @@
+"""What an objective has to know of a micro-batch's answers, beside the model's inputs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..recipe.objectives import JUDGED
+from .store import IGNORED, TokenSequence
+
+ANSWERS = "answers"  # a key of a micro-batch that is not for the model
+# Its keys. RUNS: int64 (samples,), how many targets each sample has, one sample after the other; WHICH: int64 (answers,), the
+# samples that are answers and no filler; TOKENS: int64 (answers,), supervised tokens. Where rows have labels, DESIRABLE: bool
+# (answers,), and MISMATCHED: a micro-batch of other answers to the same prompts. Where a reference's log-probabilities are known,
+# REFERENCE: fp32 (answers,).
+RUNS, WHICH, TOKENS, DESIRABLE, MISMATCHED, REFERENCE = (
+    "runs", "which", "tokens", "desirable", "mismatched", "reference"
+)  # fmt: skip
+
+
+def samples_of(sequence: TokenSequence) -> list[TokenSequence]:
+    """Return the samples of a sequence, each as a sequence of its own. A filler's tokens are one sample."""
+    ends = np.cumsum(sequence["lengths"])[:-1]
+    parts = [np.split(sequence[key], ends) for key in ("input_ids", "labels")]
+    return [
+        {"input_ids": ids, "labels": labels, "lengths": np.array([len(ids)])}
+        for ids, labels in zip(*parts, strict=True)
+    ]
+
+
+def answers_of(
+    sequences: list[TokenSequence], samples: list[TokenSequence], batch: Mapping[str, Any], rows: str
+) -> dict[str, Any]:
+    """Return what ANSWERS holds of a micro-batch, without MISMATCHED.
+
+    sequences: as they were fetched; samples: theirs, in order; batch: the model's inputs; rows: objectives.PAIRS or JUDGED
+    """
+    tokens = np.array([int((sample["labels"] != IGNORED).sum()) for sample in samples])
+    which = np.flatnonzero(tokens)
+    if "shift_labels" in batch:
+        runs = tokens.copy()
+        runs[-1] += batch["shift_labels"].numel() - tokens.sum()  # a target without a label, where there is no answer
+    else:
+        runs = np.full(len(samples), batch["labels"].shape[1])
+    found = {
+        RUNS: torch.from_numpy(runs),
+        WHICH: torch.from_numpy(which),
+        TOKENS: torch.from_numpy(tokens[which]),
+    }
+    if rows == JUDGED:
+        given = [sequence[DESIRABLE] for sequence in sequences if DESIRABLE in sequence]
+        found[DESIRABLE] = torch.from_numpy(np.concatenate([np.zeros(0, bool), *given]))
+    if given := [sequence[REFERENCE] for sequence in sequences if REFERENCE in sequence]:
+        found[REFERENCE] = torch.from_numpy(np.concatenate(given))
+    return found
+
+
+def in_part(runs: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    """Return how many targets of each sample lie in a part of the micro-batch: int64 (samples,).
+
+    here: bool (targets,), whether a target lies in this part
+    """
+    owners = torch.repeat_interleave(torch.arange(len(runs)), runs)
+    return torch.bincount(owners[here], minlength=len(runs))

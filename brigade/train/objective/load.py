@@ -1,0 +1,80 @@
+"""Find an objective's function: one of ours, or one of the user's."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import UserError, first_line
+from ..recipe.objectives import beta_of, is_own, loss_type_of, objective_of
+from ..recipe.schema import TrainingSection
+from .contract import Loss, Options, Pairs, Result
+
+
+def options_of(training: TrainingSection) -> Options:
+    """Return what the recipe says to losses."""
+    return Options(
+        beta_of(training),
+        loss_type_of(training),
+        training.label_smoothing,
+        training.simpo_gamma,
+        training.desirable_weight,
+        training.undesirable_weight,
+    )
+
+
+def loss_of(training: TrainingSection, place: str) -> Loss:
+    """Return the function of the recipe's objective.
+
+    place: where it is named. Raises UserError for a file or a function that is not there, and for a function that does not keep
+    the contract: it is tried with two pairs.
+    """
+    if not is_own(training.objective):
+        loss: Loss = importlib.import_module(f"{__package__}.{training.objective}").loss
+        return loss
+    path, _, name = training.objective.rpartition(":")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(place, f"there is no file {path}", "give the path of a Python file, from the working directory")
+    spec = importlib.util.spec_from_file_location(f"objective_{file.stem}", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        problem = f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        raise UserError(place, problem, "mend the file") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value)) or "none"
+        raise UserError(place, f"{path} has no function {name!r}", f"name one that it has: {there}")
+    if problem := _breaks_contract(function, training):
+        cure = "return Result(losses, figures) of tensors with a value for each pair (docs/preferences.md)"
+        raise UserError(place, f"{name} of {path}: {problem}", cure)
+    return function  # type: ignore[no-any-return]
+
+
+def _breaks_contract(function: Any, training: TrainingSection) -> str:
+    """Return in which way a function of two pairs is no objective; "" where it is one."""
+    answers = torch.tensor([[-3.0, -4.0], [-5.0, -2.0]], requires_grad=True)
+    references = (torch.tensor([-3.5, -3.0]), torch.tensor([-4.0, -2.5]))
+    tokens = torch.tensor([[3.0, 2.0], [4.0, 2.0]])
+    pairs = Pairs(*answers, *tokens, *(references if objective_of(training).reference else ()))
+    try:
+        result = function(pairs, options_of(training))
+        losses, figures = Result(*result)
+        shapes = {"losses": losses.shape} | {name: _values(figure).shape for name, figure in figures.items()}
+    except Exception as error:
+        return f"tried with two pairs, it raises {type(error).__name__}: {first_line(error)}"
+    if other := next((name for name, shape in shapes.items() if shape != (2,)), None):
+        return f"of two pairs, {other} has the shape {tuple(shapes[other])}"
+    if not losses.requires_grad:
+        return "its losses have no gradient"
+    return ""
+
+
+def _values(figure: Any) -> torch.Tensor:
+    values: torch.Tensor = figure[0] if isinstance(figure, tuple) else figure
+    return values

@@ -1,0 +1,41 @@
+"""The log-probabilities of answers, and what an objective makes of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..data import answers as of_batch
+from ..recipe.objectives import JUDGED
+from .contract import Judged, Loss, Options, Pairs, Result
+
+
+def sums(token_losses: torch.Tensor, answers: Mapping[str, Any]) -> torch.Tensor:
+    """Return the log-probability of each answer, in nats: (answers,) in fp32, in the batch's order.
+
+    token_losses: of each target, (targets,), as model/token_losses.py gives them; answers: ANSWERS of the micro-batch
+    """
+    # In order, and thus the same each time: a scattered sum on a GPU is not. Without a look at the runs, for which it would wait.
+    of_samples = torch.segment_reduce(token_losses, "sum", lengths=answers[of_batch.RUNS], unsafe=True)
+    return -of_samples[answers[of_batch.WHICH]]
+
+
+def compare(
+    loss: Loss,
+    options: Options,
+    rows: str,
+    found: torch.Tensor,
+    tokens: torch.Tensor,
+    reference: torch.Tensor | None,
+    desirable: torch.Tensor | None = None,
+    divergence: torch.Tensor | None = None,
+) -> Result:
+    """Return what an objective makes of answers. Each tensor is (answers,), but for the divergence, a scalar.
+
+    rows: PAIRS, whose answers alternate, chosen and rejected, or JUDGED; found: log-probabilities; the others: as in contract.py
+    """
+    tokens = tokens.to(found.dtype)
+    if rows == JUDGED:
+        return loss(Judged(found, tokens, reference, desirable, divergence), options)  # type: ignore[arg-type]
+    known = () if reference is None else (reference[::2], reference[1::2])
+    return loss(Pairs(found[::2], found[1::2], tokens[::2], tokens[1::2], *known), options)  # type: ignore[arg-type]
