@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors.tables import table
 from ..hosts.job import Job
+from ..train.recipe.data_section import Source
 from ..train.recipe.files import REPOSITORY
-from ..train.recipe.schema import Source
 from .checks import LEVELS, Facts, Hosts, Level, Result, check, most_common, sound
 
 VARIABLES = table(Path(__file__).with_name("variables.yaml"))

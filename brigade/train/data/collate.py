@@ -122,7 +122,8 @@ class Collate:
             logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else slots,
         )
         if self.rows == objectives.JUDGED:  # beside a filler stands the same one
-            others, beside = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences], copy.copy(self)
+            others: list[Any] = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences]
+            beside = copy.copy(self)
             beside.rows = objectives.PAIRS  # these have no labels
             batch[ANSWERS][MISMATCHED] = beside((others, None))
         return batch

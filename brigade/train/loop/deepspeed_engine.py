@@ -10,6 +10,7 @@ import torch
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
 from ..parallel import tensor_plan, tensor_trial
+from ..recipe.objectives import ANSWERS, objective_of
 from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
 from ..upstream import (
@@ -118,7 +119,8 @@ class TensorDeepSpeed(DeepSpeed):
         config.pop("train_batch_size", None)
         # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-        if self.run.settings.recipe.model.use_peft:  # it would set the loss of parts of logits on PEFT's wrapper
+        # Its loss of parts of logits is a sum over tokens, and it would set it on PEFT's wrapper.
+        if self.run.settings.recipe.model.use_peft or objective_of(self.training).rows != ANSWERS:
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         return arguments
 

@@ -6,8 +6,9 @@ over the global batch.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,9 @@ from ..objective import load
 from ..objective.contract import Result
 from ..objective.log_probabilities import compare, sums
 from ..parallel import sequence
-from ..recipe.objectives import ADAPTERS_OFF, JUDGED, objective_of, precomputes, reference_of
+from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
 from .hooks import Feature
+from .reference import Reference
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -43,8 +45,14 @@ class Preferences(Feature):
         self.function = load.loss_of(training, settings.place("objective"))
         self.options = load.options_of(training)
         self.parts = trainer.run.strategy.axes.sequence
-        self.by_adapters = reference_of(settings.recipe) == ADAPTERS_OFF and not precomputes(settings.recipe)
+        self.reference: Reference | None = None
+        if named := reference_of(settings.recipe):
+            self.reference = Reference(self, named, precomputes(settings.recipe))
         self.sums: dict[str, torch.Tensor] = {}
+
+    def begin(self, checkpoint: Path | None) -> None:
+        if self.reference:
+            self.reference.prepare(checkpoint)
 
     # ---- what answers are compared with ------------------------------------------------------------------------------
     def before_micro_batches(self, micro_batches: list[dict[str, Any]]) -> None:
@@ -62,29 +70,34 @@ class Preferences(Feature):
                 batch[ANSWERS][_DIVERGENCE] = divergence
 
     def add_references(self, micro_batches: list[dict[str, Any]]) -> None:
-        """Add REFERENCE to micro-batches that lack it, where the model with its adapters off is the reference."""
-        if not self.by_adapters:
+        """Add REFERENCE to micro-batches whose samples came without."""
+        if not self.reference or self.reference.precomputes:
             return
-        with self._looking(), self.trainer.engine.adapters_off(self.trainer):
+        with self.looking():
             for batch in micro_batches:
                 for each in (batch, batch[ANSWERS].get(MISMATCHED)):
                     if each is not None:
-                        each[ANSWERS][REFERENCE] = self.log_probabilities(each)
+                        each[ANSWERS][REFERENCE] = self.log_probabilities(each, self.reference.token_losses)
 
     def mismatched_ratios(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the log-ratios of the answers to other prompts: (answers,)"""
         others = batch[ANSWERS][MISMATCHED]
-        with self._looking():
+        with self.looking():
             return self.log_probabilities(others) - others[ANSWERS][REFERENCE]
 
-    def log_probabilities(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def log_probabilities(
+        self, batch: Mapping[str, Any], token_losses: Callable[[Any], torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Return the log-probability of each answer of a micro-batch: (answers,), on all ranks that compute it together. Without
-        gradients."""
-        found = sums(self.trainer.token_losses(batch), batch[ANSWERS])
+        gradients.
+
+        token_losses: of a micro-batch, by another model than the one that is trained
+        """
+        found = sums((token_losses or self.trainer.token_losses)(batch), batch[ANSWERS])
         return sequence.summed(found) if self.parts > 1 else found
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
+    def looking(self) -> Iterator[None]:
         """While the model is looked at, without dropout and gradients."""
         model = self.trainer.model_wrapped
         training = model.training
@@ -156,7 +169,7 @@ class Preferences(Feature):
                 batch = trainer.to_device(on_device(inputs, trainer.args.device))
                 own[name] += self._numbers(batch)
         of_ranks = ranks.gather_all(own if speaks else {})
-        metrics = {}
+        metrics: dict[str, float] = {}
         every: list[list[float]] = []
         for name in trainer.eval_dataset:
             numbers = [each for of_rank in of_ranks for each in of_rank.get(name, ())]
@@ -166,16 +179,16 @@ class Preferences(Feature):
         return self._metrics("eval_", every) | metrics
 
     def _numbers(self, batch: dict[str, Any]) -> list[list[float]]:
-        """Return for each answer of a micro-batch: its log-probability, its tokens, the reference's log-probability, its label, and
-        the log-ratio of the answer to another prompt; NaN for what the objective has not."""
+        """Return for each answer of a micro-batch: its log-probability, its tokens, the reference's log-probability, its label,
+        and the log-ratio of the answer to another prompt; NaN for what the objective has not."""
         answers = batch[ANSWERS]
         self.add_references([batch])
-        with self._looking():
+        with self.looking():
             found = self.log_probabilities(batch)
         missing = torch.full_like(found, math.nan)
         others = self.mismatched_ratios(batch) if self.rows == JUDGED else missing
-        columns = (found, answers[of_batch.TOKENS], answers.get(REFERENCE, missing))
-        columns += (answers.get(of_batch.DESIRABLE, missing), others)
+        columns = [found, answers[of_batch.TOKENS], answers.get(REFERENCE, missing)]
+        columns += [answers.get(of_batch.DESIRABLE, missing), others]
         rows: list[list[float]] = torch.stack([column.double() for column in columns], dim=1).tolist()
         return rows
 

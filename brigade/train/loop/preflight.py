@@ -12,13 +12,11 @@ from ..cluster import World
 from ..distributed import devices, ranks
 from ..model import adapters, attention, experts, layer_classes, packed_samples
 from ..model.location import check_beside
-from ..objective.load import loss_of
+from ..objective.checks import check as check_objective
 from ..parallel import checks, tiled
-from ..recipe import objectives
 from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.flags import Settings
-from ..recipe.objectives import objective_of
 from ..recipe.schedules import check_last_rate
 from ..run.directory import RECORD, Run
 from ..strategy import Strategy
@@ -43,8 +41,7 @@ def check_run(run: Run, config: Any) -> None:
         experts.check_router_bias(settings, config, run.strategy)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
-    if objective_of(settings.recipe.training).rows != objectives.ANSWERS:
-        loss_of(settings.recipe.training, settings.place("objective"))
+    check_objective(run, config)
     check_strategy(run, config)
 
 

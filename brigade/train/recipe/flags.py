@@ -52,6 +52,11 @@ class Settings:
         training = self.recipe.training.model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={"training": training}))
 
+    def with_model(self, **values: Any) -> "Settings":
+        """These settings with other values of keys of the recipe's model section."""
+        model = self.recipe.model.model_copy(update=values)
+        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
     @property
     def before_proofs(self) -> Recipe:
         """The recipe by which runs are told apart, whatever their GPUs have proven."""

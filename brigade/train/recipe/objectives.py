@@ -79,7 +79,7 @@ class ObjectiveKeys(Section):
     """The form of the loss, by TRL's names. dpo: sigmoid (default), hinge, robust, apo_zero, apo_down. kto: kto (default),
     apo_zero_unpaired."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """dpo: the probability that a pair is the wrong way round: robust corrects for it, sigmoid smooths by it (conservative DPO)."""
+    """dpo: how probably a pair is the wrong way round: robust corrects for it, sigmoid smooths by it (conservative DPO)."""
     simpo_gamma: float = Field(0.5, ge=0)
     """simpo: by how much the better answer's reward is to exceed the worse one's."""
     desirable_weight: float = Field(1.0, gt=0)

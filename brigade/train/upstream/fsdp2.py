@@ -35,6 +35,18 @@ def by_number_on_host() -> Iterator[None]:
         os.environ["LOCAL_RANK"] = device
 
 
+@contextmanager
+def every_rank_loads() -> Iterator[None]:
+    """Let each rank have its own weights of a model that is loaded meanwhile, whatever engine the run has: Transformers and
+    load_base() go by this variable (distributed/fsdp.py: is_fsdp_enabled)."""
+    said = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    try:
+        yield
+    finally:
+        if said is not None:
+            os.environ["ACCELERATE_USE_FSDP"] = said
+
+
 def send_buffers_with_weights() -> None:
     """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
     (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there, and

@@ -1,0 +1,153 @@
+"""What the reference thinks of each answer: read where it is known, else computed, before the first step or beside each one.
+
+Log-probabilities that are computed before training lie beside the prepared data, under a name that tells the reference's weights
+and precision. Every sample has a number there, or NaN until it is computed: a run that was interrupted goes on with the others.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...errors import console
+from ..data.answers import ANSWERS, MISMATCHED
+from ..data.collate import FILLER, on_device
+from ..data.layout import folder_of
+from ..data.sampling import GlobalBatches
+from ..distributed import consistency, heartbeat, ranks
+from ..model import load
+from ..model.location import load_config
+from ..model.sizes import half_or_full
+from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
+from . import reference_model
+
+if TYPE_CHECKING:
+    from .preferences import Preferences
+
+TOGETHER = 64  # micro-batches between two writes
+
+
+class Reference:
+    """Gives samples, or micro-batches, the log-probabilities of their answers under the reference.
+
+    reference: ADAPTERS_OFF, MODEL, a directory or a name on the Hub; precomputes: whether they are computed before training
+    """
+
+    def __init__(self, preferences: "Preferences", reference: str, precomputes: bool) -> None:
+        self.preferences, self.trainer = preferences, preferences.trainer
+        self.reference, self.precomputes = reference, precomputes
+        self.model: Any = None  # beside the trained one
+
+    def prepare(self, checkpoint: Path | None) -> None:
+        """Load the reference, or compute what it thinks of all samples. A collective.
+
+        checkpoint: from which the run goes on; the model has its weights already
+        """
+        if not self.precomputes:
+            if self.reference != ADAPTERS_OFF:
+                self.model = reference_model.load_reference(self.trainer, self.reference)
+            return
+        splits = [self.trainer.train_dataset, *self.trainer.eval_dataset.values()]
+        file, columns = self._file(), 1 + (self.preferences.rows == JUDGED)
+        if self.trainer.run.world.local_rank == 0:
+            _create(file, splits[0].samples_stored, columns)
+        ranks.barrier()
+        missing = self._missing(file, splits)
+        if any(missing):
+            if self.reference not in (ADAPTERS_OFF, MODEL) or (self.reference == MODEL and checkpoint):
+                reference_model.check(self.trainer.run, self.reference, self.trainer.model.config)
+                self.model = reference_model.load_reference(self.trainer, self.reference)
+            for split, numbers in zip(splits, missing, strict=True):
+                self._compute(file, split, numbers)
+            self.model = None
+        ranks.barrier()
+        for split in splits:
+            split.read_reference(file)
+
+    def token_losses(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the reference's loss of each target of a micro-batch: (targets,) in fp32."""
+        trainer = self.trainer
+        if self.reference == ADAPTERS_OFF:
+            with trainer.engine.adapters_off(trainer):
+                return trainer.token_losses(batch)
+        if self.model is None:
+            return trainer.token_losses(batch)
+        with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
+            losses: torch.Tensor = trainer.outputs(self.model, batch, None).loss
+        return losses
+
+    # ---- before training ---------------------------------------------------------------------------------------------
+    def _file(self) -> Path:
+        run, settings = self.trainer.run, self.trainer.run.settings
+        digests, config = run.base, self.trainer.model.config
+        if self.reference not in (ADAPTERS_OFF, MODEL):
+            named = reference_model.settings_of(settings, self.reference)
+            config = load_config(named)
+            digests = consistency.digests(Path(load.weights(named, config)))
+        section, seed = settings.recipe.model, settings.recipe.training.seed
+        key: list[Any] = [digests or [config.to_dict(), seed], str(half_or_full(settings)), section.load_in_4bit]
+        key += [section.rope_parameters]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return folder_of(self.trainer.data.fingerprint) / f"reference-{name}.npy"
+
+    def _missing(self, file: Path, splits: list[Any]) -> list[list[int]]:
+        """Return the sequences of each split of which some host does not know everything. A collective."""
+        own = [_unknown(file, split) if self.trainer.run.world.local_rank == 0 else [] for split in splits]
+        of_ranks = ranks.gather(own)
+        return [sorted(set().union(*parts)) for parts in zip(*of_ranks, strict=True)]
+
+    def _compute(self, file: Path, split: Any, numbers: list[int]) -> None:
+        """Compute the log-probabilities of these sequences of a split, and write them. A collective."""
+        if not numbers:
+            return
+        trainer, place = self.trainer, self.trainer.place
+        speaks = place.speaks_for_its_data and not place.sequence
+        found: list[tuple[list[int], list[list[float]]]] = []
+        known: Any = np.load(file, mmap_mode="r+") if trainer.run.world.local_rank == 0 else None
+        looking = self.preferences.looking()
+        with looking, console.bar(len(numbers), "the reference's log-probabilities", "sequences") as bar:
+            for count, (samples, batch) in enumerate(self._batches(split, numbers), 1):
+                columns = [batch] + ([batch[ANSWERS][MISMATCHED]] if MISMATCHED in batch[ANSWERS] else [])
+                values = [self.preferences.log_probabilities(each, self.token_losses) for each in columns]
+                if speaks:
+                    found.append((samples, torch.stack(values, 1).tolist()))
+                if count % TOGETHER == 0 or count == self.batches:
+                    for own in ranks.gather_all(found):
+                        for samples, rows in own if known is not None else ():
+                            known[samples] = rows
+                    found.clear()
+                bar.update(min(self.together, len(numbers) - bar.n))
+                heartbeat.enter(heartbeat.EVALUATION)
+        if known is not None:
+            known.flush()
+
+    def _batches(self, split: Any, numbers: list[int]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """Yield this rank's micro-batches, and the numbers in the store of the samples that are their answers."""
+        trainer, chosen = self.trainer, torch.utils.data.Subset(split, numbers)
+        chosen.streamed, chosen.counted = False, lambda: None  # type: ignore[attr-defined]
+        order = GlobalBatches(len(numbers), trainer.args.per_device_eval_batch_size, 1, *trainer.looks_as)
+        self.batches, self.together = len(order), order.places
+        places = order.order()[:, 0, order.rank]
+        for own, inputs in zip(places, trainer.eval_loader(chosen), strict=True):
+            samples = [split.samples_of(numbers[place]) for place in own if place != FILLER]
+            batch = trainer.to_device(on_device(inputs, trainer.args.device))
+            yield np.concatenate([np.zeros(0, np.int64), *samples]).tolist(), batch
+
+
+def _create(file: Path, samples: int, columns: int) -> None:
+    """Make the file where it is not there, or was left in another shape: (samples, columns) in fp32, NaN all over."""
+    if file.exists() and np.load(file, mmap_mode="r").shape == (samples, columns):
+        return
+    aside = file.with_suffix(".new.npy")
+    np.save(aside, np.full((samples, columns), np.nan, np.float32))
+    aside.rename(file)
+
+
+def _unknown(file: Path, split: Any) -> list[int]:
+    """Return the sequences of a split of which something is not known."""
+    unknown = np.isnan(np.load(file, mmap_mode="r")).any(axis=1)
+    return [number for number in range(len(split)) if unknown[split.samples_of(number)].any()]
