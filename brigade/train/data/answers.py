@@ -30,17 +30,18 @@ def samples_of(sequence: TokenSequence) -> list[TokenSequence]:
 
 
 def answers_of(
-    sequences: list[TokenSequence], samples: list[TokenSequence], batch: Mapping[str, Any], rows: str
+    sequences: list[TokenSequence], samples: list[TokenSequence], batch: Mapping[str, Any], rows: str, scores: bool
 ) -> dict[str, Any]:
     """Return what ANSWERS holds of a micro-batch, without MISMATCHED.
 
     sequences: as they were fetched; samples: theirs, in order; batch: the model's inputs; rows: objectives.PAIRS or JUDGED
+    scores: whether each answer has a single target
     """
     tokens = np.array([int((sample["labels"] != IGNORED).sum()) for sample in samples])
     which = np.flatnonzero(tokens)
     if "shift_labels" in batch:
-        runs = tokens.copy()
-        runs[-1] += batch["shift_labels"].numel() - tokens.sum()  # a target without a label, where there is no answer
+        runs = (tokens > 0).astype(np.int64) if scores else tokens.copy()
+        runs[-1] += batch["shift_labels"].numel() - runs.sum()  # a target without a label, where there is no answer
     else:
         runs = np.full(len(samples), batch["labels"].shape[1])
     found = {
@@ -54,6 +55,17 @@ def answers_of(
     if given := [sequence[REFERENCE] for sequence in sequences if REFERENCE in sequence]:
         found[REFERENCE] = torch.from_numpy(np.concatenate(given))
     return found
+
+
+def last_tokens(samples: list[TokenSequence], pad_token_id: int) -> np.ndarray:
+    """Return where each answer ends in a micro-batch whose samples lie end to end: int64 (answers,). As Transformers' classifiers
+    look for it (modeling_layers.py: GenericForSequenceClassification): the last token that is not the one for padding."""
+    begin, places = 0, []
+    for sample in samples:
+        if (sample["labels"] != IGNORED).any():
+            places.append(begin + int(np.flatnonzero(sample["input_ids"] != pad_token_id)[-1]))
+        begin += len(sample["input_ids"])
+    return np.array(places, dtype=np.int64)
 
 
 def in_part(runs: torch.Tensor, here: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..recipe import objectives
-from .answers import ANSWERS, MISMATCHED, answers_of, samples_of
+from .answers import ANSWERS, MISMATCHED, answers_of, last_tokens, samples_of
 from .store import IGNORED, TokenSequence
 
 FILLER = -1  # the index of a sequence of two unsupervised tokens, which fills up an epoch's last step
@@ -79,6 +79,7 @@ class Collate:
     marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
     rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
         ANSWERS tells of them
+    scores: whether what is asked for is not the token behind each one, but a score at each answer's last
     """
 
     def __init__(
@@ -91,12 +92,13 @@ class Collate:
         squares: bool = False,
         marks: bool = False,
         rows: str = objectives.ANSWERS,
+        scores: bool = False,
     ) -> None:
         # Attention that reads cumulative lengths reads no position ids, and takes a single sequence only.
         self.pad_token_id, self.packed = pad_token_id, packed
         self.padding_free = padding_free or (packed and cumulative)
         self.cumulative, self.multiple, self.squares, self.marks = cumulative, multiple, squares, marks
-        self.rows, self.compares = rows, rows != objectives.ANSWERS
+        self.scores, self.rows, self.compares = scores, rows, rows != objectives.ANSWERS
 
     def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
         fetched_sequences, step_supervised = fetched
@@ -108,7 +110,7 @@ class Collate:
         if self.marks:
             batch[REAL] = _real(sequences, batch["input_ids"])
         if self.compares:
-            batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, self.rows)
+            batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, self.rows, self.scores)
         slots = batch["input_ids"].numel()
         real = [sequence for sequence in sequences if (sequence["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
@@ -139,6 +141,9 @@ class Collate:
             lengths = np.append(lengths, missing)
         kept = np.flatnonzero(labels[1:] != IGNORED)
         targets = labels[1:][kept]
+        if self.scores:
+            kept = last_tokens(sequences, self.pad_token_id)
+            targets = np.zeros_like(kept)
         if not len(kept):  # only filler: one logit without a label keeps every parameter in the graph
             kept, targets = np.zeros(1, dtype=np.int64), np.full(1, IGNORED)
         return {

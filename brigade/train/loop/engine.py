@@ -59,7 +59,8 @@ class Engine:
 
     def with_own_loss(self, model: Any) -> Any:
         """Return the model, which computes its loss by tiles or by token where the recipe asks for it."""
-        training, by_token = self.training, objective_of(self.training).rows != objectives.ANSWERS
+        training, objective = self.training, objective_of(self.training)
+        by_token = objective.rows != objectives.ANSWERS and not objective.scores
         if by_token:
             token_losses.apply(model)
         if training.tiled_loss or training.tiled_mlp:
@@ -142,7 +143,8 @@ class Engine:
     def save_weights(self, trainer: "Trainer", folder: Path) -> None:
         """Write a checkpoint's weights, in parts or whole."""
         checkpoint_files.save_weights(trainer, folder)
-        if trainer.args.should_save and (folder / saved_weights.ADAPTER).exists():
+        generates = getattr(trainer.model, "generation_config", None) is not None  # and scores nothing
+        if generates and trainer.args.should_save and (folder / saved_weights.ADAPTER).exists():
             # PEFT saves adapters, and nothing of where an answer ends.
             trainer.model.generation_config.save_pretrained(str(folder))
 

@@ -13,6 +13,7 @@ from ..data.collate import on_device
 from ..data.sampling import Loader
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
+from ..recipe.objectives import objective_of
 from ..run.directory import Run
 from ..upstream.trainer import HookedTrainer
 from . import sample_answers
@@ -52,7 +53,8 @@ class EvaluatingTrainer(HookedTrainer):
             forget_other_samples(self.state, self.callback_handler.callbacks, metrics["eval_samples"], self._stored())
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-            if self.state.global_step and self.run.settings.recipe.training.eval_answers:
+            training = self.run.settings.recipe.training
+            if self.state.global_step and training.eval_answers and not objective_of(training).scores:
                 sample_answers.ask(self)
         return metrics
 

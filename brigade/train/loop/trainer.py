@@ -96,7 +96,10 @@ class Trainer(EvaluatingTrainer):
             callbacks=list(callbacks),
             optimizer_cls_and_kwargs=optimizer,
         )
-        if summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
+        objective = objective_of(training)
+        if objective.rows != objectives.ANSWERS:  # checks.py has tried it
+            self.model_accepts_loss_kwargs = True
+        elif summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
             if why := summed_loss.why_not_divided(model.config, trusts):
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
@@ -118,7 +121,9 @@ class Trainer(EvaluatingTrainer):
         self.router_loss = RouterLoss(self, coefficient, run.strategy.axes.tensor) if coefficient else None
         if rate := training.router_bias_update_rate:
             self.router_bias = RouterBias(self, rate, counts=self.place.tensor == 0)
-        if objective_of(training).rows != objectives.ANSWERS:
+        if objective.scores:
+            model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
+        if objective.rows != objectives.ANSWERS:
             self.preferences = Preferences(self)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
@@ -146,8 +151,9 @@ class Trainer(EvaluatingTrainer):
         cumulative = upstream.attention_of(config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if settings.recipe.training.torch_compile else 1  # few shapes to compile for
         packing = settings.recipe.data.packing
-        rows = objective_of(settings.recipe.training).rows
-        shape = padding_free, packing, cumulative, multiple, squares, marks, rows
+        objective = objective_of(settings.recipe.training)
+        squares = squares and not objective.scores  # which are asked for by their places in a single row
+        shape = padding_free, packing, cumulative, multiple, squares, marks, objective.rows, objective.scores
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1

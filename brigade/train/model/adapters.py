@@ -11,6 +11,7 @@ from ...errors.console import millions
 from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
+from ..recipe.objectives import objective_of
 from ..recipe.schema import ModelSection
 from ..upstream.experts import beside_mamba, taken_for_experts
 from .location import location
@@ -241,7 +242,8 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     elif untaught(model):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(_fits(name, target) for target in targets)]
     lora = LoraConfig(
-        task_type="CAUSAL_LM",
+        # As a classifier's, the head is trained whole beside the adapters, and saved with them.
+        task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
         r=section.lora_r,
         lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
         lora_dropout=section.lora_dropout,

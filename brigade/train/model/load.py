@@ -16,9 +16,10 @@ from ..cache import cache_directory, private_folder
 from ..distributed.consistency import WEIGHTS
 from ..hub import refusal
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 from ..upstream import fsdp2
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
-from . import attention, base_weights
+from . import attention, base_weights, scores
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
 from .finite import check_finite
@@ -137,6 +138,10 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     if section.rope_parameters:
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
         options["config"] = stretch(settings, known)
+    if objective_of(settings.recipe.training).scores:
+        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        known.num_labels = 1
+        options |= {"config": known, "model_class": scores.class_of(known)}
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     biases = biases_in_fp32 if settings.recipe.training.router_bias_update_rate else nullcontext
     with upstream.own_frozen_parameters(), biases():

@@ -25,6 +25,7 @@ class Objective(NamedTuple):
     its label; keys: those of the recipe that it reads
 
     beta: its default; loss_types: those that it knows, the default first; reference: whether it compares with a reference model
+    scores: whether the model gets a head that scores answers, in place of the one that predicts tokens
     """
 
     title: str
@@ -33,6 +34,7 @@ class Objective(NamedTuple):
     beta: float | None = None
     loss_types: tuple[str, ...] = ()
     reference: bool = False
+    scores: bool = False
 
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
@@ -57,7 +59,7 @@ OBJECTIVES = {
         ("kto", "apo_zero_unpaired"),
         reference=True,
     ),
-    REWARD: Objective("a reward model", PAIRS),
+    REWARD: Objective("a reward model", PAIRS, scores=True),
 }
 
 

@@ -1,0 +1,40 @@
+"""A reward model: a decoder with a head of one output, which scores an answer at its last token.
+
+It is Transformers' own class for sequence classification with one label, so that whoever serves it needs nothing of ours. In
+training it is asked for the tokens at which samples end, for a sequence holds several (logits_to_keep).
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+
+
+def class_of(config: Any) -> Any:
+    """Return a class derived from Transformers' for this config, or None where there is none with a plain head. Its forward pass
+    returns -1 times the scores as the loss: (kept tokens,) in fp32.
+
+    A head that no checkpoint has begins at zero: on every strategy the same.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    base = AutoModelForSequenceClassification._model_mapping.get(type(config.get_text_config()), None)
+    if base is None:
+        return None
+
+    def forward(self: Any, input_ids: Any = None, logits_to_keep: Any = None, **given: Any) -> CausalLMOutput:
+        given = {
+            key: value for key, value in given.items() if key not in ("labels", "shift_labels", "num_items_in_batch")
+        }
+        hidden = self.base_model(input_ids, **given).last_hidden_state
+        scores = self.score(hidden[:, logits_to_keep]).float()
+        return CausalLMOutput(loss=-scores.flatten(), logits=scores)
+
+    def _init_weights(self: Any, module: nn.Module) -> None:
+        base._init_weights(self, module)
+        if module is getattr(self, "score", None):  # absent while the decoder before it is built
+            torch.nn.init.zeros_(self.score.weight)
+
+    body = {"forward": forward, "_init_weights": _init_weights, "__module__": base.__module__}
+    return type(base.__name__, (base,), body)
