@@ -157,6 +157,8 @@ ZERO_IS_ONE = {
     "max_grad_norm",
     "router_aux_loss_coef",
     "router_bias_update_rate",
+    "label_smoothing",
+    "simpo_gamma",
     "adam_beta1",
     "adam_beta2",
     "seed",

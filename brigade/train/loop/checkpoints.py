@@ -7,6 +7,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..checkpoint.saving import Saving
 from ..distributed import heartbeat, ranks
+from ..recipe.objectives import to_minimise
 from ..run.directory import STATE
 from ..upstream import checkpoint_files
 from ..upstream.trainer_state import StateFile
@@ -97,13 +98,14 @@ class Checkpoints(Feature):
 
     # ---- the best one ------------------------------------------------------------------------------------------------
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        """Note the best loss so far. Only evaluations whose model is about to be saved can belong to the best checkpoint.
+        """Note the best figure so far. Only evaluations whose model is about to be saved can belong to the best checkpoint.
 
-        All ranks decide by the loss which one it is; Transformers looks for a directory, which other hosts may not see.
+        All ranks decide by the figure which one it is; Transformers looks for a directory, which other hosts may not see.
         """
-        lowest = float("inf") if state.best_metric is None else state.best_metric
-        if state.global_step and control.should_save and metrics["eval_loss"] < lowest:
-            state.best_metric, state.best_global_step = metrics["eval_loss"], state.global_step
+        metric = self.trainer.run.settings.recipe.training.metric_for_best_model
+        lowest = float("inf") if state.best_metric is None else to_minimise(metric, {metric: state.best_metric})
+        if state.global_step and control.should_save and to_minimise(metric, metrics) < lowest:
+            state.best_metric, state.best_global_step = metrics[metric], state.global_step
             state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Stop a run whose held-out loss no longer falls."""
+"""Stop a run whose held-out loss no longer falls, or whose held-out accuracy no longer rises."""
 
 import math
 from typing import Any
@@ -8,16 +8,18 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ...errors.console import counted
+from ..recipe.objectives import ACCURACY, to_minimise
 
 
 class EarlyStopping(TrainerCallback, ExportableState):
-    """Stops after `patience` evaluations in a row without a better held-out loss; the one before the first step is none.
+    """Stops after `patience` evaluations in a row without a better held-out figure; the one before the first step is none.
 
+    metric: the figure, as metric_for_best_model names it
     Checkpoints hold its count, so that a resumed run stops at the same step.
     """
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
+    def __init__(self, patience: int, metric: str = "eval_loss") -> None:
+        self.patience, self.metric = patience, metric
         self.forget()
 
     def forget(self) -> None:
@@ -27,14 +29,18 @@ class EarlyStopping(TrainerCallback, ExportableState):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if not state.global_step or state.global_step >= state.max_steps:
             return
-        better = metrics["eval_loss"] < self.best  # and NaN is not
-        self.best, self.without = (metrics["eval_loss"], 0) if better else (self.best, self.without + 1)
+        figure = to_minimise(self.metric, metrics)
+        better = figure < self.best  # and NaN is not
+        self.best, self.without = (figure, 0) if better else (self.best, self.without + 1)
         if self.without >= self.patience:
             control.should_training_stop = True
             if state.is_world_process_zero:
+                than = f"loss below {self.best:.4f}"
+                if self.metric == ACCURACY:
+                    than = f"accuracy above {-self.best:.4f}"
                 tqdm.write(
-                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out loss below "
-                    f"{self.best:.4f} in {counted(self.without, 'evaluation')}."
+                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out {than} "
+                    f"in {counted(self.without, 'evaluation')}."
                 )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -43,4 +49,7 @@ class EarlyStopping(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"args": {"patience": self.patience}, "attributes": {"best": self.best, "without": self.without}}
+        return {
+            "args": {"patience": self.patience, "metric": self.metric},
+            "attributes": {"best": self.best, "without": self.without},
+        }

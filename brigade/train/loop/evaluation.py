@@ -121,17 +121,18 @@ class EvaluatingTrainer(HookedTrainer):
         """Return the held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
         if self.run.settings.recipe.training.load_best_model_at_end and self.state.best_model_checkpoint:
             metrics, then = self.held_out(), self.state.best_metric
-            loss, best = metrics["eval_loss"], self.state.best_global_step
+            metric = self.run.settings.recipe.training.metric_for_best_model
+            now, best = metrics[metric], self.state.best_global_step
             evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry and entry["step"] == best]
             # A run that was resumed with another max_eval_samples has nothing to compare with.
             same = evaluations and evaluations[-1].get("eval_samples", self._stored()) == metrics["eval_samples"]
             # Transformers only warns when it finds no file to load.
-            if same and not math.isclose(loss, then, rel_tol=CLOSE):
+            if same and not math.isclose(now, then, rel_tol=CLOSE):
                 raise RuntimeError(
-                    f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
-                    f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?"
+                    f"the model of {self.state.best_model_checkpoint} was not loaded: its {metric} was "
+                    f"{then:.6f}, now it is {now:.6f}; do all hosts see the output directory?"
                 )
-            return loss
+            return metrics["eval_loss"]
         evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not evaluations or evaluations[-1]["step"] != self.state.global_step:
             return self.evaluate()["eval_loss"]

@@ -13,6 +13,9 @@ _COLUMNS = (
     ("loss", "loss {:.4f}"),
     ("eval_loss", "held-out loss {:.4f}"),
     ("eval_perplexity", "ppl {:.2f}"),
+    ("eval_rewards/accuracies", "held-out accuracy {:.1%}"),
+    ("rewards/accuracies", "accuracy {:.1%}"),
+    ("rewards/margins", "margin {:.4f}"),
     ("grad_norm", "grad norm {:.3f}"),
     ("learning_rate", "lr {:.2e}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
@@ -83,5 +86,6 @@ def figures(step: int, steps: int, logs: dict[str, float]) -> list[str]:
     for key, loss in shown.items():
         name = key.removeprefix("eval_").removesuffix("_loss")
         if key == f"eval_{name}_loss":
-            parts.append(f"{name} {loss:.4f} ppl {shown[f'eval_{name}_perplexity']:.2f}")
+            perplexity = shown.get(f"eval_{name}_perplexity")
+            parts.append(f"{name} {loss:.4f}" + ("" if perplexity is None else f" ppl {perplexity:.2f}"))
     return [f"step {step}/{steps}", *parts] if parts else []

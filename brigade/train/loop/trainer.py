@@ -175,7 +175,7 @@ class Trainer(EvaluatingTrainer):
         callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
         callbacks += [each for each in (self.router_loss, self.router_bias, self.preferences) if each]
         if training.early_stopping_patience:
-            callbacks.append(EarlyStopping(training.early_stopping_patience))
+            callbacks.append(EarlyStopping(training.early_stopping_patience, training.metric_for_best_model))
         if training.save_steps == "auto":
             callbacks.append(SaveInterval(self.run, lambda: self.checkpoints.blocked))
         # The replica comes after all that may wish for something.

@@ -4,7 +4,7 @@ The losses themselves stand in brigade/train/objective/. This module imports no 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
@@ -88,12 +88,23 @@ class ObjectiveKeys(Section):
     """kto: the weight of good answers."""
     undesirable_weight: float = Field(1.0, gt=0)
     """kto: the weight of bad answers."""
+    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies"] = "eval_loss"
+    """Which held-out figure tells the best checkpoint, and when to stop early: the lowest loss, or the highest share of pairs
+    that are the right way round."""
     reference: str | None = None
     """The model that an answer's log-probability is compared with. model: the weights that training begins with. adapters_off:
     the same, by switching adapters off (default with adapters). Or a directory or a name on the Hub."""
     precompute_ref_log_probs: bool | None = None
     """Compute the reference's log-probabilities once before training, and keep them beside the prepared data. false: hold the
     reference in memory. Default: true, but with adapters_off."""
+
+
+ACCURACY = "eval_rewards/accuracies"
+
+
+def to_minimise(metric: str, metrics: Mapping[str, float]) -> float:
+    """Return a held-out figure such that lower is better. metric: the recipe's metric_for_best_model"""
+    return -metrics[metric] if metric == ACCURACY else metrics[metric]
 
 
 def is_own(objective: str) -> bool:
@@ -138,8 +149,11 @@ def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
     training = recipe.training
     name, known = training.objective, objective_of(training)
     for key, info in ObjectiveKeys.model_fields.items():
-        if key != "objective" and key not in known.keys and getattr(training, key) != info.default:
-            readers = ", ".join(name for name, each in OBJECTIVES.items() if key in each.keys)
+        reads = known.keys + (("metric_for_best_model",) if known.rows == PAIRS else ())
+        if key != "objective" and key not in reads and getattr(training, key) != info.default:
+            readers = (
+                ", ".join(name for name, each in OBJECTIVES.items() if key in each.keys) or "objectives over pairs"
+            )
             raise UserError(place(key), f"objective {name} does not read it", f"remove it; it is read by {readers}")
     if training.loss_type and not is_own(name) and training.loss_type not in known.loss_types:
         problem = f"{training.loss_type} is no form of {name}"

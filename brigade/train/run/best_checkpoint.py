@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import UserError
 from ...errors.console import counted
 from ..recipe.flags import Settings
+from ..recipe.objectives import ACCURACY, to_minimise
 
 
 def check(settings: Settings) -> None:
@@ -40,13 +41,16 @@ def closing_lines(settings: Settings, state: Any, before: float | None, after: f
     if settings.recipe.training.early_stopping_patience and state.global_step < state.max_steps:
         lines.append(f"Stopped early at step {state.global_step} of {state.max_steps}.")
     if state.best_model_checkpoint:
+        metric = settings.recipe.training.metric_for_best_model
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
-        lines.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
-        # Evaluations whose model was not saved cannot be gone back to, but a curve's lowest point is one of them, too.
-        loss, step = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
-        if loss < state.best_metric:
+        called = "accuracy" if metric == ACCURACY else "loss"
+        lines.append(f"Best held-out {called} of a checkpoint: {state.best_metric:.4f} {where}.")
+        # Evaluations whose model was not saved cannot be gone back to, but a curve's best point is one of them, too.
+        evaluations = (entry for entry in state.log_history if "eval_loss" in entry)
+        _, step, figure = min((to_minimise(metric, entry), entry["step"], entry[metric]) for entry in evaluations)
+        if to_minimise(metric, {metric: figure}) < to_minimise(metric, {metric: state.best_metric}):
             cure = "with save_steps equal to eval_steps it would be"
-            lines.append(f"Step {step} had {loss:.4f}, and was not saved: {cure}.")
+            lines.append(f"Step {step} had {figure:.4f}, and was not saved: {cure}.")
     first = f"{before:.4f} before, " if before else ""
     lines.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
     if before is not None and after > before:
