@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import UserError, console
 from .. import cache
 from ..recipe.flags import Settings
+from ..recipe.objectives import JUDGED
 from . import chat_template, encode, mixing, packing, sources, stream
 from .keys import Columns, names_of
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
@@ -39,7 +40,7 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str,
         print(message, file=sys.stderr)
 
     def whole(aside: Path) -> None:
-        writer = Writer(aside)
+        writer = Writer(aside, encoder.rows)
         facts = store(settings, encoder, origins, writer)
         writer.close()
         (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
@@ -61,7 +62,7 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     options = (data.packing, data.validation_split, data.max_train_samples, data.most_held_out, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
-    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking"):
+    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking", "rows"):
         if how[key] == getattr(encode.Encoder, key):  # it was not there once, and an unfinished run keeps its data
             del how[key]
     seed = settings.recipe.training.seed if any(origin.weight for origin in origins) or data.streaming else None
@@ -90,7 +91,7 @@ def _refuse_files_on_both_sides(origins: list[sources.Origin]) -> None:
 def _store(
     settings: Settings, encoder: encode.Encoder, origins: list[sources.Origin], writer: Writer
 ) -> dict[str, Any]:
-    """Store the training and held-out samples of all sources. Returns their figures."""
+    """Store the training and held-out items of all sources. Returns their figures."""
     data = settings.recipe.data
     train: list[np.ndarray] = []
     heldout: list[np.ndarray] = []
@@ -109,7 +110,7 @@ def _store(
             limit = data.most_held_out
             held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
         else:
-            samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.most_held_out)
+            samples, held = mixing.split(samples, writer.of_items(samples)["row"][:, 0], share, data.most_held_out)
             if len(samples) and not len(held):
                 cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
                 raise UserError(origin.train.place, "only one row: nothing is left to hold out", cure)
@@ -118,6 +119,8 @@ def _store(
                 problem = f"it yields no {name} samples with a supervised token within {data.max_length} tokens"
                 cure = "check that it has rows with answers, or raise max_length or the number of samples"
                 raise UserError(rows.place, problem, cure)
+        if encoder.rows == JUDGED:
+            _refuse_single(held, origin.heldout or origin.train, writer, settings)
         train.append(samples)
         dropped.append(lost)
         sizes.append(size)
@@ -126,10 +129,14 @@ def _store(
     weights, seed = [origin.weight for origin in origins], settings.recipe.training.seed
     chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
     if data.packing:
-        sequences = packing.best_fit(writer.table()["length"][chosen], data.max_length)
+        lengths = writer.of_items(chosen)["length"].sum(axis=1)
+        sequences = packing.best_fit(lengths, data.max_length * writer.per_item)
         sequences = packing.Sequences(chosen[sequences.samples], sequences.sizes)
     else:
         sequences = packing.Sequences.of_single(chosen)
+    if encoder.rows == JUDGED:
+        _refuse_one_label(chosen, origins[0].train, writer, settings)
+        _refuse_single(chosen, origins[0].train, writer, settings)
     writer.split("train", sequences)
     used = [chosen[np.isin(chosen, samples)] for samples in train]
     beside = [
@@ -144,6 +151,27 @@ def _store(
     }
 
 
+def _refuse_one_label(chosen: np.ndarray, rows: Rows, writer: Writer, settings: Settings) -> None:
+    """Raise UserError for judged answers that are all labelled good, or all bad."""
+    labels = writer.of_items(chosen)["desirable"]
+    if labels.all() or not labels.any():
+        label, other = ("good", "bad") if labels.all() else ("bad", "good")
+        problem = (
+            f"all {len(chosen):,} answers that are trained on are labelled {label}, and there is none that is {other}"
+        )
+        cure = f"add answers that are {other}: {settings.recipe.training.objective} learns from both"
+        raise UserError(rows.place, problem, cure)
+
+
+def _refuse_single(items: np.ndarray, rows: Rows, writer: Writer, settings: Settings) -> None:
+    """Raise UserError for judged answers that are all of one row: to each prompt belongs another row's answer, too."""
+    if len(np.unique(writer.of_items(items)["row"])) < 2:
+        problem = (
+            f"objective {settings.recipe.training.objective} compares with answers of other rows, and there is one row"
+        )
+        raise UserError(rows.place, problem, "give at least two rows to train on, and two that are held out")
+
+
 def _encode_all(
     rows: Rows,
     columns: Columns,
@@ -153,24 +181,25 @@ def _encode_all(
     limit: int | None,
     trained: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Encode and store up to `limit` samples of a split.
+    """Encode and store up to `limit` items of a split.
 
-    Returns their numbers in the store; for each row that was dropped the number of the next sample and the row's fate; and an
-    estimate, from the part that was read, of how many samples the whole split has.
+    Returns their numbers in the store; for each row that was dropped the number of the next item and the row's fate; and an
+    estimate, from the part that was read, of how many items the whole split has.
     """
-    first, read, seen = writer.samples, 0, 0
+    first, read, seen = writer.items, 0, 0
+    most = limit and limit * writer.per_item
     absent = names_of(columns)
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
     with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
-        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
+        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, most):
             seen += part.rows
             absent &= part.absent
-            dropped.append(part.dropped + np.array([writer.samples, 0]))
+            dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.per_item, 1])
             writer.add(part)
             bar.update(part.size)
             read += part.size
-            if limit and writer.samples - first >= limit:
+            if limit and writer.items - first >= limit:
                 absent = set()  # for a row may follow
                 break
     if not seen:
@@ -178,8 +207,8 @@ def _encode_all(
     if absent and trained:  # a few rows that are held out need not have all of them
         problem = f"no row has a column {sorted(absent)[0]!r}, which data.columns names"
         raise UserError(rows.place, problem, "fix the name there, or remove it")
-    size = (writer.samples - first) * ((rows.size or read) / read)
-    numbers, lost = np.arange(first, writer.samples)[:limit], np.concatenate(dropped)
-    if first + len(numbers) < writer.samples:  # the rest of the last chunk is not used
+    size = (writer.items - first) * ((rows.size or read) / read)
+    numbers, lost = np.arange(first, writer.items)[:limit], np.concatenate(dropped)
+    if first + len(numbers) < writer.items:  # the rest of the last chunk is not used
         lost = lost[lost[:, 0] <= numbers[-1]]
     return numbers, lost, size

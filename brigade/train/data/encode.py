@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
-from . import thinking, turn_by_turn
+from ..recipe.objectives import ANSWERS, PAIRS
+from . import preferences, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded
 from .keys import Columns, names_of, says_nothing
@@ -25,7 +26,7 @@ class Encoder:
     """How rows become tokens; picklable.
 
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
-    end: the token id that closes a text or a completion
+    end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
     """
 
     tokenizer: str
@@ -37,6 +38,7 @@ class Encoder:
     skip_bad_rows: bool = False
     train_on_last_turn_only: bool = False
     thinking: str = "template"
+    rows: str = ANSWERS
 
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
@@ -228,49 +230,53 @@ class LoadedEncoder:
 
     def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
         """Return all samples of a chunk, and which of its rows cannot be used."""
-        texts, absent = list[tuple[int, Text | BadRow | None]](), names_of(columns)
-        with bounded(lambda: chunk.where.place(texts[-1][0] + 1 if texts else 0)):
+        rows, absent = list[tuple[int, tuple[Text, ...] | BadRow | None]](), names_of(columns)
+        with bounded(lambda: chunk.where.place(rows[-1][0] + 1 if rows else 0)):
             for number, row in chunk.rows():
-                texts.append((number, self._text(row, columns)))
+                rows.append((number, self._texts(row, columns)))
                 absent = absent.difference(row) if absent and isinstance(row, dict) else absent
-        encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
+        encodings = iter(self._ids([text for _, texts in rows if isinstance(texts, tuple) for text in texts]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         samples: list[tuple[int, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
         unread: dict[tuple[str, ...], int] = {(): 0}
-        for number, text in texts:
-            if isinstance(text, Text):
-                ids, mask = next(encodings)
-                fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
-                if fate and not self.encoder.truncation:
-                    problem = f"{len(ids):,} tokens, but max_length is {longest:,} and truncation is off"
-                    text = BadRow(problem, "raise max_length, drop the row, or set truncation: true")
-            if isinstance(text, BadRow):
-                bad.append((number, text))
-            if not isinstance(text, Text):
-                dropped.append((len(samples), BAD if text else EMPTY))
+        for number, texts in rows:
+            parts = [next(encodings) for _ in texts] if isinstance(texts, tuple) else []
+            texts = self._refusal(parts) or texts
+            if isinstance(texts, BadRow):
+                bad.append((number, texts))
+            if not isinstance(texts, tuple):
+                dropped.append((len(samples), BAD if texts else EMPTY))
                 continue
-            counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
-            for begin in range(0, len(ids), longest) if text.splits else (0,):
-                part, own = ids[begin : begin + longest], mask[begin : begin + longest]
-                own[:1] = False  # nothing comes before it that could predict it
-                if own.any():
-                    tokens.append(part)
-                    masks.append(own)
-                    content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
-                    digest = int.from_bytes(content, "little", signed=True)
-                    samples.append((len(part), own.sum(), WHOLE if begin else fate, number, *counts, digest))
-                    counts = (0,) * len(counts)
-                elif begin == 0:
-                    dropped.append((len(samples), fate))
+            if self.encoder.rows == PAIRS and preferences.is_lost(parts, longest):
+                dropped.append((len(samples), CUT if max(len(ids) for ids, _ in parts) > longest else WHOLE))
+                continue
+            for text, (ids, mask) in zip(texts, parts, strict=True):
+                fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
+                counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
+                if text is not texts[0]:  # what was counted of the first answer's prompt is the same
+                    counts = (*text.counts[:2], 0, 0, 0)
+                for begin in range(0, len(ids), longest) if text.splits else (0,):
+                    part, own = ids[begin : begin + longest], mask[begin : begin + longest]
+                    own[:1] = False  # nothing comes before it that could predict it
+                    if own.any():
+                        tokens.append(part)
+                        masks.append(own)
+                        content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
+                        digest = int.from_bytes(content, "little", signed=True)
+                        how = (WHOLE if begin else fate, number, *counts, digest, text.desirable)
+                        samples.append((len(part), own.sum(), *how))
+                        counts = (0,) * len(counts)
+                    elif begin == 0:
+                        dropped.append((len(samples), fate))
         return Encoded(
             np.concatenate(tokens),
             np.concatenate(masks),
             np.array(samples, SAMPLE),
             np.array(dropped, np.int64).reshape(-1, 2),
-            texts[-1][0] + 1 if texts else 0,
+            rows[-1][0] + 1 if rows else 0,
             chunk.size,
             chunk.after,
             chunk.where,
@@ -279,22 +285,36 @@ class LoadedEncoder:
             frozenset(absent),
         )
 
-    def _text(self, row: Any, columns: Columns) -> Text | BadRow | None:
+    def _refusal(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
+        """Return why token ids and masks of a row cannot be used; None where they can."""
+        longest = max((len(ids) for ids, _ in parts), default=0)
+        if longest > self.encoder.max_length and not self.encoder.truncation:
+            problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
+            return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
+        return preferences.refusal(parts) if len(parts) == 2 else None
+
+    def _texts(self, row: Any, columns: Columns) -> tuple[Text, ...] | BadRow | None:
+        """Return the texts of a row: one, or two of a pair."""
         if isinstance(row, BadRow):
             return row
         try:
-            text = convert(row, columns, self)
-            if text and not text.rendered:
-                if self.encoder.end is None:
-                    raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
-                spelled_out = len(self.control.findall(text.text))
-                text = replace(text, counts=(0, spelled_out, *text.counts[2:]))
-            (text.text if text else "").encode()
+            if self.encoder.rows == ANSWERS:
+                text = convert(row, columns, self)
+                return (self._checked(text),) if text else None
+            return tuple(map(self._checked, preferences.convert(row, columns, self, self.encoder.rows)))
         except BadRow as error:
             return error
         except UnicodeEncodeError:
             return BadRow(r"half a surrogate pair (\ud800 to \udfff), which is no character", "fix or drop the row")
-        return text
+
+    def _checked(self, text: Text) -> Text:
+        """Return a text with the control tokens counted that it spells out. Raises BadRow and UnicodeEncodeError."""
+        text.text.encode()
+        if text.rendered:
+            return text
+        if self.encoder.end is None:
+            raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
+        return replace(text, counts=(0, len(self.control.findall(text.text)), *text.counts[2:]))
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the token ids (int32) of each text, and which of them are supervised (bool)."""

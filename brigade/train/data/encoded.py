@@ -15,13 +15,16 @@ WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
 # answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
-# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens.
-SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
+# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens, and whether it is a
+# desirable answer (samples.Text).
+SAMPLE = np.dtype(
+    [(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest", "desirable")]
+)
 
 
 @dataclass
 class Encoded:
-    """The samples of a chunk, laid end to end.
+    """The samples of a chunk, laid end to end; of pairs the better answer and then the worse one.
 
     tokens: int32 (tokens of all samples,); supervised: bool, likewise; samples: a SAMPLE for each
     dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples

@@ -1,12 +1,13 @@
 """The keys of a row, of its messages and of their parts: which were read, and whether others are refused or counted."""
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from ...errors import shown
 from ..recipe.files import read_yaml
+from ..recipe.objectives import ANSWERS
 from .rows import BadRow
 
 Columns = dict[str, Any]  # data.columns: our names -> a source's own; IGNORE -> those that are left out on purpose
@@ -45,6 +46,10 @@ _TABLE = read_yaml(Path(__file__).with_name("known_keys.yaml"))
 ROWS, PAIRS, MESSAGES, PARTS = (_Known(_TABLE[name]) for name in ("rows", "pairs", "messages", "parts"))
 
 
+def _read_by(rows: str) -> set[str]:
+    return {key for key, entry in ROWS.entries.items() if rows in entry.get("read_by", ())}
+
+
 def says_nothing(value: Any) -> bool:
     """Whether a value is as good as absent, for sets give all rows the same columns. 0 and false do say something."""
     return value is None or value in ("", [], {})
@@ -56,15 +61,15 @@ def names_of(columns: Columns) -> set[str]:
 
 
 class Row:
-    """A row's columns, by our names."""
+    """A row's columns, by our names. rows: what it is read as, ANSWERS, PAIRS or JUDGED"""
 
-    def __init__(self, content: dict[str, Any], columns: Columns) -> None:
+    def __init__(self, content: dict[str, Any], columns: Columns, rows: str = ANSWERS) -> None:
         ignored = columns.get(IGNORE, ())
         ignored = (ignored,) if isinstance(ignored, str) else ignored
         self.columns = columns
         self.content = {key: value for key, value in content.items() if key not in ignored} if ignored else content
         self.asked: set[str] = set()
-        ROWS.refuse(self.content, "column", but=names_of(columns))
+        ROWS.refuse(self.content, "column", but=names_of(columns) | _read_by(rows))
 
     def name(self, key: str) -> str:
         """Return the source's own name of a column."""
@@ -74,6 +79,15 @@ class Row:
         """Return the value of a column by our name, which then counts as read; None where there is none."""
         self.asked.add(self.name(key))
         return self.content.get(self.name(key))
+
+    def there(self, keys: Iterable[str]) -> str | None:
+        """Return the first of these columns that holds something, else the first that there is; None where there is none."""
+        names = [key for key in keys if self.name(key) in self.content]
+        return next((key for key in names if not says_nothing(self.content[self.name(key)])), next(iter(names), None))
+
+    def refuse_leftover(self) -> None:
+        """Raise BadRow for a column that is known to mean something, and that nobody asked for."""
+        ROWS.refuse(self.content, "column", but=self.asked | names_of(self.columns))
 
     def unread(self) -> list[str]:
         """Return the columns that hold something and that nobody asked for."""

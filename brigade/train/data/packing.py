@@ -4,6 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..recipe.objectives import PAIRS
+
+
+def samples_of_item(rows: str) -> int:
+    """Return how many samples an item has, which a sequence holds together: two for PAIRS. rows: ANSWERS, PAIRS or JUDGED"""
+    return 2 if rows == PAIRS else 1
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -24,10 +31,14 @@ class Sequences:
         return cls(samples, np.ones(len(samples), np.int64))
 
     def in_order(self, order: np.ndarray) -> "Sequences":
-        """Return these sequences in another order. order: their numbers"""
+        """Return these sequences in another order, or some of them. order: their numbers"""
         sizes = self.sizes[order]
         shift = (np.cumsum(self.sizes) - self.sizes)[order] - (np.cumsum(sizes) - sizes)  # of each sequence's samples
         return Sequences(self.samples[np.repeat(shift, sizes) + np.arange(sizes.sum())], sizes)
+
+    def of_items(self, size: int) -> "Sequences":
+        """Return the sequences of samples that these sequences of items are, where an item is so many samples in a row."""
+        return Sequences((self.samples[:, None] * size + np.arange(size)).ravel(), self.sizes * size)
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> Sequences:

@@ -14,6 +14,7 @@ from .. import cache
 from ..recipe.data_section import DataSection, Source
 from ..recipe.files import find
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
@@ -56,16 +57,20 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
     def built() -> str:
         return json.dumps(build(settings, tokenizer))
 
-    key = _inputs(settings, tokenizer)
+    key, data = _inputs(settings, tokenizer), settings.recipe.data
+    rows = objective_of(settings.recipe.training).rows
     known = json.loads(cache.remembered(key, built, _is_there) if key else built())
     folder = folder_of(known["fingerprint"])
     facts = json.loads((folder / META).read_text())
     heldout = {
-        name: Samples(folder, f"heldout-{number}", _most_evaluated(settings.recipe.data, source))
-        for number, (name, source) in enumerate(zip(known["sources"], _sources(settings.recipe.data), strict=True))
+        name: Samples(folder, f"heldout-{number}", _most_evaluated(data, source), rows, data.max_length)
+        for number, (name, source) in enumerate(zip(known["sources"], _sources(data), strict=True))
     }
-    streamed = settings.recipe.data.streaming
-    train: Any = Stream.of_recipe(settings, tokenizer, facts["begins"]) if streamed else Samples(folder, "train")
+    train: Any
+    if data.streaming:
+        train = Stream.of_recipe(settings, tokenizer, facts["begins"])
+    else:
+        train = Samples(folder, "train", None, rows, data.max_length)
     return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]))
 
 
@@ -109,6 +114,6 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
         return None
     return (
         (ENCODING, FORMAT, tokenizers.__version__, transformers.__version__),
-        (data.model_dump(), settings.recipe.training.seed, files),
+        (data.model_dump(), settings.recipe.training.seed, files, objective_of(settings.recipe.training).rows),
         (backend, tokenizer.special_tokens_map, tokenizer.eos_token_id, tokenizer.chat_template),
     )

@@ -8,7 +8,9 @@ import numpy as np
 from ...errors.console import console, marking
 from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
+from ..recipe.objectives import ANSWERS, JUDGED, PAIRS, objective_of
 from ..recipe.schema import TrainingSection
+from .packing import samples_of_item
 from .prepare import Prepared
 from .store import IGNORED, Samples
 from .thinking import CUT
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 LONGEST = 700  # characters of the sample that is shown
 MOST_UNREAD = 12  # keys that are named
+CALLED = {ANSWERS: "samples", PAIRS: "pairs", JUDGED: "judged answers"}
+SIDES = {PAIRS: ("better", "worse"), JUDGED: ("good", "bad")}
 
 
 def figures(
@@ -27,11 +31,15 @@ def figures(
 
     squares: as of Collate
     """
-    facts = prepared.facts
+    facts, rows = prepared.facts, objective_of(training).rows
     held = sum(map(len, prepared.heldout.values()))
     if not isinstance(prepared.train, Samples):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
-    words = [f"{facts['samples']:,} training and {held:,} held-out samples", tokens(facts)]
+    words = [
+        f"{facts['samples']:,} training and {held:,} held-out {CALLED[rows]}",
+        *answers(facts, rows),
+        tokens(facts),
+    ]
     if held < (stored := sum(samples.stored for samples in prepared.heldout.values())):
         words.insert(1, f"spread evenly over the {stored:,} that are held out (max_eval_samples: null evaluates all)")
     if len(facts["by_source"]) > 1:
@@ -40,7 +48,7 @@ def figures(
     return ", ".join(
         [
             *words,
-            *shapes(facts, data, padding(prepared.train, training, batch, squares=squares)),
+            *shapes(facts, data, padding(prepared.train, training, batch, squares=squares), samples_of_item(rows)),
             *losses(facts, data.thinking),
         ]
     )
@@ -72,9 +80,22 @@ def tokens(facts: dict[str, Any]) -> str:
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 
 
-def shapes(facts: dict[str, Any], data: DataSection, filler: float) -> list[str]:
-    """How full packed sequences are, and how much is padding, in words."""
-    full = facts["tokens"] / (facts["sequences"] * data.max_length)
+def answers(facts: dict[str, Any], rows: str) -> list[str]:
+    """How many answers are good and bad (JUDGED), and how long both kinds are, in words: a model learns lengths, too."""
+    if rows == ANSWERS:
+        return []
+    sides = zip(SIDES[rows], (facts["better"], facts["worse"]), strict=True)
+    counts = [f"{side['answers']:,} {name}" for name, side in sides] if rows == JUDGED else []
+    lengths = [
+        f"{side['supervised'] / max(side['answers'], 1):,.0f} tokens in {name} answers"
+        for name, side in zip(SIDES[rows], (facts["better"], facts["worse"]), strict=True)
+    ]
+    return [*([" and ".join(counts)] if counts else []), f"on average {' and '.join(lengths)}"]
+
+
+def shapes(facts: dict[str, Any], data: DataSection, filler: float, samples: int = 1) -> list[str]:
+    """How full packed sequences are, and how much is padding, in words. samples: of an item, for which there is room"""
+    full = facts["tokens"] / (facts["sequences"] * samples * data.max_length)
     packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
     return [*packed, f"{filler:.0%} padding"]
 
@@ -151,21 +172,27 @@ def first(prepared: Prepared) -> Any:
 
 
 def show_sample(prepared: Prepared, tokenizer: object) -> None:
-    """Print the first sample under a heading, its lines unchanged: a terminal folds those that are too long."""
+    """Print the first sample, or both of the first pair, under a heading, its lines unchanged: a terminal folds those that are
+    too long."""
     out = console()
-    out.print(f"one sample, its supervised part {marking(out)}:")
-    out.print(sample(prepared, tokenizer, brackets=out.color_system is None), soft_wrap=True)
+    sequence, rows = first(prepared), next(iter(prepared.heldout.values())).rows
+    heading = {ANSWERS: "one sample", PAIRS: "one pair, the better answer", JUDGED: "one sample"}[rows]
+    if rows == JUDGED:
+        heading += f", judged {SIDES[rows][0 if sequence['desirable'][0] else 1]}"
+    for number in range(samples_of_item(rows)):
+        out.print(f"{heading if number == 0 else 'the worse answer'}, its supervised part {marking(out)}:")
+        out.print(sample(prepared, tokenizer, brackets=out.color_system is None, number=number), soft_wrap=True)
 
 
-def sample(prepared: Prepared, tokenizer: object, brackets: bool = True) -> "Text":
-    """Return the first sample decoded, its supervised part green and underlined, or in brackets."""
+def sample(prepared: Prepared, tokenizer: object, brackets: bool = True, number: int = 0) -> "Text":
+    """Return a sample of the first sequence decoded, its supervised part green and underlined, or in brackets."""
     from rich.text import Text
 
     sequence = first(prepared)
-    end = int(sequence["lengths"][0])
-    ids, own = sequence["input_ids"][:end], sequence["labels"][:end] != IGNORED
+    place = slice(sum(sequence["lengths"][:number]), sum(sequence["lengths"][: number + 1]))
+    ids, own = sequence["input_ids"][place], sequence["labels"][place] != IGNORED
     text = Text()
-    bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), end]
+    bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(ids)]
     for begin, stop in itertools.pairwise(bounds):
         part = tokenizer.decode(ids[begin:stop])  # type: ignore[attr-defined]
         if own[begin] and brackets:

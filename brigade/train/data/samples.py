@@ -32,6 +32,7 @@ class Text:
     spans: supervised parts as (begin, end) in characters; plain: parts in which no special token is meant, likewise
     rendered: whether a chat template has written it, special tokens included; splits: whether a long one becomes several samples
     counts: of encoded.COUNTED; unread: what of its row nobody read, in words
+    desirable: whether it is no worse answer of a pair, and none that is labelled bad
     """
 
     text: str
@@ -41,6 +42,7 @@ class Text:
     plain: tuple[tuple[int, int], ...] = ()
     counts: tuple[int, ...] = (0, 0, 0, 0)
     unread: tuple[str, ...] = ()
+    desirable: bool = True
 
 
 class Templates(Protocol):
@@ -100,12 +102,15 @@ def convert(content: Any, columns: Columns, templates: Templates) -> Text | None
     if kind == "text":
         text = _text(row)
     elif kind == "messages":
-        text = _chat(row, turns(row.get("messages"), unread), 0, templates)
+        text = chat(row, turns(row.get("messages"), unread), 0, templates)
     else:
-        text = _pair(row, unread, templates)
-    if text is None:
-        return None
-    unread |= {f"column {name!r}" for name in row.unread()}
+        text = pair(row, unread, templates)
+    return text and with_unread(text, row, unread)
+
+
+def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
+    """Return a text that says, too, which keys (`unread`) and columns of its row nobody read."""
+    unread = unread | {f"column {name!r}" for name in row.unread()}
     return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
 
 
@@ -116,9 +121,13 @@ def _text(row: Row) -> Text | None:
     return Text(text, [(0, len(text))], splits=True) if text.strip() else None
 
 
-def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
+def pair(row: Row, unread: set[str], templates: Templates, learns_history: bool = True) -> Text:
     """Return prompt and completion as text. They are two lists of messages, or two texts, which become turns of user and
-    assistant where there is a chat template."""
+    assistant where there is a chat template. Raises BadRow.
+
+    unread: a set to which the keys that nobody reads are added; learns_history: whether answers in a column `history` are
+        supervised
+    """
     prompt, completion = row.get("prompt"), row.get("completion")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
@@ -127,20 +136,20 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
         before, after = turns(prompt, unread), turns(completion, unread)
         if not any(message["role"] == "assistant" for message in after):
             raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
-        return _chat(row, before + after, len(before), templates)
+        return chat(row, before + after, len(before), templates)
     if not isinstance(prompt, str) or not isinstance(completion, str):
         problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
         raise BadRow(problem, "give two texts, or two lists of messages")
+    return exchange(row, prompt, completion, unread, templates, learns_history)
+
+
+def exchange(
+    row: Row, prompt: str, completion: str, unread: set[str], templates: Templates, learns_history: bool = True
+) -> Text:
+    """Return two texts as one, with what other columns say of the chat that they become; else as of pair()."""
     if not completion:
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
-    if row.name("prompt") == ALPACA or "input" in row.columns:
-        beside = row.get("input") or ""
-        if not isinstance(beside, str):
-            raise BadRow(
-                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
-            )
-        prompt = "\n".join(part for part in (prompt, beside) if part)
-    PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
+    prompt = question(row, prompt)
     if templates.joins:
         if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
             problem = (
@@ -151,7 +160,21 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
     templates.refuse_rendered(prompt, completion)
     exchanges = [*_history(row), (prompt, completion)]
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
-    return _chat(row, turns(named, unread), 0, templates)
+    return chat(row, turns(named, unread), 0 if learns_history else len(named) - 1, templates)
+
+
+def question(row: Row, prompt: str) -> str:
+    """Return a prompt that is a text, with Alpaca's `input` as its second line. Raises BadRow for a column beside it that
+    belongs to the question and is not read."""
+    if row.name("prompt") == ALPACA or "input" in row.columns:
+        beside = row.get("input") or ""
+        if not isinstance(beside, str):
+            raise BadRow(
+                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
+            )
+        prompt = "\n".join(part for part in (prompt, beside) if part)
+    PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
+    return prompt
 
 
 def _history(row: Row) -> list[tuple[str, str]]:
@@ -168,8 +191,9 @@ def _history(row: Row) -> list[tuple[str, str]]:
     return [(question, answer) for question, answer in history]
 
 
-def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
-    """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on."""
+def chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
+    """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on.
+    Raises BadRow."""
     system, name = row.get("system"), row.name("system")
     if system:
         if not isinstance(system, str):

@@ -1,16 +1,22 @@
 """Sequences read from flat memory-mapped arrays: tokens of all samples end to end, a mask, and which samples make up a sequence.
 
-A sequence is what global_batch_size counts: a sample, or the samples packed into one.
+A sequence is what global_batch_size counts: an item, or the items packed into one. An item is what the loss is the mean over: a
+sample, or of PAIRS two, the better answer and the worse one behind it.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..recipe.objectives import ANSWERS, JUDGED
+from .packing import Sequences, samples_of_item
+
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
-TokenSequence = dict[str, np.ndarray]
+TokenSequence = dict[str, Any]  # arrays, and of JUDGED another TokenSequence
 
 
 class Samples(Sequence[TokenSequence]):
@@ -18,13 +24,19 @@ class Samples(Sequence[TokenSequence]):
 
     [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at each sample's first
     token, "lengths": int64 (samples of the sequence,)}
+
+    Of JUDGED two further keys. "desirable": bool (samples,), whether each answer is labelled good; "mismatched": a TokenSequence
+    of as many samples, each the prompt of one with the answer of another row, cut at max_length: KTO estimates a KL divergence
+    by them.
     """
 
     streamed = False
 
-    def __init__(self, folder: Path, split: str, most: int | None = None) -> None:
-        """most: take only so many, spread evenly, of a split whose sequences have one sample each"""
-        self.folder, self.split, self.most = folder, split, most
+    def __init__(
+        self, folder: Path, split: str, most: int | None = None, rows: str = ANSWERS, max_length: int | None = None
+    ) -> None:
+        """most: take only so many, spread evenly; rows: ANSWERS, PAIRS or JUDGED; max_length: of a mismatched sample"""
+        self.folder, self.split, self.most, self.rows, self.max_length = folder, split, most, rows, max_length
         empty = not (folder / "tokens").stat().st_size  # which cannot be mapped
         self._tokens = np.zeros(0, np.int32) if empty else np.memmap(folder / "tokens", np.int32, "r")
         self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
@@ -32,8 +44,9 @@ class Samples(Sequence[TokenSequence]):
         self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
         self.stored = len(self)
         if most and most < self.stored:
-            self._samples = self._samples[np.linspace(0, self.stored - 1, most, dtype=int)]
-            self._sequences = np.arange(most + 1)
+            whole = Sequences(self._samples, np.diff(self._sequences))
+            part = whole.in_order(np.linspace(0, self.stored - 1, most, dtype=int))
+            self._samples, self._sequences = part.samples, np.concatenate([[0], np.cumsum(part.sizes)])
 
     def __len__(self) -> int:
         return len(self._sequences) - 1
@@ -41,18 +54,50 @@ class Samples(Sequence[TokenSequence]):
     def __getitem__(self, index: int) -> TokenSequence:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        parts = [slice(self._begins[s], self._begins[s + 1]) for s in self.samples_of(index)]
-        tokens = np.concatenate([self._tokens[part] for part in parts])
-        mask = np.concatenate([self._mask[part] for part in parts])
-        return {
-            "input_ids": tokens,
-            "labels": np.where(mask, tokens, IGNORED).astype(np.int64),
-            "lengths": np.array([part.stop - part.start for part in parts], dtype=np.int64),
-        }
+        samples = self.samples_of(index)
+        found = _end_to_end([self._sample(sample) for sample in samples])
+        if self.rows == JUDGED:
+            found["desirable"] = np.array(self._desirable[samples])
+            found["mismatched"] = _end_to_end([self._mismatched(sample) for sample in samples])
+        return found
+
+    def _sample(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids of a sample, and which of them are supervised."""
+        part = slice(self._begins[sample], self._begins[sample + 1])
+        return self._tokens[part], self._mask[part]
+
+    def _mismatched(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the prompt of a sample, the tokens before its first supervised one, with the answer of another row."""
+        (tokens, mask), (others, their_mask) = self._sample(sample), self._sample(self._other[sample])
+        end, begin = int(mask.argmax()), int(their_mask.argmax())
+        both = (tokens[:end], others[begin:]), (mask[:end], their_mask[begin:])
+        ids, own = (np.concatenate(parts)[: self.max_length] for parts in both)
+        return ids, own
+
+    @functools.cached_property
+    def _desirable(self) -> np.ndarray:
+        return np.load(self.folder / "desirable.npy", mmap_mode="r")
+
+    @functools.cached_property
+    def _other(self) -> np.ndarray:
+        """For each sample of the split another row's: the next one in a random cycle, which neither packing nor the number of
+        ranks changes."""
+        cycle = np.random.Generator(np.random.PCG64(0)).permutation(np.sort(self._samples))
+        following, row_of = np.roll(cycle, -1), np.load(self.folder / "row_of.npy", mmap_mode="r")
+        # Both answers of a pair are one row's: where they stand side by side, the first takes what follows the second.
+        same = row_of[cycle] == row_of[following]
+        other = np.zeros(len(row_of), np.int64)
+        other[cycle] = np.where(same, np.roll(cycle, -2), following)
+        return other
 
     def samples_of(self, index: int) -> np.ndarray:
         """Return the numbers in the store of the samples that make up a sequence; int64 (samples,)."""
         return self._samples[self._sequences[index] : self._sequences[index + 1]]
+
+    def counted(self) -> np.ndarray:
+        """Return what the loss of a step is divided by, of each sequence: its supervised tokens, but of PAIRS and JUDGED its
+        items; int64 (sequences,)."""
+        return self.supervised() if self.rows == ANSWERS else np.diff(self._sequences) // samples_of_item(self.rows)
 
     def supervised(self) -> np.ndarray:
         """Return the supervised tokens of each sequence; int64 (sequences,)."""
@@ -69,8 +114,18 @@ class Samples(Sequence[TokenSequence]):
             else np.zeros(0, dtype=np.int64)
         )
 
-    def __getstate__(self) -> tuple[Path, str, int | None]:  # a worker process maps the files anew
-        return self.folder, self.split, self.most
+    def __getstate__(self) -> tuple[Any, ...]:  # a worker process maps the files anew
+        return self.folder, self.split, self.most, self.rows, self.max_length
 
-    def __setstate__(self, state: tuple[Path, str, int | None]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
+
+
+def _end_to_end(samples: list[tuple[np.ndarray, np.ndarray]]) -> TokenSequence:
+    """Return samples, each as token ids and which of them are supervised, as one sequence."""
+    tokens, mask = (np.concatenate(parts) for parts in zip(*samples, strict=True))
+    return {
+        "input_ids": tokens,
+        "labels": np.where(mask, tokens, IGNORED).astype(np.int64),
+        "lengths": np.array([len(ids) for ids, _ in samples], dtype=np.int64),
+    }

@@ -24,6 +24,7 @@ from ...errors.disk import of_disk, writing
 from .. import cache
 from ..cluster import World
 from ..recipe.flags import Settings
+from ..recipe.objectives import ANSWERS, objective_of
 from . import packing, sources
 from .encode import Encoder, LoadedEncoder
 from .encoded import Encoded, refusal
@@ -40,9 +41,14 @@ FACTS = "facts.json"  # in a window
 
 
 def check(settings: Settings) -> None:
-    """Raise UserError for a recipe that streams without saying for how long, that says it in samples, or that has several
-    sources and no weights."""
+    """Raise UserError for a recipe that streams without saying for how long, that says it in samples, that has several
+    sources and no weights, or that learns preferences."""
     data, training = settings.recipe.data, settings.recipe.training
+    if objective_of(training).rows != ANSWERS:
+        problem = (
+            f"objective {training.objective} needs all rows before training begins, and a stream has a window of them"
+        )
+        raise UserError(settings.place("streaming"), problem, "remove it: preferences are prepared once and cached")
     if training.max_steps < 1:
         problem = "a stream has no length, and max_steps is not set"
         raise UserError(settings.place("max_steps"), problem, "set max_steps")

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from ...errors import UserError
 from .. import control_groups
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 from . import chat_template, encode, workers
 from .encoded import Encoded, refusal
 from .keys import Columns
@@ -45,6 +46,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
         skip_bad_rows=data.skip_bad_rows,
         train_on_last_turn_only=data.train_on_last_turn_only,
         thinking=data.thinking,
+        rows=objective_of(settings.recipe.training).rows,
     )
 
 

@@ -1,4 +1,7 @@
-"""The store that store.py reads, written: samples are appended, and a split says which of them make up each sequence."""
+"""The store that store.py reads, written: samples are appended, and a split says which items make up each sequence.
+
+An item is what a split chooses, mixes and packs: a sample, or of PAIRS two samples that follow each other.
+"""
 
 import json
 from pathlib import Path
@@ -6,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from ..recipe.objectives import ANSWERS, JUDGED
 from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
-from .packing import Sequences
+from .packing import Sequences, samples_of_item
 
 
 class Writer:
-    """Appends samples to the store in a folder; `close` makes it readable."""
+    """Appends samples to the store in a folder; `close` makes it readable. rows: ANSWERS, PAIRS or JUDGED"""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.samples, self._rows = folder, 0, 0
+    def __init__(self, folder: Path, rows: str = ANSWERS) -> None:
+        self.folder, self.rows, self.per_item = folder, rows, samples_of_item(rows)
+        self.samples, self._rows = 0, 0
         self._tokens = (folder / "tokens").open("wb")
         self._mask = (folder / "supervised").open("wb")
         self._parts = [np.zeros(0, SAMPLE)]
@@ -37,22 +42,32 @@ class Writer:
         self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
 
-    def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
-        """Return figures of these samples, and of rows that were dropped beside them; for each key that nobody read, in how many
-        rows it stands.
+    @property
+    def items(self) -> int:
+        """How many items there are."""
+        return self.samples // self.per_item
+
+    def of_items(self, items: np.ndarray) -> np.ndarray:
+        """Return the samples of items, as table() has them; shape (items, samples of each)."""
+        return self.table().reshape(-1, self.per_item)[items]
+
+    def facts(self, items: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
+        """Return figures of these items, and of rows that were dropped beside them; for each key that nobody read, in how many
+        rows it stands; but of ANSWERS, how many answers and supervised tokens are better and worse ones.
 
         dropped: int64 (rows,), the fate of each
         """
-        chosen = self.table()[samples]
+        by_item = self.of_items(items)
+        chosen = by_item.ravel()
         rows = np.bincount(chosen["unread"], minlength=len(self._unread)).tolist()
         unread: dict[str, int] = {}
         for names, count in zip(self._unread, rows, strict=True):
             unread |= {name: unread.get(name, 0) + count for name in names if count}
-        fates = np.concatenate([chosen["fate"], dropped])
+        fates = np.concatenate([by_item["fate"].max(axis=1, initial=0), dropped])
         cut, split, empty, bad = (int((fates == fate).sum()) for fate in (CUT, SPLIT, EMPTY, BAD))
         return {
             **{name: int(chosen[name].sum()) for name in COUNTED},
-            "samples": len(samples),
+            "samples": len(items),
             "tokens": int(chosen["length"].sum()),
             "supervised": int(chosen["supervised"].sum()),
             "longest": int(chosen["length"].max(initial=0)),
@@ -62,15 +77,18 @@ class Writer:
             "empty": empty,
             "skipped": bad,
             "unread": unread,
+            **({} if self.rows == ANSWERS else {"better": _side(chosen, True), "worse": _side(chosen, False)}),
         }
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
-        """Return how many of some samples are, token for token, among others."""
-        digests = self.table()["digest"]
-        return int(np.isin(digests[some], digests[others]).sum())
+        """Return how many of some items are, token for token, among others."""
+        which = np.arange(1, self.per_item + 1)  # else a pair the wrong way round would be the same
+        ours, theirs = (self.of_items(items)["digest"] @ which for items in (some, others))
+        return int(np.isin(ours, theirs).sum())
 
     def split(self, name: str, sequences: Sequences) -> None:
-        """Store which samples make up each sequence of a split."""
+        """Store which items make up each sequence of a split."""
+        sequences = sequences.of_items(self.per_item)
         np.save(self.folder / f"{name}.rows.npy", np.concatenate([[0], np.cumsum(sequences.sizes)]))
         np.save(self.folder / f"{name}.samples.npy", sequences.samples)
 
@@ -81,4 +99,11 @@ class Writer:
         np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(table["length"])]))
         np.save(self.folder / "counts.npy", np.ascontiguousarray(table["supervised"]))
         np.save(self.folder / "row_of.npy", np.ascontiguousarray(table["row"]))
+        if self.rows == JUDGED:
+            np.save(self.folder / "desirable.npy", table["desirable"].astype(bool))
         (self.folder / "chunks.json").write_text(json.dumps(self._chunks))
+
+
+def _side(samples: np.ndarray, desirable: bool) -> dict[str, int]:
+    own = samples[samples["desirable"] == desirable]
+    return {"answers": len(own), "supervised": int(own["supervised"].sum())}

@@ -26,7 +26,8 @@ TOGETHER = 27  # questions
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of a held-out sample up to its first supervised token, and of the supervised ones that follow."""
+    """Token ids of a held-out sample up to its first supervised token, and of the supervised ones that follow; of a pair the
+    better answer's."""
 
     source: str
     prompt: list[int]
@@ -50,20 +51,34 @@ def ask(trainer: "Trainer") -> None:
 
 
 def choose(heldout: Mapping[str, Sequence[Any]], wanted: int) -> list[Question]:
-    """The first held-out samples, as many of one source as of another where it has so many."""
-    turns = range(max(map(len, heldout.values())))
-    places = [(name, turn) for turn in turns[:wanted] for name in heldout if turn < len(heldout[name])]
-    return [question(name, heldout[name][turn]) for name, turn in places[:wanted]]
+    """The first held-out samples, as many of one source as of another where it has so many; of judged answers the good ones."""
+    first = {name: _first(samples, wanted) for name, samples in heldout.items()}
+    turns = range(max(map(len, first.values())))
+    places = [(name, turn) for turn in turns for name in first if turn < len(first[name])]
+    return [question(name, first[name][turn]) for name, turn in places[:wanted]]
+
+
+def _first(samples: Sequence[Any], wanted: int) -> list[Any]:
+    """The first samples whose answers are not labelled bad; where all are, the first ones."""
+    good = list(itertools.islice(filter(_is_good, samples), wanted))
+    return good or list(itertools.islice(samples, wanted))
+
+
+def _is_good(sample: Mapping[str, Any]) -> bool:
+    return bool(sample.get("desirable", (True,))[0])
 
 
 def question(source: str, sample: Mapping[str, Any]) -> Question:
-    """A sample as a question; a text, supervised from its first token on, is asked to be continued from its half."""
-    ids, own = [int(token) for token in sample["input_ids"]], [label != IGNORED for label in sample["labels"]]
+    """A sample as a question; a text, supervised from its first token on, is asked to be continued from its half. Of a pair the
+    better answer, which comes first, is the reference; a bad answer is none."""
+    length = int(sample["lengths"][0]) if "lengths" in sample else None
+    ids = [int(token) for token in sample["input_ids"][:length]]
+    own = [label != IGNORED for label in sample["labels"][:length]]
     begin = own.index(True)
     if begin == 1:
         begin = max(1, len(ids) // 2)
     end = next((i for i in range(begin, len(ids)) if not own[i]), len(ids))
-    return Question(source, ids[:begin], ids[begin:end])
+    return Question(source, ids[:begin], ids[begin:end] if _is_good(sample) else [])
 
 
 def generate(

@@ -240,7 +240,7 @@ class Trainer(EvaluatingTrainer):
             kind = StreamBatches
         elif seed is not None:
             kind = self.replica.batches()
-        batches = kind(*shape, None if rows.streamed else rows.supervised(), size)
+        batches = kind(*shape, None if rows.streamed else rows.counted(), size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:

@@ -30,7 +30,8 @@ class Source(Section):
     """Held out instead of a part of the training data; written like train_file."""
     columns: Columns = {}
     """What the columns are called in this source where it is not messages, prompt, completion, text, tools, system, input,
-    history, functions or chat_template_kwargs. ignore: columns to leave out on purpose (docs/data.md)."""
+    history, functions, chat_template_kwargs, chosen, rejected or label. ignore: columns to leave out on purpose
+    (docs/data.md)."""
 
 
 class WeightedSource(Source):

@@ -1,0 +1,203 @@
+"""A row of preferences as texts: a better and a worse answer to one prompt, or answers that are labelled good or bad.
+
+However a row spells a pair, it becomes a prompt of messages and what each answer adds to it. Texts that are joined for want of a
+chat template stay as they are.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import shown
+from ..recipe.objectives import PAIRS
+from .keys import Columns, Row, says_nothing
+from .messages import NO_ANSWER, Message, turns
+from .rows import BadRow
+from .samples import Templates, Text, chat, exchange, kind_of, pair, question, with_unread
+from .thinking import thoughts
+
+# A worse answer's column -> those in which the better one stands beside it. TRL's, and LLaMA-Factory's in its first form;
+# LLaMA-Factory's in its second, and ms-swift's; ms-swift's, whose messages end with the better answer; OpenAI's.
+BETTER = {
+    "rejected": ("chosen",),
+    "rejected_messages": ("chosen_messages", "messages"),
+    "rejected_response": ("completion", "messages"),
+    "non_preferred_output": ("preferred_output",),
+}
+PROMPTS = ("prompt", "messages")
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+WRITE_A_PAIR = (
+    'write {"prompt": ..., "chosen": ..., "rejected": ...}, or name yours: columns: {chosen: ..., rejected: ...}'
+)
+SAME = "chosen and rejected are the same, so neither is the better answer"
+DROP = "drop the row"
+
+
+def convert(content: Any, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
+    """Return the answers of a row, each behind its prompt and the only part of its text that is supervised: the better and the
+    worse one (PAIRS); the one that is labelled, or both of a pair (JUDGED). Raises BadRow."""
+    if not isinstance(content, dict):
+        raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
+    row, unread = Row(_flat(content), columns, rows), set[str]()
+    is_pair = any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
+    texts = _pair(row, unread, templates) if rows == PAIRS or is_pair else (_judged(row, unread, templates),)
+    row.refuse_leftover()
+    return with_unread(texts[0], row, unread.union(*(text.unread for text in texts))), *texts[1:]
+
+
+def _flat(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the messages and tools that OpenAI's rows hold in `input`."""
+    given = content.get("input")
+    if "preferred_output" not in content or not isinstance(given, dict):
+        return content
+    return given | {key: value for key, value in content.items() if key != "input"}
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]:
+    """Return the better answer and the worse one of a row."""
+    worse = row.there(BETTER)
+    if worse is None:
+        there = ", ".join(map(repr, row.content)) or "nothing"
+        raise BadRow(f"no better and worse answer here, only {there}", WRITE_A_PAIR)
+    better = row.there(BETTER[worse])
+    if better is None:
+        problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
+        raise BadRow(problem, WRITE_A_PAIR)
+    asked = row.there(key for key in PROMPTS if key != better) or "prompt"
+    prompt, answers, names = row.get(asked), [row.get(better), row.get(worse)], [row.name(better), row.name(worse)]
+    if asked == "messages" and not says_nothing(prompt):  # which may be JSON in a text
+        prompt = turns(prompt, unread)
+    for name, answer in zip(names, answers, strict=True):
+        if answer is None or (isinstance(answer, str) and not answer.strip()):
+            raise _empty(name)
+    if worse == "rejected_response" and better == "messages":
+        whole = turns(answers[0], unread)
+        prompt, answers[0] = whole[:-1], whole[-1:]
+    if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
+        first, second = (exchange(row, prompt, answer, unread, templates, learns_history=False) for answer in answers)
+        return first, _undesirable(second)
+    ours, theirs = (_turns(answer, "assistant", unread) for answer in answers)
+    if ours == theirs:
+        raise BadRow(SAME, DROP)
+    before, ours, theirs = _divided(row, prompt, ours, theirs, unread)
+    for name, answer in zip(names, (ours, theirs), strict=True):
+        _refuse_empty(name, answer)
+    first, second = (chat(row, before + answer, len(before), templates) for answer in (ours, theirs))
+    return first, _undesirable(second)
+
+
+def _turns(value: Any, role: str, unread: set[str]) -> list[Message]:
+    """Return a text, a message or a list of messages as turns. role: of the turn that a text becomes"""
+    value = {"role": role, "content": value} if isinstance(value, str) else value
+    return turns([value] if isinstance(value, dict) else value, unread)
+
+
+def _divided(
+    row: Row, prompt: Any, better: list[Message], worse: list[Message], unread: set[str]
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Return the prompt's turns, and those of each answer behind it.
+
+    The answers are whole chats, whose beginning in common is the prompt (it has to begin with `prompt` where a row has one,
+    too), or begin with the assistant's turn.
+    """
+    are_whole = {answer[0]["role"] != "assistant" for answer in (better, worse)}
+    if len(are_whole) > 1:
+        problem = "one of chosen and rejected is a whole chat, and the other begins with the assistant's turn"
+        raise BadRow(problem, "write both alike")
+    if not are_whole.pop():
+        if says_nothing(prompt):
+            problem = "chosen and rejected are answers, and no column says what was asked"
+            raise BadRow(problem, "give a prompt or messages, or name yours in data.columns: {prompt: question}")
+        asked = question(row, prompt) if isinstance(prompt, str) else prompt
+        return _turns(asked, "user", unread), better, worse
+    same = next(
+        (n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), min(len(better), len(worse))
+    )
+    before = better[:same]
+    if not before or before[-1]["role"] not in ("user", "tool"):
+        where = f"ends with message {same}, whose role is {before[-1]['role']!r}" if before else "is empty"
+        problem = f"the beginning that chosen and rejected have in common {where}, so it is no prompt that both answer"
+        raise BadRow(problem, "let both chats begin with the same turns, the last of them the user's; or drop the row")
+    if says_nothing(prompt):
+        return before, better[same:], worse[same:]
+    asked_first = next((turn["content"] for turn in before if turn["role"] == "user"), "")
+    if isinstance(prompt, str):
+        begins = asked_first.strip() == question(row, prompt).strip()
+    else:
+        given = _turns(prompt, "user", unread)
+        begins = before[: len(given)] == given
+    if not begins:
+        problem = "the chats chosen and rejected do not begin with the row's prompt"
+        raise BadRow(problem, "fix it, or leave it out on purpose: columns: {ignore: [prompt, messages]}")
+    return before, better[same:], worse[same:]
+
+
+def _undesirable(text: Text) -> Text:
+    return replace(text, desirable=False)
+
+
+def _refuse_empty(name: str, answer: list[Message]) -> None:
+    """Raise BadRow for turns of which none is an assistant's that says, calls or thinks something."""
+    own = (turn for turn in answer if turn["role"] == "assistant")
+    if not any(turn["content"].strip() or turn.get("tool_calls") or any(thoughts(turn)) for turn in own):
+        raise _empty(name)
+
+
+def _empty(name: str) -> BadRow:
+    return BadRow(f"the answer in column {name!r} is empty, so nothing is supervised", NO_ANSWER)
+
+
+Part = tuple[np.ndarray, np.ndarray]  # token ids, and which of them are supervised
+
+
+def refusal(parts: list[Part]) -> BadRow | None:
+    """Return why the tokens of two answers cannot be used; None where they can."""
+    return BadRow(SAME, DROP) if np.array_equal(parts[0][0], parts[1][0]) else None
+
+
+def is_lost(parts: list[Part], max_length: int) -> bool:
+    """Whether within max_length nothing is left of one of two answers, or both are the same."""
+    better, worse = (ids[:max_length] for ids, _ in parts)
+    return np.array_equal(better, worse) or not all(mask[1:max_length].any() for _, mask in parts)
+
+
+# ---- judged answers --------------------------------------------------------------------------------------------------
+def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
+    """Return the answer of a row that is labelled good or bad: its completion, or what follows the last user's turn of its
+    messages."""
+    kind = kind_of(row)
+    if kind == "text":
+        problem = "a text answers nothing, so it is neither a good nor a bad answer"
+        raise BadRow(
+            problem, 'write {"prompt": ..., "completion": ..., "label": true}, or {"messages": [...], "label": true}'
+        )
+    desirable = _label(row)
+    if kind == "messages":
+        whole = turns(row.get("messages"), unread)
+        begin = 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
+        _refuse_empty(row.name("messages"), whole[begin:])
+        text = chat(row, whole, begin, templates)
+    else:
+        completion = row.get("completion")
+        if completion is not None:
+            _refuse_empty(row.name("completion"), _turns(completion, "assistant", unread))
+        text = pair(row, unread, templates, learns_history=False)
+    return text if desirable else _undesirable(text)
+
+
+def _label(row: Row) -> bool:
+    """Return whether an answer is labelled good."""
+    key = row.there(("label", "kto_tag"))
+    value = row.get(key) if key else None
+    if key is None or value is None:
+        there = ", ".join(map(repr, row.content))
+        cure = "give each row label: true or false, or name yours: columns: {label: ...}"
+        raise BadRow(
+            f"nothing says whether the answer is a good one: no column {row.name('label')!r}, only {there}", cure
+        )
+    desirable = LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
+    if desirable is None:
+        raise BadRow(f"column {row.name(key)!r} is {shown(value)}, neither true nor false", "write true or false")
+    return desirable
