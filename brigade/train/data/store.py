@@ -27,10 +27,11 @@ class Samples(Sequence[TokenSequence]):
 
     Of JUDGED two further keys. "desirable": bool (samples,), whether each answer is labelled good; "mismatched": a TokenSequence
     of as many samples, each the prompt of one with the answer of another row, cut at max_length: KTO estimates a KL divergence
-    by them.
+    by them. From read_reference() on "reference", too, in both: fp32 (samples,).
     """
 
     streamed = False
+    _reference: np.ndarray | None = None  # of all samples in the store: their own, and of JUDGED the mismatched ones'
 
     def __init__(
         self, folder: Path, split: str, most: int | None = None, rows: str = ANSWERS, max_length: int | None = None
@@ -59,7 +60,21 @@ class Samples(Sequence[TokenSequence]):
         if self.rows == JUDGED:
             found["desirable"] = np.array(self._desirable[samples])
             found["mismatched"] = _end_to_end([self._mismatched(sample) for sample in samples])
+        if self._reference is not None:
+            known = self._reference[samples]
+            found["reference"] = known[:, 0]
+            if self.rows == JUDGED:
+                found["mismatched"]["reference"] = known[:, 1]
         return found
+
+    @property
+    def samples_in_store(self) -> int:
+        """Return how many samples the store has, of this split and of others."""
+        return len(self._counts)
+
+    def read_reference(self, file: Path) -> None:
+        """Give each sample the log-probability of its answer under a reference. file: fp32 (samples in the store, 1 or 2)"""
+        self._reference = np.load(file)
 
     def _sample(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of a sample, and which of them are supervised."""
@@ -115,10 +130,11 @@ class Samples(Sequence[TokenSequence]):
         )
 
     def __getstate__(self) -> tuple[Any, ...]:  # a worker process maps the files anew
-        return self.folder, self.split, self.most, self.rows, self.max_length
+        return self.folder, self.split, self.most, self.rows, self.max_length, self._reference
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        *how, self._reference = state
+        self.__init__(*how)  # type: ignore[misc]
 
 
 def _end_to_end(samples: list[tuple[np.ndarray, np.ndarray]]) -> TokenSequence:

@@ -54,7 +54,7 @@ class Reference:
         splits = [self.trainer.train_dataset, *self.trainer.eval_dataset.values()]
         file, columns = self._file(), 1 + (self.preferences.rows == JUDGED)
         if self.trainer.run.world.local_rank == 0:
-            _create(file, splits[0].samples_stored, columns)
+            _create(file, splits[0].samples_in_store, columns)
         ranks.barrier()
         missing = self._missing(file, splits)
         if any(missing):
