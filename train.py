@@ -120,7 +120,8 @@ def train_and_save(
             stop.process.describe_by(lambda: steps.how_to_continue(run, trainer.state))  # if it is interrupted
             if run.world.is_main_rank:
                 steps.print_summary(run, trainer, data, checkpoint)
-            data.chat_format.record(tokenizer, trainer.model.generation_config)  # what is saved says how it was trained
+            generation = getattr(trainer.model, "generation_config", None)  # a reward model has none
+            data.chat_format.record(tokenizer, generation)  # what is saved says how it was trained
 
             trainer.train_from(checkpoint)
             if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest

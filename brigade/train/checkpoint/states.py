@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
+from ..model import scores
 from ..upstream import unpickling, without_zero3
 from . import saved_weights
 from .chunks import Chunks
@@ -145,10 +146,8 @@ def _fused(folder: Path, in_files: Set[str], trained: Set[str] = frozenset()) ->
 
     trained: names of parameters of which other ones are left out; none: all
     """
-    from transformers import AutoModelForCausalLM
-
     with without_zero3():
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = scores.auto_class(folder).from_pretrained(
             folder, dtype="auto", device_map="cpu", trust_remote_code=False, output_loading_info=True
         )
     buffers = {name for name, _ in model.named_buffers()}

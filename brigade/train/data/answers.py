@@ -52,8 +52,9 @@ def answers_of(
     if rows == JUDGED:
         given = [sequence[DESIRABLE] for sequence in sequences if DESIRABLE in sequence]
         found[DESIRABLE] = torch.from_numpy(np.concatenate([np.zeros(0, bool), *given]))
-    if given := [sequence[REFERENCE] for sequence in sequences if REFERENCE in sequence]:
-        found[REFERENCE] = torch.from_numpy(np.concatenate(given))
+    given = [sequence[REFERENCE] for sequence in sequences if REFERENCE in sequence]
+    if given or not len(which):  # nothing is known of nothing
+        found[REFERENCE] = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *given]))
     return found
 
 

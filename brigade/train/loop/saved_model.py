@@ -52,7 +52,8 @@ def _write(trainer: "Trainer", folder: Path) -> None:
         return
     model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
     checkpoint_files.save_model(trainer, model, folder, state)
-    if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft:
+    generates = getattr(model, "generation_config", None) is not None  # and is no reward model
+    if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft and generates:
         model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
 
 

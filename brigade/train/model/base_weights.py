@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import UserError, first_line
 from ..recipe import remote_code
 from ..upstream import causal_models, unpickling
+from . import scores
 from .config_json import published_quantization
 from .finite import AGAIN
 
@@ -30,7 +31,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     architecture leaves out on purpose are Transformers' own business. It reads no weights.
     """
     import torch
-    from transformers import AutoModelForCausalLM, Mxfp4Config
+    from transformers import Mxfp4Config
 
     remote_code.check_kernels(source, source, None, trust_remote_code)
     causal_models()
@@ -41,7 +42,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = scores.auto_class(source, trust_remote_code).from_pretrained(
             source,
             trust_remote_code=trust_remote_code,
             device_map="meta",

@@ -76,13 +76,15 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     place, they would be other ones under ZeRO-3, which draws random numbers in an order of its own. Call it before
     TrainingArguments exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
+    text = json.dumps(
+        [config.to_dict(), seed, torch.__version__, "tied by save_pretrained"], sort_keys=True, default=str
+    )
     folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
     from filelock import FileLock
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     with writing(folder.parent):
@@ -95,8 +97,12 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
                     config, dtype=torch.float32, trust_remote_code=trust_remote_code
                 )
                 model.config.save_pretrained(folder)
-                # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own.
-                save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+                # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own. Of tied weights the
+                # same name stays, by which a model without the other end (a reward model) finds them.
+                state = {
+                    name: each for name, each in model.state_dict().items() if name not in model.all_tied_weights_keys
+                }
+                save_file(state, folder / "partial", metadata={"format": "pt"})
                 (folder / "partial").rename(file)
     return str(folder)
 
@@ -140,8 +146,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
         options["config"] = stretch(settings, known)
     if objective_of(settings.recipe.training).scores:
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        known.num_labels = 1
-        options |= {"config": known, "model_class": scores.class_of(known)}
+        options |= scores.loading(source, known, settings.place("model_name_or_path"))
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     biases = biases_in_fp32 if settings.recipe.training.router_bias_update_rate else nullcontext
     with upstream.own_frozen_parameters(), biases():

@@ -9,7 +9,7 @@ from ...errors import UserError, first_line
 from ...errors.disk import of_disk
 from ..recipe import remote_code
 from ..recipe.flags import Settings
-from . import base_weights
+from . import base_weights, scores
 from .finite import AGAIN
 from .load import load_base, weights
 from .location import load_config
@@ -24,16 +24,14 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
 
     options: further ones of from_pretrained, for a whole model
     """
-    from transformers import AutoModelForCausalLM
-
     section = settings.recipe.model
     if not section.use_peft:
         base_weights.check(str(directory), section.trust_remote_code)
         options |= {"trust_remote_code": section.trust_remote_code}
-        return AutoModelForCausalLM.from_pretrained(directory, **options)
+        return scores.auto_class(directory, section.trust_remote_code).from_pretrained(directory, **options)
     from peft import PeftModel
 
-    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    # Not Transformers' class: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
     base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
     return PeftModel.from_pretrained(base, directory)
 

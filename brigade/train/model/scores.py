@@ -4,11 +4,17 @@ It is Transformers' own class for sequence classification with one label, so tha
 training it is asked for the tokens at which samples end, for a sequence holds several (logits_to_keep).
 """
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
+
+from ...errors import UserError
+from ..upstream import without_zero3
+
+HEAD = "score.weight"
 
 
 def class_of(config: Any) -> Any:
@@ -38,3 +44,33 @@ def class_of(config: Any) -> Any:
 
     body = {"forward": forward, "_init_weights": _init_weights, "__module__": base.__module__}
     return type(base.__name__, (base,), body)
+
+
+def loading(source: str, config: Any, place: str) -> dict[str, Any]:
+    """Return what from_pretrained is told to load a reward model from the weights of a language model, or of a reward model.
+
+    config: of these weights; gets a single label. Raises UserError at `place` where they lack more than the head: Transformers
+    would make up the rest.
+    """
+    config.num_labels = 1
+    kind = class_of(config)
+    with without_zero3():
+        _, report = kind.from_pretrained(
+            source, config=copy.deepcopy(config), device_map="meta", dtype=torch.bfloat16, output_loading_info=True
+        )
+    if missing := sorted({*report["missing_keys"]} - {HEAD}):
+        problem = f"weights of {kind.__name__} that {source} lacks ({len(missing)}): {missing[0]}"
+        raise UserError(place, problem, "save the model with its save_pretrained(), and name that directory")
+    return {"config": config, "model_class": kind}
+
+
+def auto_class(source: Any, trust_remote_code: bool = False) -> Any:
+    """Return Transformers' class for what is saved in a directory: that of classifiers where its config.json names one, as of a
+    reward model; else that of causal language models."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    names = getattr(config, "architectures", None) or [""]
+    return (
+        AutoModelForSequenceClassification if names[0].endswith("ForSequenceClassification") else AutoModelForCausalLM
+    )

@@ -1,8 +1,10 @@
 """A model's parameters: how many there are, of which type, and which of them texts do not reach."""
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,13 @@ def empty_model(settings: Settings, config: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if objective_of(settings.recipe.training).scores:
+        from . import scores
+
+        config = copy.deepcopy(config)
+        config.num_labels = 1
+        with torch.device("meta"):
+            return scores.class_of(config)(config)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
 

@@ -10,6 +10,7 @@ from .. import files
 from ..distributed import ranks, stop, supervised, tell
 from ..recipe.batch import length
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 from . import best_checkpoint, events, page
 from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, release, whole_checkpoints
 from .versions import now
@@ -57,6 +58,8 @@ def next_steps(settings: Settings, directory: Path) -> list[str]:
     elif not any(directory.glob("*.safetensors")):  # shards, of a ds_config that gathers no weights
         whole = quote(f"{directory}-whole")
         served = f"{whole}, after {export} {whole}"
+    if objective_of(settings.recipe.training).scores:
+        return [f"Hand it on: {export} NEW_DIRECTORY"]
     return [
         f"Talk to it: python -m brigade chat {quote(str(directory))}",
         f"Serve it: vllm serve {served}",
