@@ -1,7 +1,6 @@
 """Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from ...errors import UserError
 from ..recipe.objectives import ANSWERS, PAIRS
 from . import preferences, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
-from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded
+from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .keys import Columns, names_of, says_nothing
 from .messages import READ, THOUGHTS
 from .rows import BadRow, Chunk, bounded
@@ -264,10 +263,8 @@ class LoadedEncoder:
                     if own.any():
                         tokens.append(part)
                         masks.append(own)
-                        content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
-                        digest = int.from_bytes(content, "little", signed=True)
-                        how = (WHOLE if begin else fate, number, *counts, digest, text.desirable)
-                        samples.append((len(part), own.sum(), *how))
+                        how = WHOLE if begin else fate, number, counts, text.desirable
+                        samples.append(entry(part, own, *how))
                         counts = (0,) * len(counts)
                     elif begin == 0:
                         dropped.append((len(samples), fate))

@@ -1,5 +1,6 @@
 """The samples that a chunk of rows became, and the error that ends a run where rows cannot be used. Imports no torch."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +16,25 @@ WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
 # answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
-# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens, and whether it is a
-# desirable answer (samples.Text).
+# number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens, whether it is a
+# desirable answer (samples.Text), and how many tokens stand before the first supervised one.
 SAMPLE = np.dtype(
-    [(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest", "desirable")]
+    [
+        (name, np.int64)
+        for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest", "desirable", "prompt")
+    ]
 )
+
+
+def entry(
+    tokens: np.ndarray, own: np.ndarray, fate: int, row: int, counts: tuple[int, ...], desirable: bool
+) -> tuple[int, ...]:
+    """Return a sample's SAMPLE.
+
+    tokens, own: its token ids, and which of them are supervised; counts: of COUNTED, and what nobody read
+    """
+    digest = int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest(), "little", signed=True)
+    return len(tokens), int(own.sum()), fate, row, *counts, digest, int(desirable), int(own.argmax())
 
 
 @dataclass

@@ -47,15 +47,15 @@ def check_order(messages: list[Message]) -> None:
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
 
-def turns(messages: Any, unread: set[str]) -> list[Message]:
+def turns(messages: Any, unread: set[str], called: str = "messages") -> list[Message]:
     """Return messages in one form; a call that is a message of its own joins the assistant's turn before it.
 
-    unread: a set to which the keys that nobody reads are added
+    unread: a set to which the keys that nobody reads are added; called: the column, for what is wrong with it
     Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
-    messages = from_json(messages, "messages")
+    messages = from_json(messages, called)
     if not isinstance(messages, list) or not messages:
-        problem = f"messages is {shown(messages)}, not a list of turns"
+        problem = f"{called} is {shown(messages)}, not a list of turns"
         raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
     whole: list[Message] = []
     for message in messages:

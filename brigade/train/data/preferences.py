@@ -78,7 +78,7 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
         first, second = (exchange(row, prompt, answer, unread, templates, learns_history=False) for answer in answers)
         return first, _undesirable(second)
-    ours, theirs = (_turns(answer, "assistant", unread) for answer in answers)
+    ours, theirs = (_turns(answer, "assistant", unread, name) for name, answer in zip(names, answers, strict=True))
     if ours == theirs:
         raise BadRow(SAME, DROP)
     before, ours, theirs = _divided(row, prompt, ours, theirs, unread)
@@ -88,10 +88,10 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     return first, _undesirable(second)
 
 
-def _turns(value: Any, role: str, unread: set[str]) -> list[Message]:
-    """Return a text, a message or a list of messages as turns. role: of the turn that a text becomes"""
+def _turns(value: Any, role: str, unread: set[str], called: str) -> list[Message]:
+    """Return a text, a message or a list of messages as turns. role: of the turn that a text becomes; called: the column"""
     value = {"role": role, "content": value} if isinstance(value, str) else value
-    return turns([value] if isinstance(value, dict) else value, unread)
+    return turns([value] if isinstance(value, dict) else value, unread, called)
 
 
 def _divided(
@@ -111,7 +111,7 @@ def _divided(
             problem = "chosen and rejected are answers, and no column says what was asked"
             raise BadRow(problem, "give a prompt or messages, or name yours in data.columns: {prompt: question}")
         asked = question(row, prompt) if isinstance(prompt, str) else prompt
-        return _turns(asked, "user", unread), better, worse
+        return _turns(asked, "user", unread, "prompt"), better, worse
     same = next(
         (n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), min(len(better), len(worse))
     )
@@ -126,7 +126,7 @@ def _divided(
     if isinstance(prompt, str):
         begins = asked_first.strip() == question(row, prompt).strip()
     else:
-        given = _turns(prompt, "user", unread)
+        given = _turns(prompt, "user", unread, "prompt")
         begins = before[: len(given)] == given
     if not begins:
         problem = "the chats chosen and rejected do not begin with the row's prompt"
@@ -182,7 +182,8 @@ def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
     else:
         completion = row.get("completion")
         if completion is not None:
-            _refuse_empty(row.name("completion"), _turns(completion, "assistant", unread))
+            name = row.name("completion")
+            _refuse_empty(name, _turns(completion, "assistant", unread, name))
         text = pair(row, unread, templates, learns_history=False)
     return text if desirable else _undesirable(text)
 

@@ -117,6 +117,7 @@ def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
         "control": "control tokens spelled out in answers or texts, which stay control tokens",
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
+        "unlike": "pairs whose answers do not begin at the same token, for their prompts are not rendered alike",
     }
     return [f"{facts[key]:,} {text}" for key, text in words.items() if facts.get(key)]
 

@@ -53,7 +53,7 @@ class Writer:
 
     def facts(self, items: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
         """Return figures of these items, and of rows that were dropped beside them; for each key that nobody read, in how many
-        rows it stands; but of ANSWERS, how many answers and supervised tokens are better and worse ones.
+        rows it stands; of PAIRS and JUDGED, how many answers and supervised tokens are better and worse ones.
 
         dropped: int64 (rows,), the fate of each
         """
@@ -77,7 +77,7 @@ class Writer:
             "empty": empty,
             "skipped": bad,
             "unread": unread,
-            **({} if self.rows == ANSWERS else {"better": _side(chosen, True), "worse": _side(chosen, False)}),
+            **({} if self.rows == ANSWERS else _of_preferences(by_item)),
         }
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
@@ -104,6 +104,10 @@ class Writer:
         (self.folder / "chunks.json").write_text(json.dumps(self._chunks))
 
 
-def _side(samples: np.ndarray, desirable: bool) -> dict[str, int]:
-    own = samples[samples["desirable"] == desirable]
-    return {"answers": len(own), "supervised": int(own["supervised"].sum())}
+def _of_preferences(items: np.ndarray) -> dict[str, Any]:
+    """Return figures of better and worse answers, and how many pairs have prompts of unlike lengths."""
+    sides = {"better": items[items["desirable"] == 1], "worse": items[items["desirable"] == 0]}
+    return {
+        **{name: {"answers": len(side), "supervised": int(side["supervised"].sum())} for name, side in sides.items()},
+        "unlike": int((items["prompt"] != items["prompt"][:, :1]).any(axis=1).sum()),
+    }

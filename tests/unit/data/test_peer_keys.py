@@ -5,25 +5,29 @@ import functools
 
 import pytest
 
+from benchmarks.pages import REPOSITORY
 from benchmarks.peer_keys import CASES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.rows import RowChunk
+from brigade.train.recipe.files import read_yaml
+
+PREFERENCES = read_yaml(REPOSITORY / "testing/peer_keys.yaml")["preferences"]
 
 
 @pytest.fixture(scope="module")
 def encode(tokenizer):
-    """encode(row, columns, template): the row's chunk, encoded."""
+    """encode(row, columns, template, rows): the row's chunk, encoded."""
 
     @functools.cache
-    def machine(template):
+    def machine(template, rows):
         text = (TEMPLATES / f"{template}.jinja").read_text()
         backend = tokenizer.backend_tokenizer.to_str()
-        return LoadedEncoder(Encoder(backend, ChatTemplates(text), {}, tokenizer.eos_token_id, 4096, True))
+        return LoadedEncoder(Encoder(backend, ChatTemplates(text), {}, tokenizer.eos_token_id, 4096, True, rows=rows))
 
-    def call(row, columns=None, template="chatml"):
-        return machine(template).encode(RowChunk([copy.deepcopy(row)], "here", 1, 1, None), columns or {})
+    def call(row, columns=None, template="chatml", rows="answers"):
+        return machine(template, rows).encode(RowChunk([copy.deepcopy(row)], "here", 1, 1, None), columns or {})
 
     return call
 
@@ -38,9 +42,9 @@ def supervised(tokenizer, found):
     return [tokenizer.decode(part).removesuffix("<|im_end|>") for part in parts]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['by']} {case['key']}"[:60])
+@pytest.mark.parametrize("case", [*CASES, *PREFERENCES], ids=lambda case: f"{case['by']} {case['key']}"[:60])
 def test_a_key_of_another_tool(encode, tokenizer, case):
-    found = encode(case["row"], case.get("columns"), case.get("template", "chatml"))
+    found = encode(case["row"], case.get("columns"), case.get("template", "chatml"), case.get("rows", "answers"))
     if case["is"] == "refused":
         ((_, error),) = found.bad
         problem, cure = error.args
@@ -48,9 +52,11 @@ def test_a_key_of_another_tool(encode, tokenizer, case):
         return
     assert not found.bad, found.bad[0][1].args
     unread = found.unread[found.samples["unread"][0]]
-    counted = case["says"] if case["is"] == "ignored" else case.get("ignored")
-    assert unread == ((counted,) if counted else ())
+    counted = case["says"] if case["is"] == "ignored" else case.get("ignored", "")
+    assert ", ".join(unread) == counted
     text = tokenizer.decode(found.tokens)
     assert all(part in text for part in case.get("text", [])), text
     if "learned" in case:
         assert supervised(tokenizer, found) == case["learned"]
+    if case.get("rows", "answers") != "answers":
+        assert found.samples["desirable"].tolist() == case.get("labels", [True, False])
