@@ -103,7 +103,7 @@ WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
     "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
-    "sync_replica", "eval_tasks", "eval_tasks_chat_template",
+    "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs",
 }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def candidates(annotation):
     if origin is list:
         return [[], candidates(arguments[0])[:1]]
     known = {
-        str: ["other", "other=1"],
+        str: ["other", "other=1", "own.py:loss"],
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],

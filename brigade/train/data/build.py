@@ -169,7 +169,8 @@ def _refuse_single(items: np.ndarray, rows: Rows, writer: Writer, settings: Sett
         problem = (
             f"objective {settings.recipe.training.objective} compares with answers of other rows, and there is one row"
         )
-        raise UserError(rows.place, problem, "give at least two rows to train on, and two that are held out")
+        cure = "train on at least two rows, and hold out two: raise validation_split, or give a validation_file"
+        raise UserError(rows.place, problem, cure)
 
 
 def _encode_all(

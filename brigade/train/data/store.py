@@ -25,9 +25,10 @@ class Samples(Sequence[TokenSequence]):
     [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at each sample's first
     token, "lengths": int64 (samples of the sequence,)}
 
-    Samples of PAIRS alternate: better, worse, better, worse. JUDGED have two further keys. "desirable": bool (samples,), whether each answer is labelled good; "mismatched": a TokenSequence
-    of as many samples, each the prompt of one with the answer of another row, cut at max_length: KTO estimates a KL divergence
-    by them. From read_reference() on "reference", too, in both: fp32 (samples,).
+    Samples of PAIRS alternate: better, worse, better, worse. JUDGED have two further keys. "desirable": bool (samples,), whether
+    each answer is labelled good; "mismatched": a TokenSequence of as many samples, each the prompt of one with the answer of
+    another row, cut at max_length: KTO estimates a KL divergence by them. From read_reference() on there is "reference", in both:
+    fp32 (samples,).
     """
 
     streamed = False

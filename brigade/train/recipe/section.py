@@ -1,5 +1,6 @@
 """What the sections of a recipe have in common. This module imports no torch."""
 
+import typing
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -20,5 +21,6 @@ class Section(BaseModel):
     @classmethod
     def _true_is_no_number(cls, value: Any, info: Any) -> Any:
         # pydantic takes true for 1: `eval_steps: true` would evaluate at every step. A bare object fits no type.
-        truth = isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool
+        annotation = cls.model_fields[info.field_name].annotation
+        truth = isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation))
         return object() if truth else value
