@@ -118,7 +118,8 @@ class Reference:
                 if count % TOGETHER == 0 or count == self.batches:
                     for own in ranks.gather_all(found):
                         for samples, rows in own if known is not None else ():
-                            known[samples] = rows
+                            if samples:  # and not only filler
+                                known[samples] = rows
                     found.clear()
                 bar.update(min(self.together, len(numbers) - bar.n))
                 heartbeat.enter(heartbeat.EVALUATION)
