@@ -276,7 +276,8 @@ def train(rows: list[Row], model: str | Path, tokenizer: str | Path, **keys: Any
             heard = [said(sample) for sample in samples[item]]
             good = bool(rows[item].get("label"))
             sides = ["chosen" if good else "rejected"] if form in JUDGED else ["chosen", "rejected"]
-            loss = JUDGED[form](settings, *heard, good, z0) if form in JUDGED else PAIRS[form](settings, *heard)
+            judged, pairs = JUDGED.get(form), PAIRS.get(form)
+            loss = judged(settings, heard[0], good, z0) if judged else pairs(settings, *heard)  # type: ignore[misc]
             (loss / len(items)).backward()
             losses.append(float(loss.detach()))
             for side, answer in zip(sides, heard, strict=True):
