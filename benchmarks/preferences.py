@@ -4,6 +4,7 @@
     python -m benchmarks.preferences --losses           # one round of each, for the losses
     python -m benchmarks.preferences --only dpo ipo     # of RUNS these
     python -m benchmarks.preferences --without ours     # TRL and the plain loop
+    python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
 (fp32), learning rate and optimizer for all. A rejected answer is another row's. Nothing is downloaded; TRL lives in .venv/peers
@@ -25,10 +26,10 @@ from testing.command_line import as_flags
 
 WORK = REPOSITORY / "outputs" / "preferences"
 SOURCE = REPOSITORY / "recipes/smollm2-135m/tool_calls/train.jsonl"
-MODEL = "smollm2-135m"
 STEPS, BATCH, HELD_OUT = 10, 4, 4  # one epoch; pairs or judged answers of a step; rows
 MAX_LENGTH = 256  # no row is as long
-SHARED: Row = {"learning_rate": 1e-5, "optim": "adamw_torch_fused", "bf16": False, "seed": 1}
+SHARED: Row = {"optim": "adamw_torch_fused", "bf16": False, "seed": 1}
+LEARNING_RATE = {False: 1e-5, True: 1e-3}  # of the real model, and of the tiny one, which is random
 ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
 
 
@@ -71,6 +72,8 @@ RUNS = {
     "orpo": Run("pairs", {"objective": "orpo", "beta": 0.1}, "ORPO", {"beta": 0.1}),
     "simpo": Run("pairs", {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.5}, "CPO",
                  {"beta": 2.0, "simpo_gamma": 0.5, "loss_type": "simpo", "cpo_alpha": 0.0}),
+    # Not with the tokenizer's own padding, which is eos: TRL would read the score before it.
+    "reward": Run("pairs", {"objective": "reward"}, "Reward", {"pad_token": "<|endoftext|>"}),
 }  # fmt: skip
 MEASURED = ("dpo", "kto", "orpo")
 FIGURES = (
@@ -102,32 +105,50 @@ def write_rows(path: Path, rows: Iterable[Row]) -> str:
     return str(path)
 
 
-def build(kind: str) -> Row:
-    """Write the rows of a kind, and those in the order in which train.py draws them. Returns {"rows", "train", "heldout",
-    "drawn", "model"}: the training rows, and where all lie; and {"others"}: of each drawn row the one, by its place among them,
-    whose answer KTO reads with this row's prompt."""
+def build(run: Run, tiny: bool) -> Row:
+    """Write a run's rows, and those in the order in which train.py draws them.
+
+    Returns {"rows", "train", "heldout", "drawn", "model"}: the training rows, and where all lie; {"learning_rate"}; and
+    {"others"}: of each drawn row the one, by its place among them, whose answer KTO reads with this row's prompt.
+    """
     import numpy as np
 
     from brigade.train.data.sampling import GlobalBatches
     from brigade.train.model.location import location
     from brigade.train.recipe import flags
+    from testing.runs import write_model
 
     WORK.mkdir(parents=True, exist_ok=True)
+    kind = run.rows
     every = rows_of(kind, STEPS * BATCH + HELD_OUT)
     rows, heldout = every[:-HELD_OUT], every[-HELD_OUT:]
     order = GlobalBatches(len(rows), BATCH, 1, 0, 1, SHARED["seed"]).order().flatten()
-    recipe = REPOSITORY / "recipes/smollm2-135m/full.yaml"
+    recipe = as_flags(recipe=str(REPOSITORY / "recipes/smollm2-135m/full.yaml"))
+    model = str(write_model(WORK / "tiny", "llama")) if tiny else location(flags.load(recipe))
     cycle = np.random.default_rng(0).permutation(len(rows))
     following, places = np.empty_like(cycle), np.argsort(order)
     following[cycle] = np.roll(cycle, -1)
     return {
+        "learning_rate": LEARNING_RATE[tiny],
         "others": places[following[order]].tolist(),
         "rows": rows,
         "train": write_rows(WORK / f"{kind}.jsonl", rows),
         "heldout": write_rows(WORK / f"{kind}-heldout.jsonl", heldout),
         "drawn": write_rows(WORK / f"{kind}-drawn.jsonl", (rows[place] for place in order)),
-        "model": location(flags.load(as_flags(recipe=str(recipe)))),
+        "model": with_head(model) if run.trainer == "Reward" else model,
     }
+
+
+def with_head(model: str) -> str:
+    """Return the directory of a model with a head that scores, whose weights are random and the same each time."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = WORK / "scoring"
+    torch.manual_seed(SHARED["seed"])
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return str(folder)
 
 
 # ---- one run -------------------------------------------------------------------------------------------------------
@@ -136,7 +157,7 @@ def ours(run: Run, data: Row) -> Row:
     output = WORK / "ours"
     shutil.rmtree(output, ignore_errors=True)  # a finished run would not run again
     recipe = {
-        "model": {"model_name_or_path": MODEL},
+        "model": {"model_name_or_path": data["model"]},
         "data": {
             "train_file": data["train"],
             "validation_file": data["heldout"],
@@ -153,6 +174,7 @@ def ours(run: Run, data: Row) -> Row:
             "save_steps": None,
             "report_to": [],
             "report_page": False,
+            "learning_rate": data["learning_rate"],
             **SHARED,
             **ADAM,
         },
@@ -174,6 +196,7 @@ def ours(run: Run, data: Row) -> Row:
 def trl(run: Run, data: Row) -> Row:
     """One run of TRL's: as of ours()."""
     job = SHARED | {
+        "learning_rate": data["learning_rate"],
         "trainer": run.trainer,
         "config": run.config,
         "model": data["model"],
@@ -197,7 +220,7 @@ def plain(run: Run, data: Row) -> Row:
     """The plain loop's history, in this process."""
     from testing import plain_preferences
 
-    keys = run.keys | ADAM | {"learning_rate": SHARED["learning_rate"], "seed": SHARED["seed"]}
+    keys = run.keys | ADAM | {"learning_rate": data["learning_rate"], "seed": SHARED["seed"]}
     keys.pop("precompute_ref_log_probs", None)
     sizes = {"max_length": MAX_LENGTH, "global_batch_size": BATCH, "max_steps": STEPS, "validation_split": None}
     return {"history": plain_preferences.train(data["rows"], data["model"], data["model"], **keys | sizes)}
@@ -274,10 +297,10 @@ def spread(values: list[float], digits: int, unit: str = "") -> str:
     )
 
 
-def measure(name: str, programs: list[str], rounds: int, patient: bool) -> None:
+def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool) -> None:
     """Run one objective, and print its tables. patient: wait before each run until the machine is quiet"""
     run = RUNS[name]
-    data = build(run.rows)
+    data = build(run, tiny)
     results = {program: plain(run, data) for program in programs if program == PLAIN}
     timed: dict[str, list[Row]] = {program: [] for program in programs if program != PLAIN}
     for _ in range(rounds):
@@ -289,24 +312,26 @@ def measure(name: str, programs: list[str], rounds: int, patient: bool) -> None:
     print(f"\n## {name}\n\n{losses(results)}\n\n{agreement(results)}\n", flush=True)
     if name == "orpo":
         print(f"{odds(results, run.keys['beta'])}\n")
-    if timed:
+    if timed and not tiny:
         print(speed(run.rows, timed), flush=True)
     WORK.joinpath(f"{name}.results.json").write_text(json.dumps(results | {"rounds": timed}, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=MEASURED, help="objectives (default: dpo kto orpo)")
+    parser.add_argument("--only", nargs="+", choices=RUNS, help="objectives (default: dpo kto orpo; with --tiny all)")
     parser.add_argument("--without", nargs="+", choices=PROGRAMS, default=[], help="programs that are left out")
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
     parser.add_argument("--losses", action="store_true", help="one round, which does not wait for a quiet machine")
+    parser.add_argument("--tiny", action="store_true", help="one round on a tiny random model")
     options = parser.parse_args()
     if TRL not in options.without:
         peers.prepare_peers()
     print(f"{machine()}; fp32, {STEPS} steps of {BATCH}.")
     programs = [program for program in PROGRAMS if program not in options.without]
-    for name in options.only:
-        measure(name, programs, 1 if options.losses else options.rounds, patient=not options.losses)
+    once = options.losses or options.tiny
+    for name in options.only or (RUNS if options.tiny else MEASURED):
+        measure(name, programs, 1 if once else options.rounds, patient=not once, tiny=options.tiny)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 
 from benchmarks import peers_count
 
@@ -34,7 +39,7 @@ class Clock(TrainerCallback):
 
 
 def classes(name: str) -> tuple[Any, Any]:
-    """Return a trainer of TRL's and its configuration: DPO, KTO, ORPO or CPO."""
+    """Return a trainer of TRL's and its configuration: DPO, KTO, ORPO, CPO or Reward."""
     import trl
     from trl.experimental import cpo, orpo
 
@@ -47,7 +52,8 @@ def main() -> None:
     trainer_class, config_class = classes(job["trainer"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     tokenizer.bos_token = None
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32, attn_implementation="sdpa")
+    kind = AutoModelForSequenceClassification if job["trainer"] == "Reward" else AutoModelForCausalLM
+    model = kind.from_pretrained(job["model"], dtype=torch.float32, attn_implementation="sdpa")
     config = config_class(
         **peers_count.arguments(job),
         gradient_checkpointing=False,
