@@ -160,8 +160,10 @@ def _judge_preferences(
         raise UserError("flag --exact", f"{objective.title} teaches no answers word by word", "leave it out")
     before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])
     sequences, pad = [sequence for split in splits.values() for sequence in split], tokenizer.pad_token_id
+    ours = held_out.known_of(training, model, sequences, pad)
     with reference(settings, model, str(model.device)) as base:
-        found = held_out.judge(training, place, model, base, sequences, pad)
+        theirs = None if base is None else held_out.known_of(training, base, sequences, pad)
+    found = held_out.judge(training, place, sequences, ours, theirs)
     print(f"Held-out loss of {objective.title} over {counted(len(sequences), 'held-out sequence')}:")
     rows = {"before training": f"{before:.4f}" if before else "not measured", "after training": f"{after:.4f}"}
     rows["of the saved model, answer by answer"] = f"{found['loss']:.4f}"

@@ -6,6 +6,7 @@ Source and licence stand in python_docs/README.md.
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 from ..recipe.objectives import PAIRS
 
@@ -22,7 +23,11 @@ def write_preferences(file: Path, rows: str, count: int) -> None:
         chats = [json.loads(next(lines))["messages"] for _ in range(count + 1)]
     with file.open("w") as out:
         for number, ((question, answer), (_, other)) in enumerate(itertools.pairwise(chats)):
-            row = {"prompt": [question], "chosen": [answer], "rejected": [other]}
+            row: dict[str, Any] = {"prompt": [question], "chosen": [answer], "rejected": [other]}
             if rows != PAIRS:
-                row = {"prompt": [question], "completion": [other if number % 2 else answer], "label": not number % 2}
+                row = {
+                    "prompt": [question],
+                    "completion": [other if number % 2 else answer],
+                    "label": not number % 2,
+                }
             out.write(json.dumps(row) + "\n")

@@ -6,8 +6,8 @@ import numpy as np
 def split(
     samples: np.ndarray, rows: np.ndarray, share: float, most: int | None = None, fewest: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (kept, held out). Held out is a share of the rows, spread evenly: at least `fewest` where there are more, and at most
-    `most`.
+    """Return (kept, held out). Held out is a share of the rows, spread evenly: at least `fewest` where there are more,
+    at most `most`.
 
     rows: the number of the row that each sample comes from. All samples of one long text lie on the same side.
     """

@@ -1,8 +1,7 @@
-"""Held-out answers compared by a model that a run has saved, in a fresh process: each answer by itself, by the model's own forward
-pass."""
+"""Held-out answers compared by a model that a run has saved, in a fresh process: each by itself, by its own forward pass."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,25 +33,35 @@ def log_probabilities(model: Any, sequences: Sequence[TokenSequence], scores: bo
     return torch.stack(found)
 
 
-def judge(
-    training: TrainingSection, place: str, model: Any, base: Any, sequences: Sequence[TokenSequence], pad_token_id: int
-) -> Mapping[str, float]:
-    """Return the mean loss and figures of held-out answers.
+class Known(NamedTuple):
+    """What a model says of held-out answers. own: their log-probabilities or scores, (answers,); others: log-probabilities of the
+    answers to other prompts, likewise; None but of labelled answers"""
 
-    place: where the objective is named; base: the reference, None where there is none
-    """
+    own: torch.Tensor
+    others: torch.Tensor | None
+
+
+def known_of(training: TrainingSection, model: Any, sequences: Sequence[TokenSequence], pad_token_id: int) -> Known:
+    """Return what a model, or the reference, says of held-out answers."""
     objective = objective_of(training)
-    found = log_probabilities(model, sequences, objective.scores, pad_token_id)
-    reference = None if base is None else log_probabilities(base, sequences, False, pad_token_id)
+    own = log_probabilities(model, sequences, objective.scores, pad_token_id)
+    if objective.rows != JUDGED:
+        return Known(own, None)
+    return Known(own, log_probabilities(model, [each[MISMATCHED] for each in sequences], False, pad_token_id))
+
+
+def judge(
+    training: TrainingSection, place: str, sequences: Sequence[TokenSequence], found: Known, reference: Known | None
+) -> Mapping[str, float]:
+    """Return the mean loss and figures of held-out answers. place: where the objective is named; reference: None where there is
+    none"""
     tokens = [int((sample["labels"] != IGNORED).sum()) for each in sequences for sample in samples_of(each)]
-    about: list[Any] = [torch.tensor(tokens), reference]
-    if objective.rows == JUDGED:
-        others = [sequence[MISMATCHED] for sequence in sequences]
-        ratios = log_probabilities(model, others, False, pad_token_id) - log_probabilities(
-            base, others, False, pad_token_id
-        )
-        about += [torch.tensor([bool(each[DESIRABLE][0]) for each in sequences]), ratios.mean().clamp(min=0)]
-    result = compare(loss_of(training, place), options_of(training), objective.rows, found, *about)
+    about: list[Any] = [torch.tensor(tokens), reference and reference.own]
+    if found.others is not None and reference is not None:
+        divergence = (found.others - reference.others).mean().clamp(min=0)
+        about += [torch.tensor([bool(good) for each in sequences for good in each[DESIRABLE]]), divergence]
+    rows = objective_of(training).rows
+    result = compare(loss_of(training, place), options_of(training), rows, found.own, *about)
     figures = {"loss": float(result.losses.mean())}
     for name, figure in result.figures.items():
         values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
