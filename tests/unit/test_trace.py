@@ -18,6 +18,7 @@ from brigade.plan.choice import job_of_run
 from brigade.plan.choice.search import KNOWN
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import FUSED, Job
+from brigade.plan.costs.layer import layer_ops
 from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
@@ -197,6 +198,29 @@ def test_layers_of_hybrids_agree(family, checkpointing):
     assert 4 * activation_bytes(job)[0] == pytest.approx(3 * found.layers[0] + found.layers[1], rel=0.08)
     if checkpointing == "none":
         assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
+def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing):
+    """Falcon-H1's: each of the two reads a copy of its own, and under autocast multipliers in fp32 widen the space's input."""
+    document = config("falcon_h1", **SPACE, mamba_d_ssm=256)
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert shape.mixer and shape.mixer.beside and (shape.attending, shape.mixing) == (1, 1)
+    assert shape.attended(1000) == 1000
+    job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
+    found = trace(document, settings_of(job))
+    kept, back = activation_bytes(job)
+    assert kept == pytest.approx(found.layers[0], rel=0.02) and logit_bytes(job) == pytest.approx(found.loss, rel=0.05)
+    if checkpointing == "full":
+        assert back == pytest.approx(found.back, rel=0.1)
+    h, inner, wide, q, kv = 128, 256, 2 * 256 + 2 * 64 + 8, 128, 128
+    parts = h * (q + kv) + q * h + h * wide + inner * h + 3 * h * 352  # of attention, mixer and MLP
+    flops = sum(op.flops for op in layer_ops(job, False) if op.name not in ("attention", "scan"))
+    assert flops == 2 * parts
+    assert layer_seconds(job, gpu("H100 80GB"), False)[0] > 0
 
 
 # Gemma 4's three kinds of model: keys and values of an earlier layer, with a second embedding; keys that are the values; experts

@@ -33,11 +33,13 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     readers = (1, 1)
     if job.autocast:
         readers = (1 if family.fused_qkv else 3, 2 if family.gated and not family.fused_gate else 1)
+    beside = shape.mixer is not None and shape.mixer.beside
+    readers = (readers[0] + beside, readers[1])
 
     def norm(number: int) -> Iterator[Op]:
         into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-        beside = 2 * h * into_product  # the residual stream's gradient
-        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=beside)
+        gradient = 2 * h * into_product  # the residual stream's
+        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=gradient)
         if into_product:
             yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False)
 
@@ -50,7 +52,9 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     for one, share in job.alike:
         yield from (replace(op, share=share * shape.attending) for op in _attention_with_products(one))
     if shape.mixer:
-        yield from (replace(op, share=1 - shape.attending) for op in mixer_ops(job))
+        yield from (replace(op, share=shape.mixing) for op in mixer_ops(job))
+    if beside:
+        yield _multipliers(job)
     if family.norms >= 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
@@ -89,6 +93,15 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     if family.output_gate:  # by its sigmoid: the gate, its sigmoid, and what both are multiplied to
         yield Op("gate", "pointwise", moved=14 * q, moved_back=20 * q, kept=6 * q)
     yield Op("out", "product", 2 * q * h, (q, h))
+
+
+def _multipliers(job: Job) -> Op:
+    """Return the products with numbers of what attention, mixer and MLP read and give, of the mixer's parts, keys and gate
+    (FalconH1DecoderLayer). They keep nothing."""
+    shape = job.shape
+    assert shape.mixer
+    multiplied = 5 * shape.hidden + shape.mixer.products[0][1] + shape.key_value_width / 2 + shape.ffn
+    return Op("multipliers", "pointwise", moved=4 * multiplied, moved_back=4 * multiplied)
 
 
 def _per_layer_input(job: Job) -> Iterator[Op]:

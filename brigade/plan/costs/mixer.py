@@ -1,4 +1,4 @@
-"""List the operations of a hybrid's mixer, which stands in the place of attention: as layer.py does for a decoder layer.
+"""List the operations of a hybrid's mixer, which stands in the place of attention or beside it: as layer.py does for a layer.
 
 Counted is what Transformers' modules compute with the kernels of flash-linear-attention, mamba-ssm and causal-conv1d. Without
 these Transformers computes in torch, in fp32 and by tensors of whole chunks, which takes several times the memory and time. No
@@ -24,7 +24,9 @@ def mixer_ops(job: Job) -> Iterator[Op]:
     for one in into:
         yield Op("mixer in", "product", 2 * one[0] * one[1], one)
     if mixer.kind == SPACE:
-        yield from _scan(mixer, sum(width for _, width in into))
+        # The multipliers of Falcon-H1 are a tensor in fp32, and so is what it multiplies.
+        wide = 2 if job.autocast and mixer.beside else 1
+        yield from _scan(mixer, sum(width for _, width in into), wide)
         yield Op("mixer out", "product", 2 * inner * outer, (inner, outer))
         return
     # The kernel reads and writes each element once, and keeps its input; torch's copies it before and after.
@@ -39,12 +41,13 @@ def _gates(width: int) -> Iterator[Op]:
     yield Op("gates", "pointwise", moved=12 * width, moved_back=24 * width, kept=8 * width)
 
 
-def _scan(mixer: Mixer, width: int) -> Iterator[Op]:
+def _scan(mixer: Mixer, width: int, wide: int) -> Iterator[Op]:
     """Yield a state space from its first product to its last, whose convolution, scan, gate and norm are one function
     (MambaSplitConv1dScanCombinedFn of mamba_ssm/ops/triton/ssd_combined.py).
 
     It keeps what the first product gives, what the scan gives before the gate, and a number per group of its norm. Convolution,
-    gate and norm are computed again in the backward pass, and so are the states. width: of the first product's output
+    gate and norm are computed again in the backward pass, and so are the states. width: of the first product's output; wide: 2
+    where it is in fp32
     """
     heads, inner = mixer.heads, mixer.heads * mixer.value_dim
     # For each group C with B, for each head the result with values, and the state written and read.
@@ -52,9 +55,9 @@ def _scan(mixer: Mixer, width: int) -> Iterator[Op]:
     flops = pairs + 4 * inner * mixer.key_dim
     yield Op("scan", "product", SMALL * flops, (inner, max(1, SMALL * flops // (2 * inner))))
     states = 4 * inner * mixer.key_dim / mixer.chunk
-    moved = 4 * width + 4 * mixer.convolved + 6 * inner + 8 * heads + 2 * states
-    kept = 2 * width + 2 * inner + 4 * mixer.key_heads
-    again = 2 * width + 2 * mixer.convolved + 6 * inner + 12 * heads + 2 * states
+    moved = wide * (4 * width + 4 * mixer.convolved + 6 * inner) + 8 * heads + 2 * states
+    kept = wide * (2 * width + 2 * inner) + 4 * mixer.key_heads
+    again = wide * (2 * width + 2 * mixer.convolved + 6 * inner) + 12 * heads + 2 * states
     yield Op("state space", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=again)
 
 

@@ -25,12 +25,15 @@ STATES = {
     RULE: ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
     SPACE: ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head"),
 }
-# Kinds of layers that no formula here describes, by their names in `layer_types` and in modules.
+# Names in `layer_types` of layers with a mixer that a formula describes.
 MIXERS = {
     "linear_attention": (RULE, SPACE),
     "mamba": (SPACE,),
     "conv": (CONVOLUTION,),
-}  # of `layer_types`, with formulas
+    "hybrid": (SPACE,),
+}
+BESIDE = "hybrid"  # with attention beside the mixer
+# What no formula here describes, by names in `layer_types` and of modules.
 NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
 
@@ -79,7 +82,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     sizes = sizes_of_layers(kind, text, layers)
     most = largest(sizes)
     mixer, attending = _mixer(text, layers)
-    _check_attention(kind, text, attending, mixer is not None)
+    _check_attention(kind, text, attending, mixer)
 
     def number(key: str, default: int = 0) -> int:
         """The config's, by any of its names."""
@@ -179,13 +182,16 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
 
 
 def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
-    """(what a hybrid has instead of attention in some layers, the layers with attention). None where no formula describes it."""
+    """(what a hybrid has instead of attention in some layers or beside it in all, the layers with attention). None where no
+    formula describes it."""
     types = list(getattr(text, "layer_types", None) or ())
     kinds = {one for one in types if one in MIXERS}
-    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS]
+    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS or one == BESIDE]
     if len(kinds) != 1 or len(types) != len(layers) or not attending:
         return None, list(layers)
-    first = next(layer for layer, one in zip(layers, types, strict=True) if one in MIXERS)
+    beside = BESIDE in kinds
+    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in MIXERS]
+    first = mixing[0]
     states = {kind: [getattr(text, key, 0) for key in STATES.get(kind, ())] for kind in MIXERS[kinds.pop()]}
     kind = next((kind for kind, sizes in states.items() if all(sizes)), "")
     convolutions = [(name, module) for name, module in first.named_modules() if type(module).__name__ == "Conv1d"]
@@ -194,7 +200,7 @@ def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
     place, convolution = convolutions[0][0].rpartition(".")[0], convolutions[0][1]
     products = tuple((module.in_features, module.out_features) for _, module in _linear(first.get_submodule(place)))
     sizes = dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states[kind]), strict=False))
-    mixer = Mixer(kind, len(layers) - len(attending), products, convolution.in_channels, **sizes)
+    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **sizes)
     if kind == SPACE:
         mixer = replace(mixer, chunk=text.mamba_chunk_size)
         if mixer.convolved != mixer.heads * mixer.value_dim + 2 * mixer.key_heads * mixer.key_dim:
@@ -210,13 +216,15 @@ def _linear(module: Any) -> list[tuple[str, Any]]:
     return sorted(found, key=lambda one: one[0].startswith("out"))
 
 
-def _check_attention(kind: str, text: Any, layers: Any, mixer: bool) -> None:
-    """Raise UserError for a model whose layers are not all attention and an MLP. layers: without those that have a mixer"""
+def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> None:
+    """Raise UserError for a model whose layers are not all attention and an MLP. layers: those that have no mixer in the place of
+    attention"""
     named = () if mixer else getattr(text, "layer_types", None) or ()
     types = {str(one) for one in named if NOT_ATTENTION.search(str(one))}
     others = {type(m).__name__ for layer in layers for m in layer.modules() if NOT_ATTENTION.search(type(m).__name__)}
     plain = sum(any(ATTENTION.search(name) for name, _ in layer.named_modules()) for layer in layers)
-    found = sorted(types or others - {"Conv1D"})  # GPT-2's name for a linear layer
+    others -= {"Conv1d"} if mixer and mixer.beside else {"Conv1D"}  # the mixer's; GPT-2's name for a linear layer
+    found = sorted(types or others)
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
         what = ", ".join(found[:3]) or f"{len(layers) - plain} of {len(layers)} layers without attention"
         problem = f"the formulas describe decoders of attention and MLP, and it has {what}"

@@ -44,7 +44,7 @@ KERNELS = {RULE: ("fla", "causal_conv1d"), CONVOLUTION: ("causal_conv1d",), SPAC
 
 @dataclass(frozen=True)
 class Mixer:
-    """What hands on earlier tokens in the layers of a hybrid that have no attention.
+    """What hands on earlier tokens in the layers of a hybrid that have no attention, or in each layer beside attention.
 
     kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2) or a state space (Mamba-2,
         Dao and Gu 2024, arXiv 2405.21060)
@@ -52,6 +52,7 @@ class Mixer:
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
     key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
+    beside: its layers have attention too, and both read the same norm, each by a multiplier of its own (Falcon-H1)
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Mixer:
     key_dim: int = 0
     value_dim: int = 0
     chunk: int = 0
+    beside: bool = False
 
     @property
     def packages(self) -> dict[str, str]:
@@ -109,7 +111,7 @@ class ModelShape:
     moe_layers: how many of the layers have experts
     window, windowed_layers: sliding-window attention, and how many layers have it
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
-    mixer: of a hybrid, what its other layers have instead of attention
+    mixer: of a hybrid, what its other layers have instead of attention, or all of them beside it
     sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
     masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
     per_layer_input: width of what each layer adds of a second embedding, which has looked_up parameters (Gemma 4's E models)
@@ -166,7 +168,12 @@ class ModelShape:
     @property
     def attending(self) -> float:
         """Share of the layers that have attention."""
-        return 1 - self.mixer.layers / self.layers if self.mixer else 1.0
+        return 1 - self.mixing if self.mixer and not self.mixer.beside else 1.0
+
+    @property
+    def mixing(self) -> float:
+        """Share of the layers that have a mixer."""
+        return self.mixer.layers / self.layers if self.mixer else 0.0
 
     @property
     def dense_layers(self) -> int:
@@ -263,8 +270,8 @@ class ModelShape:
         return (self.active + self.looked_up - self.embedding - self.head - self.final_norm) / self.layers
 
     def attended(self, length: float) -> float:
-        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 in a mixer. Layers
-        with narrower queries than query_width count for less."""
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 without attention.
+        Layers with narrower queries than query_width count for less."""
         if self.sizes:
             return sum(share * one.head_dim / self.head_dim * one.attended(length) for one, share in self.alike)
         inside = min(length, self.window) if self.window else length

@@ -154,30 +154,43 @@ class _StateSpace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, projected: torch.Tensor, out: torch.Tensor, groups: int, heads: int) -> torch.Tensor:
-        rows, tokens, _ = projected.shape
-        half = projected.dtype
+    def forward(
+        ctx: Any, projected: torch.Tensor, out: torch.Tensor, groups: int, heads: int, chunk: int
+    ) -> torch.Tensor:
+        rows, tokens, width = projected.shape
         scanned = projected.new_empty(rows, tokens, out.shape[1])
         ctx.save_for_backward(projected, scanned, out, projected.new_empty(rows * groups, tokens, dtype=torch.float32))
         ctx.heads = heads
-        return projected.new_empty(rows, tokens, out.shape[0], dtype=half)
+        state = (width - 2 * out.shape[1] - heads) // (2 * groups)
+        ctx.states = (rows, tokens // chunk + 1, out.shape[1], state)
+        return projected.new_empty(rows, tokens, out.shape[0], dtype=out.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         projected, scanned, out, _ = ctx.saved_tensors
         rows, tokens, inner = scanned.shape
-        # Values, B and C after the convolution, the gated and normed result and its gradient, and steps in fp32, once more.
+        # Values, B and C after the convolution, the gated and normed result and its gradient, and in fp32 steps, the states at
+        # the borders of chunks and their gradients, once more.
         again = [projected.new_empty(rows, tokens, projected.shape[-1] - inner - ctx.heads)]
         again += [torch.empty_like(scanned) for _ in range(3)]
         again += [projected.new_empty(rows, tokens, ctx.heads, dtype=torch.float32) for _ in range(3)]
-        return torch.empty_like(projected), torch.empty_like(out), None, None
+        again += [projected.new_empty(ctx.states, dtype=torch.float32) for _ in range(2)]
+        return torch.empty_like(projected), torch.empty_like(out), None, None, None
 
 
 def _state_space(
-    projected: Any, weight: Any, bias: Any, steps: Any, decay: Any, outproj_weight: Any, ngroups: int, **kwargs: Any
+    projected: Any,
+    weight: Any,
+    bias: Any,
+    steps: Any,
+    decay: Any,
+    chunk_size: int,
+    outproj_weight: Any,
+    ngroups: int,
+    **kwargs: Any,
 ) -> torch.Tensor:
     half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else outproj_weight.dtype
-    return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0])
+    return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0], chunk_size)
 
 
 @contextmanager
