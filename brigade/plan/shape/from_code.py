@@ -12,7 +12,7 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
-from .from_config import windows
+from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, sizes_of_layers
 from .model_shape import CONVOLUTION, RULE, SPACE, Family, LayerSizes, Mixer, ModelShape
 from .trace import remembered
@@ -135,6 +135,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
         fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
+        scaled=scales_logits(text.to_dict()),
         v_norm=any(name.endswith("v_norm") for name in first),
         norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
         tied=tied,

@@ -35,6 +35,7 @@ class Family:
     output_gate: bool = False
     v_norm: bool = False
     capped: bool = False
+    scaled: bool = False
 
 
 RULE, CONVOLUTION, SPACE = "gated delta rule", "short convolution", "state space"
