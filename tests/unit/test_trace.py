@@ -223,6 +223,91 @@ def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing)
     assert layer_seconds(job, gpu("H100 80GB"), False)[0] > 0
 
 
+APART = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+         "vocab_size": 1000, "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 64, "n_groups": 2, "chunk_size": 64,
+         "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+         "moe_shared_expert_intermediate_size": 128}  # fmt: skip
+PATTERNS = {
+    "mlp": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+    "moe": ["linear_attention", "moe", "full_attention", "linear_attention", "moe", "moe"],
+    "both": ["linear_attention", "moe", "full_attention", "mlp"],
+}
+
+
+@pytest.mark.parametrize("engine, checkpointing", [("fsdp2", "none"), ("fsdp2", "full"), ("ddp", "none")])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_layers_of_one_part_each_agree(name, engine, checkpointing):
+    """Nemotron-H's: each part in the layers that are of it, with one norm, an MLP without a gate, and a router in fp32."""
+    types = PATTERNS[name]
+    document = {"model_type": "nemotron_h", **APART, "layers_block_type": types}
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert shape.mixer and shape.apart and not shape.family.gated and shape.family.norms == 1 and shape.kv_heads == 2
+    counts = [types.count(one) for one in ("full_attention", "linear_attention", "mlp", "moe")]
+    assert [round(share * len(types)) for share in (shape.attending, shape.mixing)] == counts[:2]
+    assert [shape.mlp_layers, shape.moe_layers] == counts[2:]
+    if engine == "ddp" and shape.moe_layers:
+        return  # the experts' product takes bf16 alone
+    job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
+    found = trace(document, settings_of(job))
+    kept, back = activation_bytes(job)
+    kinds = [types.count(one) for one in dict.fromkeys(types)]
+    layers = sum(count * each for count, each in zip(kinds, found.layers, strict=True))
+    assert shape.layers * kept == pytest.approx(layers, rel=0.03)
+    if checkpointing == "full":
+        assert back == pytest.approx(found.back, rel=0.2)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_products_of_layers_of_one_part_each_are_counted(name):
+    document = {"model_type": "nemotron_h", **APART, "layers_block_type": PATTERNS[name]}
+    shape = described(document, "x")
+    space, mlp = 128 * 776 + 256 * 128, 2 * 128 * 352
+    moe = 2 * 128 * (2 * 64 + 128) + 128 * 16  # two experts and the shared one, and the router
+    sizes = {"full_attention": 2 * 128 * (128 + 64), "linear_attention": space, "mlp": mlp, "moe": moe}
+    job = Job(shape, LENGTH)
+    flops = sum(
+        count * op.share * op.flops
+        for of_experts, count in shape.kinds
+        for op in layer_ops(job, of_experts)
+        if op.name not in ("attention", "scan")
+    )
+    assert flops == pytest.approx(2 * sum(sizes[one] for one in PATTERNS[name]))
+    # Adapters lie on the layers that have what they are named after.
+    assert lora_parameters(shape, 8, "qv") == 8 * (2 * 128 + 128 + 64) * PATTERNS[name].count("full_attention")
+    assert layer_seconds(job, gpu("H100 80GB"), False)[0] > 0
+
+
+# As nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 publishes them.
+NANO = {"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 131072, "tie_word_embeddings": False,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_num_heads": 64,
+        "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "chunk_size": 128, "n_routed_experts": 128,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712}  # fmt: skip
+
+
+def test_nemotron_3_nano_has_the_parameters_that_are_published():
+    """31.6 billion, of which a token meets 3.6 (3.2 without the two ends, as NVIDIA's report counts)."""
+    shape = described(NANO, "x")
+    assert shape.parameters == 31_577_937_344
+    assert shape.active == pytest.approx(3.58e9, rel=0.001)
+    assert shape.active - shape.embedding == pytest.approx(3.23e9, rel=0.001)
+    assert (shape.layers, shape.moe_layers, shape.experts, shape.expert_ffn, shape.shared_ffn) == (
+        52,
+        23,
+        128,
+        1856,
+        3712,
+    )
+
+
+def test_experts_that_read_a_latent_vector_are_refused():
+    document = {"model_type": "nemotron_h", **APART, "layers_block_type": PATTERNS["moe"], "moe_latent_size": 32}
+    with pytest.raises(UserError, match="its read 32 numbers"):
+        described(document, "x")
+
+
 # Gemma 4's three kinds of model: keys and values of an earlier layer, with a second embedding; keys that are the values; experts
 # beside a dense MLP. One in three layers sees all tokens, by wider heads.
 TURNS = ["sliding_attention", "sliding_attention", "full_attention"] * 4

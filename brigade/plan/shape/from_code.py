@@ -3,7 +3,7 @@ that model_shape.FAMILIES does not know. Remembered like a trace, so that only t
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import UserError
@@ -13,18 +13,20 @@ from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
-from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, sizes_of_layers
+from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
 from .model_shape import CONVOLUTION, RULE, SPACE, Family, LayerSizes, Mixer, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
+ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
-# A config's keys of what has a state: heads and key_heads, key_dim and value_dim of Mixer.
+# Attributes of a mixer's module that has a state, by Mixer's fields.
 STATES = {
-    RULE: ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    SPACE: ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head"),
-}
+    RULE: {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
+    SPACE: {"heads": "num_heads", "key_heads": "n_groups", "key_dim": "ssm_state_size", "value_dim": "head_dim",
+            "chunk": "chunk_size"},
+}  # fmt: skip
 # Names in `layer_types` of layers with a mixer that a formula describes.
 MIXERS = {
     "linear_attention": (RULE, SPACE),
@@ -33,6 +35,7 @@ MIXERS = {
     "hybrid": (SPACE,),
 }
 BESIDE = "hybrid"  # with attention beside the mixer
+APART = ("mlp", "moe")  # with nothing else: the other layers of such a model have no MLP
 # What no formula here describes, by names in `layer_types` and of modules.
 NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
@@ -81,7 +84,9 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     _, _, layers = decoder_layers(model)
     sizes = sizes_of_layers(kind, text, layers)
     most = largest(sizes)
-    mixer, attending = _mixer(text, layers)
+    types = list(map(str, getattr(text, "layer_types", None) or ()))
+    mixer, attending = _mixer(types, layers)
+    apart = mixer is not None and not set(APART).isdisjoint(types)
     _check_attention(kind, text, attending, mixer)
 
     def number(key: str, default: int = 0) -> int:
@@ -103,10 +108,18 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
+    if latent := getattr(text, "moe_latent_size", None):
+        problem = (
+            f"the formulas describe experts that read the residual stream, and its read {latent} numbers made of it"
+        )
+        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
     each = sum(one["in_experts"] for one in moe) // len(moe) // experts if moe else 0
-    gated_experts = any("gate" in name or "w3" in name for name, _ in layers.named_parameters() if EXPERTS.search(name))
+    names = [name for name, _ in layers.named_parameters()]
+    gated_experts = any("gate" in name or "w3" in name for name in names if EXPERTS.search(name))
     ffn = number("intermediate_size") or 4 * hidden
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
+    if apart:  # by name: other layers have no MLP, and mixers have matrices as large
+        gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
     if most:
         ffn = most.ffn
     elif (built := _built_width(attending[-1], hidden)) not in (
@@ -128,6 +141,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
     key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
+    fp32_router, fp32_weights = router_precision(model, hidden) if moe else (False, False)
     family = Family(
         gated=gated,
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
@@ -135,6 +149,9 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
         fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
+        fp32_router=fp32_router,
+        fp32_weights=fp32_weights,
+        squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
         scaled=scales_logits(text.to_dict()),
         v_norm=any(name.endswith("v_norm") for name in first),
         norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
@@ -160,10 +177,13 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         tied=tied,
         experts=experts,
         top_k=number("num_experts_per_tok") if moe else 0,
-        expert_ffn=each // ((3 if gated_experts else 2) * hidden),
-        shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden) or (ffn if most and moe else 0),
+        expert_ffn=each // ((2 + gated_experts) * hidden),
+        shared_ffn=max((one["shared"] for one in moe), default=0) // ((2 + gated_experts) * hidden)
+        or (ffn if most and moe else 0),
         moe_layers=len(moe),
         mixer=mixer,
+        apart=apart,
+        mlp_layers=types.count("mlp") * apart,
         window=window,
         windowed_layers=windowed,
         other=sum(beside.values()),
@@ -182,30 +202,32 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     )
 
 
-def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
+def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
     """(what a hybrid has instead of attention in some layers or beside it in all, the layers with attention). None where no
-    formula describes it."""
-    types = list(getattr(text, "layer_types", None) or ())
+    formula describes it, and then all layers. types: what the config calls each layer"""
     kinds = {one for one in types if one in MIXERS}
-    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS or one == BESIDE]
+    without = (*MIXERS.keys() - {BESIDE}, *APART)
+    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in without]
     if len(kinds) != 1 or len(types) != len(layers) or not attending:
         return None, list(layers)
-    beside = BESIDE in kinds
     mixing = [layer for layer, one in zip(layers, types, strict=True) if one in MIXERS]
-    first = mixing[0]
-    states = {kind: [getattr(text, key, 0) for key in STATES.get(kind, ())] for kind in MIXERS[kinds.pop()]}
-    kind = next((kind for kind, sizes in states.items() if all(sizes)), "")
-    convolutions = [(name, module) for name, module in first.named_modules() if type(module).__name__ == "Conv1d"]
-    if len(convolutions) != 1 or not kind:
+    convolutions = [(name, module) for name, module in mixing[0].named_modules() if type(module).__name__ == "Conv1d"]
+    if len(convolutions) != 1:
         return None, list(layers)
-    place, convolution = convolutions[0][0].rpartition(".")[0], convolutions[0][1]
-    products = tuple((module.in_features, module.out_features) for _, module in _linear(first.get_submodule(place)))
-    sizes = dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states[kind]), strict=False))
-    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **sizes)
-    if kind == SPACE:
-        mixer = replace(mixer, chunk=text.mamba_chunk_size)
-        if mixer.convolved != mixer.heads * mixer.value_dim + 2 * mixer.key_heads * mixer.key_dim:
-            return None, list(layers)
+    module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
+    possible = MIXERS[kinds.pop()]
+    states = {
+        kind: {field: getattr(module, name, 0) for field, name in STATES.get(kind, {}).items()} for kind in possible
+    }
+    kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
+    if not kind:
+        return None, list(layers)
+    products = tuple((one.in_features, one.out_features) for _, one in _linear(module))
+    beside = BESIDE in types
+    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **states[kind])
+    inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
+    if kind == SPACE and mixer.convolved != inner + 2 * keys:
+        return None, list(layers)
     return mixer, attending
 
 
@@ -223,13 +245,20 @@ def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> 
     named = () if mixer else getattr(text, "layer_types", None) or ()
     types = {str(one) for one in named if NOT_ATTENTION.search(str(one))}
     others = {type(m).__name__ for layer in layers for m in layer.modules() if NOT_ATTENTION.search(type(m).__name__)}
-    plain = sum(any(ATTENTION.search(name) for name, _ in layer.named_modules()) for layer in layers)
+    plain = sum(bool(_attention_of(layer)) for layer in layers)
     others -= {"Conv1d"} if mixer and mixer.beside else {"Conv1D"}  # the mixer's; GPT-2's name for a linear layer
     found = sorted(types or others)
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
         what = ", ".join(found[:3]) or f"{len(layers) - plain} of {len(layers)} layers without attention"
         problem = f"the formulas describe decoders of attention and MLP, and it has {what}"
         raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+
+
+def _attention_of(layer: Any) -> set[str]:
+    """The names of modules that are attention or in it: they say so, or a class around them does (Nemotron-H's `mixer`)."""
+    modules = list(layer.named_modules())
+    around = tuple(f"{name}." for name, module in modules if name and type(module).__name__.endswith("Attention"))
+    return {name for name, _ in modules if ATTENTION.search(name) or f"{name}.".startswith(around)}
 
 
 def _widths(module: Any) -> tuple[int, int] | None:
@@ -272,9 +301,10 @@ def _parts(layer: Any) -> dict[str, int]:
 def _key_value_heads(layer: Any, heads: int, head_dim: int) -> int:
     """The number of key-value heads, by the projections' widths, for configs name it in many ways. All heads where keys come
     from a latent vector."""
+    inside = _attention_of(layer)
     for name, module in layer.named_modules():
         last, widths = name.rpartition(".")[2], _widths(module)
-        if not widths or not ATTENTION.search(name):
+        if not widths or name not in inside:
             continue
         out = module.nf if hasattr(module, "nf") else widths[0]
         if last in ("k_proj", "key"):

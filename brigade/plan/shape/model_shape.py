@@ -33,6 +33,9 @@ class Family:
     positions: int = 0
     rotary: bool = True
     output_gate: bool = False
+    squared: bool = False
+    fp32_router: bool = False
+    fp32_weights: bool = False
     v_norm: bool = False
     capped: bool = False
     scaled: bool = False
@@ -113,6 +116,7 @@ class ModelShape:
     window, windowed_layers: sliding-window attention, and how many layers have it
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
     mixer: of a hybrid, what its other layers have instead of attention, or all of them beside it
+    apart: each layer has only one of attention, mixer, MLP and experts (Nemotron-H), and mlp_layers of them an MLP
     sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
     masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
     per_layer_input: width of what each layer adds of a second embedding, which has looked_up parameters (Gemma 4's E models)
@@ -137,6 +141,8 @@ class ModelShape:
     windowed_layers: int = 0
     other: int = 0
     mixer: Mixer | None = None
+    apart: bool = False
+    mlp_layers: int = 0
     sizes: tuple[LayerSizes, ...] = ()
     made: int = 2
     masked: bool = False
@@ -167,14 +173,38 @@ class ModelShape:
         ] or [(self, 1.0)]
 
     @property
+    def one_of_each(self) -> "list[ModelShape]":
+        """Where each layer has one part only: shapes of one layer without experts, for each part that such layers have."""
+        if not self.apart or not self.mixer:
+            return []
+        attention = round(self.attending * self.layers)
+        numbers = ((self.mixer.layers, 1, 0), (self.mlp_layers, 0, 1), (attention, 0, 0))
+        return [
+            replace(self, layers=1, moe_layers=0, mlp_layers=mlp, mixer=replace(self.mixer, layers=mixing))
+            for layers, mixing, mlp in numbers
+            if layers
+        ]
+
+    @property
     def attending(self) -> float:
         """Share of the layers that have attention."""
+        if self.apart:
+            return 1 - self.mixing - (self.mlp_layers + self.moe_layers) / self.layers
         return 1 - self.mixing if self.mixer and not self.mixer.beside else 1.0
 
     @property
     def mixing(self) -> float:
         """Share of the layers that have a mixer."""
         return self.mixer.layers / self.layers if self.mixer else 0.0
+
+    def parts(self, moe: bool) -> tuple[float, float, float]:
+        """Return the shares of layers with experts, or of those without, that have (attention, a mixer, an MLP or experts)."""
+        if not self.apart:
+            return self.attending, self.mixing, 1.0
+        if moe:
+            return 0.0, 0.0, 1.0
+        of_dense = self.layers / self.dense_layers
+        return self.attending * of_dense, self.mixing * of_dense, self.mlp_layers / self.dense_layers
 
     @property
     def dense_layers(self) -> int:
