@@ -26,7 +26,7 @@ from brigade.plan.shape import from_code as shape_from_code
 from brigade.plan.shape import stand_ins, traced_model
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_config import shape_of
-from brigade.plan.shape.lora import lora_parameters
+from brigade.plan.shape.lora import all_linears, lora_parameters
 from brigade.plan.shape.model_shape import FAMILIES
 from brigade.plan.shape.trace import trace
 from brigade.plan.shape.trace_settings import TraceSettings
@@ -183,6 +183,7 @@ HYBRIDS = {
     "granitemoehybrid": SPACE | EXPERTS | {"layer_types": [*["mamba"] * 3, "attention"], "num_local_experts": 16,
                                            "shared_intermediate_size": 64, "position_embedding_type": "nope"},
     "bamba": SPACE | {"attn_layer_indices": [3]},
+    "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3, "num_experts": 1},
 }  # fmt: skip
 
 
@@ -198,6 +199,42 @@ def test_layers_of_hybrids_agree(family, checkpointing):
     assert 4 * activation_bytes(job)[0] == pytest.approx(3 * found.layers[0] + found.layers[1], rel=0.08)
     if checkpointing == "none":
         assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
+
+
+@pytest.mark.parametrize(
+    "family", [family for family, values in HYBRIDS.items() if "num_experts_per_tok" not in values]
+)
+def test_products_and_adapters_of_hybrids_are_counted(family):
+    """Each product of each linear layer, and an adapter on each that the run adapts; all parameters exactly."""
+    document = config(family, **{"num_hidden_layers": 4} | HYBRIDS[family])
+    shape = described(document, "x")
+    with torch.device("meta"):
+        model = traced_model.build(document)
+    layers = traced_model.decoder_layers(model)[2]
+    linears = [module for module in layers.modules() if isinstance(module, torch.nn.Linear)]
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    own = ("attention", "rule", "scan")  # products that read no weight
+    flops = sum(op.share * op.flops for op in layer_ops(Job(shape, LENGTH), False) if op.name not in own)
+    assert 4 * flops == 2 * sum(module.weight.numel() for module in linears)
+    widths = [count * (inner + outer) for count, inner, outer in all_linears(shape)]
+    assert sum(widths) == shape.adapted == lora_parameters(shape, 1)
+    assert lora_parameters(shape, 1, "q") == 128 + (2 if shape.family.output_gate else 1) * 128
+
+
+def test_a_hybrids_mixtures_are_counted():
+    """Jamba's: a selective scan in each layer but one, experts in each other one, with a router in bf16."""
+    document = config(
+        "jamba", **HYBRIDS["jamba"] | {"num_hidden_layers": 8, "num_experts": 8, "num_experts_per_tok": 2}
+    )
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert (shape.attending, shape.mixing, shape.moe_layers, shape.expert_ffn) == (0.25, 0.75, 4, 352)
+    job = Job(shape, LENGTH)
+    found = trace(document, settings_of(job))
+    assert len(found.layers) == 3  # without experts, with them, and attention, which has experts here
+    layers = sum(count * each for count, each in zip((4, 2, 2), found.layers, strict=True))
+    assert 8 * activation_bytes(job)[0] == pytest.approx(layers, rel=0.03)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

@@ -7,11 +7,15 @@ GPU has measured either here.
 
 from collections.abc import Iterator
 
-from ..shape.model_shape import RULE, SPACE, Mixer
+from ..shape.model_shape import RULE, SCAN, SPACE, Mixer
 from .job import Job
 from .operation import Op
 
 CHUNK = 64  # tokens that the rule computes at once (fla/ops/gated_delta_rule/chunk.py)
+SCANNED = 2048  # and a selective scan (stand_ins.py)
+# A selective scan computes an exponential for each channel, state and token. An H100 takes as long for one (16 a clock and
+# multiprocessor) as for a byte of its memory; backward it does so again, with about twice as much besides. Assumed of all cards.
+EXPONENTIAL, EXPONENTIAL_BACK = 1, 3
 # A chunk's products are small, and each waits for the state before it: as many times slower than one large product is assumed.
 SMALL = 3
 
@@ -31,8 +35,11 @@ def mixer_ops(job: Job) -> Iterator[Op]:
         return
     # The kernel reads and writes each element once, and keeps its input; torch's copies it before and after.
     width = mixer.convolved
-    yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width)
-    yield from _rule(job, mixer) if mixer.kind == RULE else _gates(width)
+    kept = 2 * into[0][1] if mixer.kind == SCAN else 2 * width  # which is a part of what the first product gives
+    yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=kept)
+    yield from (
+        _selective(job, mixer) if mixer.kind == SCAN else _rule(job, mixer) if mixer.kind == RULE else _gates(width)
+    )
     yield Op("mixer out", "product", 2 * inner * outer, (inner, outer), kept=2 * inner)
 
 
@@ -59,6 +66,23 @@ def _scan(mixer: Mixer, width: int, wide: int) -> Iterator[Op]:
     kept = wide * (2 * width + 2 * inner) + 4 * mixer.key_heads
     again = wide * (2 * width + 2 * mixer.convolved + 6 * inner) + 12 * heads + 2 * states
     yield Op("state space", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=again)
+
+
+def _selective(job: Job, mixer: Mixer) -> Iterator[Op]:
+    """Yield the norms of steps, B and C, and the selective scan (SelectiveScanFn).
+
+    What the convolution gives is kept twice: as the product of steps, B and C reads it, and with tokens next to each other as the
+    scan does. So does the scan have steps and gate copied, and keeps what it gives before the gate.
+    """
+    inner, state, (_, made) = mixer.heads, mixer.key_dim, mixer.products[1]
+    wide = 4 if job.autocast else 2  # an fp32 weight's norm gives fp32, of which the product of steps makes a copy
+    each = 4 if "norm" in job.kernels else 6 + wide + 2 * job.autocast
+    yield Op("steps norm", "pointwise", moved=36 * made, moved_back=54 * made, kept=each * made)
+    # Copies of three, then the scan, which reads them, and gives its result with and without the gate.
+    moved = 12 * inner + 10 * inner + EXPONENTIAL * inner * state
+    moved_back = 4 * inner + 16 * inner + EXPONENTIAL_BACK * inner * state
+    kept = 10 * inner + 8 * inner * state / SCANNED
+    yield Op("selective scan", "pointwise", moved=moved, moved_back=moved_back, kept=kept, back=8 * inner + 12 * state)
 
 
 def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:

@@ -3,7 +3,7 @@ that model_shape.FAMILIES does not know. Remembered like a trace, so that only t
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import UserError
@@ -14,7 +14,7 @@ from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
-from .model_shape import CONVOLUTION, RULE, SPACE, Family, LayerSizes, Mixer, ModelShape
+from .model_shape import CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -26,10 +26,11 @@ STATES = {
     RULE: {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
     SPACE: {"heads": "num_heads", "key_heads": "n_groups", "key_dim": "ssm_state_size", "value_dim": "head_dim",
             "chunk": "chunk_size"},
+    SCAN: {"heads": "intermediate_size", "key_dim": "ssm_state_size"},
 }  # fmt: skip
 # Names in `layer_types` of layers with a mixer that a formula describes.
 MIXERS = {
-    "linear_attention": (RULE, SPACE),
+    "linear_attention": (RULE, SPACE, SCAN),
     "mamba": (SPACE,),
     "conv": (CONVOLUTION,),
     "hybrid": (SPACE,),
@@ -104,7 +105,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         if id(module) not in outside and (found := _widths(module))
     }
     taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else set()
-    taken |= beside_mamba(model, list(widths)) if mixer and mixer.kind == SPACE else set()
+    taken |= beside_mamba(model, list(widths)) if mixer else set()
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
@@ -228,6 +229,10 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
     inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
     if kind == SPACE and mixer.convolved != inner + 2 * keys:
         return None, list(layers)
+    if kind == SCAN:  # with B, C and steps of one width for all channels
+        mixer = replace(mixer, key_heads=1, value_dim=1)
+        if mixer.convolved != mixer.heads or [outer for _, outer in products[::2]] != [2 * mixer.heads, mixer.heads]:
+            return None, list(layers)
     return mixer, attending
 
 

@@ -7,7 +7,7 @@ none (docs/methods.md).
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from .model_shape import SPACE, ModelShape
+from .model_shape import ModelShape
 
 ALL = "qkvom"
 ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
@@ -46,14 +46,8 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
     attending, mixing, inside = shape.parts(moe)
     yield from (one._replace(share=attending) for one in _of_attention(shape, targets) if attending)
     if targets == ALL and shape.mixer and mixing:
-        *into, last = shape.mixer.products
-        yield from (
-            Linear("stream" if inner == shape.hidden else "inside", inner, outer, mixing) for inner, outer in into
-        )
-        if (
-            shape.mixer.kind != SPACE
-        ):  # whose kernel reads that weight past an adapter (train/upstream/experts.py: beside_mamba)
-            yield Linear("mixed", *last, mixing)
+        reads = {shape.hidden: "stream", shape.mixer.products[-1][0]: "mixed"}
+        yield from (Linear(reads.get(inner, "inside"), inner, outer, mixing) for inner, outer in shape.mixer.adapted)
     yield from (one._replace(share=inside) for one in _of_mlp(shape, targets, moe) if inside)
     if targets == ALL and shape.per_layer_input:
         yield Linear("layer", shape.hidden, shape.per_layer_input)
@@ -66,7 +60,11 @@ def _of_attention(shape: ModelShape, targets: str) -> Iterator[Linear]:
     if family.fused_qkv and set(targets) & set("qkv"):
         yield Linear("stream", h, q + kv)
     elif not family.fused_qkv:
-        yield from (Linear("stream", h, {"q": q}.get(target, kv // 2)) for target in targets if target in made)
+        yield from (
+            Linear("stream", h, {"q": q * (1 + family.output_gate)}.get(target, kv // 2))
+            for target in targets
+            if target in made
+        )
     if "o" in targets:
         yield Linear("attention", q, h)
 

@@ -41,17 +41,24 @@ class Family:
     scaled: bool = False
 
 
-RULE, CONVOLUTION, SPACE = "gated delta rule", "short convolution", "state space"
+RULE, CONVOLUTION, SPACE, SCAN = "gated delta rule", "short convolution", "state space", "selective scan"
 # The modules by whose kernels the formulas count a mixer.
-KERNELS = {RULE: ("fla", "causal_conv1d"), CONVOLUTION: ("causal_conv1d",), SPACE: ("mamba_ssm", "causal_conv1d")}
+KERNELS = {
+    RULE: ("fla", "causal_conv1d"),
+    CONVOLUTION: ("causal_conv1d",),
+    SPACE: ("mamba_ssm", "causal_conv1d"),
+    SCAN: ("mamba_ssm", "causal_conv1d"),
+}
+# Which of a mixer's products has no adapter, because it is read past one (train/upstream/experts.py: beside_mamba).
+READ_PAST = {SPACE: -1, SCAN: 2}
 
 
 @dataclass(frozen=True)
 class Mixer:
     """What hands on earlier tokens in the layers of a hybrid that have no attention, or in each layer beside attention.
 
-    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2) or a state space (Mamba-2,
-        Dao and Gu 2024, arXiv 2405.21060)
+    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2), a state space (Mamba-2, Dao and Gu
+        2024, arXiv 2405.21060) or a selective scan (Mamba-1, Gu and Dao 2023, arXiv 2312.00752), of a head for each channel
     layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
@@ -69,6 +76,12 @@ class Mixer:
     value_dim: int = 0
     chunk: int = 0
     beside: bool = False
+
+    @property
+    def adapted(self) -> list[tuple[int, int]]:
+        """The products that adapters fit."""
+        past = READ_PAST.get(self.kind)
+        return [one for number, one in enumerate(self.products) if past is None or number != past % len(self.products)]
 
     @property
     def packages(self) -> dict[str, str]:

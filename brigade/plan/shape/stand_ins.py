@@ -19,6 +19,7 @@ from ...train.model.per_layer import widest_head
 from ...train.upstream.experts import replace_gate
 from .layer_sizes import FLASH_WIDTH
 
+SCANNED = 2048  # tokens of a chunk of the selective scan (csrc/selective_scan/selective_scan.cpp)
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 
 
@@ -193,6 +194,43 @@ def _state_space(
     return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0], chunk_size)
 
 
+class _SelectiveScan(torch.autograd.Function):
+    """What SelectiveScanFn of mamba_ssm/ops/selective_scan_interface.py saves: its inputs, with tokens next to each other in
+    memory, the states at the borders of its chunks, and what it gives before the gate.
+
+    hidden, steps, gate: (rows, inner, tokens); decay: (inner, state); into, out_of: (rows, state, tokens), B and C
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        steps: torch.Tensor,
+        decay: torch.Tensor,
+        into: torch.Tensor,
+        out_of: torch.Tensor,
+        gate: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, inner, tokens = hidden.shape
+        inputs = [one if one.stride(-1) == 1 else one.contiguous() for one in (hidden, steps, into, out_of, gate)]
+        borders = hidden.new_empty(rows, inner, -(-tokens // SCANNED), 2 * decay.shape[1], dtype=torch.float32)
+        ctx.save_for_backward(decay, *inputs, borders, torch.empty_like(inputs[1]))
+        return torch.empty_like(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        decay, hidden, steps, into, out_of, gate, _, _ = ctx.saved_tensors
+        gradient = gradients[0] if gradients[0].stride(-1) == 1 else gradients[0].contiguous()
+        sums = [torch.empty_like(one, dtype=torch.float32) for one in (into, out_of)]  # over channels, in fp32
+        found = [torch.empty_like(one) for one in (hidden, steps, decay, into, out_of, gate)]
+        del gradient, sums
+        return tuple(found)
+
+
+def _selective_scan(hidden: Any, steps: Any, decay: Any, into: Any, out_of: Any, z: Any, **kwargs: Any) -> torch.Tensor:
+    return _SelectiveScan.apply(hidden, steps, decay, into, out_of, z)
+
+
 @contextmanager
 def mixers(model: torch.nn.Module) -> Iterator[None]:
     """While it lasts, the recurrences of a hybrid are stand-ins for their kernels."""
@@ -201,6 +239,7 @@ def mixers(model: torch.nn.Module) -> Iterator[None]:
         "torch_chunk_gated_delta_rule": _delta_rule,
         "causal_conv1d_fn": _convolution,
         "mamba2_split_conv1d_scan_combined": _state_space,
+        "mamba_selective_scan": _selective_scan,
     }
     replaced = [(room, name, getattr(room, name)) for room in rooms for name in stand_ins if hasattr(room, name)]
     for room, name, _ in replaced:
