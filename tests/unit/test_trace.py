@@ -174,6 +174,8 @@ STATE = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "pad_token_id": 0,
+          "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 SPACE = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_expand": 2, "mamba_chunk_size": 64}
 HYBRIDS = {
     "qwen3_5_text": STATE | {"layer_types": LINEAR},
@@ -184,6 +186,8 @@ HYBRIDS = {
                                            "shared_intermediate_size": 64, "position_embedding_type": "nope"},
     "bamba": SPACE | {"attn_layer_indices": [3]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3, "num_experts": 1},
+    "kimi_linear": LATENT | {"layer_types": LINEAR, "linear_num_heads": 8, "linear_head_dim": 32,
+                             "mlp_layer_types": ["dense"] * 4},
 }  # fmt: skip
 
 
@@ -218,7 +222,32 @@ def test_products_and_adapters_of_hybrids_are_counted(family):
     assert 4 * flops == 2 * sum(module.weight.numel() for module in linears)
     widths = [count * (inner + outer) for count, inner, outer in all_linears(shape)]
     assert sum(widths) == shape.adapted == lora_parameters(shape, 1)
-    assert lora_parameters(shape, 1, "q") == 128 + (2 if shape.family.output_gate else 1) * 128
+    queries = 128 + (2 if shape.family.output_gate else 1) * 128  # in one layer
+    assert lora_parameters(shape, 1, "q") == queries
+
+
+MIXTURES = {"num_local_experts": 16, "num_experts_per_token": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_kimi_linears_layers_agree(checkpointing):
+    """Delta rules with a gate for each channel, latent attention, and mixtures behind one dense layer, which is wider."""
+    document = config(
+        "kimi_linear", **HYBRIDS["kimi_linear"] | MIXTURES | {"num_hidden_layers": 4, "mlp_layer_types": None}
+    )
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    sizes = (shape.ffn, shape.expert_ffn, shape.shared_ffn, shape.moe_layers, shape.top_k)
+    assert sizes == (352, 64, 64, 3, 2) and shape.family.fp32_router
+    job = Job(shape, LENGTH, checkpointing=checkpointing)
+    found = trace(document, settings_of(job))
+    kept, back = activation_bytes(job)
+    dense, moe, attention = found.layers
+    if checkpointing == "none":
+        assert 4 * kept == pytest.approx(dense + 2 * moe + attention, rel=0.03)
+    else:
+        assert back == pytest.approx(found.back, rel=0.15)
 
 
 def test_a_hybrids_mixtures_are_counted():
@@ -551,6 +580,22 @@ def test_an_unknown_architecture_is_described(family, values):
     assert shape.layers == values["num_hidden_layers"] and shape.active <= shape.parameters
     assert estimate(Job(shape, LENGTH)).memory.activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
     assert trace(document, TraceSettings(LENGTH)).kept > 0
+
+
+def test_products_of_latent_attention_are_counted():
+    """DeepSeek-V3's: queries, keys and values by way of narrower vectors; its first layers' MLPs are wider than its experts."""
+    document = {"model_type": "deepseek_v3", **DEEPSEEK, "intermediate_size": 320}
+    shape = described(document, "x")
+    with torch.device("meta"):
+        layers = traced_model.decoder_layers(traced_model.build(document))[2]
+    dense = sum(module.weight.numel() for module in layers[0].modules() if isinstance(module, torch.nn.Linear))
+    flops = sum(op.flops for op in layer_ops(Job(shape, LENGTH), False) if op.name != "attention")
+    assert flops == 2 * dense and shape.ffn == 320
+    assert lora_parameters(replace(shape, adapted=0, moe_layers=0), 1) == 3 * sum(
+        module.in_features + module.out_features
+        for module in layers[0].modules()
+        if isinstance(module, torch.nn.Linear)
+    )
 
 
 def test_experts_of_an_unknown_architecture():

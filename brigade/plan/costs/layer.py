@@ -81,7 +81,13 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     wide = q * (1 + family.output_gate)
-    yield Op("qkv", "product", 2 * h * (wide + shape.made_width), (h, wide + shape.made_width))
+    into, out = [(h, wide + shape.made_width)], (q, h)
+    if shape.projections:
+        *into, out = shape.projections
+        if latent := sum(inner for inner, _ in into if inner != h):
+            yield _norm(job, "latent norm", latent)
+            yield Op("latent norm out", "pointwise", kept=2 * latent)
+    yield from (Op("qkv", "product", 2 * inner * outer, (inner, outer)) for inner, outer in into)
     turned = q + kv / 2 * (shape.made > 0)
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
@@ -95,7 +101,7 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     yield from _attention(job)
     if family.output_gate:  # by its sigmoid: the gate, its sigmoid, and what both are multiplied to
         yield Op("gate", "pointwise", moved=14 * q, moved_back=20 * q, kept=6 * q)
-    yield Op("out", "product", 2 * q * h, (q, h))
+    yield Op("out", "product", 2 * out[0] * out[1], out)
 
 
 def _multipliers(job: Job) -> Op:

@@ -7,7 +7,7 @@ GPU has measured either here.
 
 from collections.abc import Iterator
 
-from ..shape.model_shape import RULE, SCAN, SPACE, Mixer
+from ..shape.model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Mixer
 from .job import Job
 from .operation import Op
 
@@ -37,14 +37,13 @@ def mixer_ops(job: Job) -> Iterator[Op]:
     width = mixer.convolved
     kept = 2 * into[0][1] if mixer.kind == SCAN else 2 * width  # which is a part of what the first product gives
     yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=kept)
-    yield from (
-        _selective(job, mixer) if mixer.kind == SCAN else _rule(job, mixer) if mixer.kind == RULE else _gates(width)
-    )
+    yield from _BEHIND[mixer.kind](job, mixer)
     yield Op("mixer out", "product", 2 * inner * outer, (inner, outer), kept=2 * inner)
 
 
-def _gates(width: int) -> Iterator[Op]:
+def _gates(job: Job, mixer: Mixer) -> Iterator[Op]:
     """Yield the two products of LFM2 around its convolution, which keep all three parts of what `in` gives, and the result."""
+    width = mixer.convolved
     yield Op("gates", "pointwise", moved=12 * width, moved_back=24 * width, kept=8 * width)
 
 
@@ -93,11 +92,8 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     """
     heads, keys, values = mixer.heads, mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim
     kept = 4 * keys + 2 * values + heads * (2 * CHUNK + 28)
-    # For each head: keys with keys, queries with keys, what the triangle makes of keys and values, and the state read, corrected
-    # and written.
-    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    yield from _chunks_of_rule(mixer)
     states = 2 * heads * mixer.key_dim * mixer.value_dim / CHUNK
-    yield Op("rule", "product", SMALL * heads * each, (values, max(1, SMALL * heads * each // (2 * values))))
     moved = 8 * keys + 6 * values + 4 * states
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=2 * moved)
     if "norm" in job.kernels:
@@ -106,3 +102,43 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
         yield Op(
             "gated norm", "pointwise", moved=46 * values, moved_back=69 * values, kept=20 * values, back=16 * values
         )
+
+
+def _chunks_of_rule(mixer: Mixer) -> Iterator[Op]:
+    """Yield the products of a delta rule's chunks.
+
+    For each head: keys with keys, queries with keys, what the triangle makes of keys and values, and the state read, corrected
+    and written.
+    """
+    values = mixer.heads * mixer.value_dim
+    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    flops = SMALL * mixer.heads * each
+    yield Op("rule", "product", flops, (values, max(1, flops // (2 * values))))
+
+
+def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
+    """Yield Kimi's delta rule (ChunkKDAFunction), the gate of each channel before it, and the gated norm behind it.
+
+    The gate is computed in fp32 by torch, one operation after the other: of KimiLinearForgetGate's autograd keeps a byte and
+    three tensors, of BailingHybridForgetGate's, which is bounded, two. The rule keeps it once more, as it came and summed up
+    within chunks, beside normalised queries and keys, values, and for each head two of a chunk's triangles. The norm is in fp32
+    too, and no kernel has it.
+    """
+    width, heads, (*into, _) = mixer.heads * mixer.value_dim, mixer.heads, mixer.products
+    between = sum(inner for inner, _ in into if inner != job.shape.hidden)  # what two of the products read
+    moved, kept = (36.0, 8) if mixer.bounded else (60.0, 13)
+    kept = kept * width + 2 * between
+    yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
+    yield from _chunks_of_rule(mixer)
+    states = 2 * width * mixer.key_dim / CHUNK
+    moved = (
+        12 * width + 12 * width + 22 * width + 4 * states
+    )  # queries, keys and values put together and apart, and the rule
+    kept = (12 if mixer.bounded else 14) * width + heads * (4 * CHUNK + 10)
+    back = 28 * width + 2 * states + heads * 8 * CHUNK + 6 * width
+    yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)
+    yield Op("gated norm", "pointwise", moved=46 * width, moved_back=69 * width, kept=16 * width, back=16 * width)
+
+
+# Of a mixer's kind, the operations between its convolution and its last product.
+_BEHIND = {RULE: _rule, CONVOLUTION: _gates, SCAN: _selective, CHANNELS: _channel_rule}

@@ -14,7 +14,7 @@ from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
-from .model_shape import CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape
+from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape, pairs
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -26,11 +26,12 @@ STATES = {
     RULE: {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
     SPACE: {"heads": "num_heads", "key_heads": "n_groups", "key_dim": "ssm_state_size", "value_dim": "head_dim",
             "chunk": "chunk_size"},
+    CHANNELS: {"heads": "num_heads", "key_heads": "num_heads", "key_dim": "head_dim", "value_dim": "head_dim"},
     SCAN: {"heads": "intermediate_size", "key_dim": "ssm_state_size"},
 }  # fmt: skip
 # Names in `layer_types` of layers with a mixer that a formula describes.
 MIXERS = {
-    "linear_attention": (RULE, SPACE, SCAN),
+    "linear_attention": (RULE, SPACE, CHANNELS, SCAN),
     "mamba": (SPACE,),
     "conv": (CONVOLUTION,),
     "hybrid": (SPACE,),
@@ -71,6 +72,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
     built: dict[str, Any] = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
     built["sizes"] = LayerSizes.all_of(description["sizes"])
+    built["projections"] = pairs(description["projections"])
     return MeasuredShape(**description | built | {"name": name or description["name"]})
 
 
@@ -123,10 +125,10 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
     if most:
         ffn = most.ffn
-    elif (built := _built_width(attending[-1], hidden)) not in (
+    elif (built := _built_width([*attending, *layers], hidden)) not in (
         0,
         ffn,
-    ):  # LFM2's code makes less of what its config says
+    ):  # LFM2's code makes less than its config says
         ffn, gated = built, True
     into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
@@ -185,6 +187,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         mixer=mixer,
         apart=apart,
         mlp_layers=types.count("mlp") * apart,
+        projections=_projections(attending[-1]) if number("kv_lora_rank") else (),
         window=window,
         windowed_layers=windowed,
         other=sum(beside.values()),
@@ -217,7 +220,7 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
         return None, list(layers)
     module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
     possible = MIXERS[kinds.pop()]
-    states = {
+    states: dict[str, dict[str, Any]] = {
         kind: {field: getattr(module, name, 0) for field, name in STATES.get(kind, {}).items()} for kind in possible
     }
     kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
@@ -229,6 +232,12 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
     inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
     if kind == SPACE and mixer.convolved != inner + 2 * keys:
         return None, list(layers)
+    if kind == CHANNELS:
+        gate = getattr(module, "forget_gate", None)
+        mixer = replace(mixer, bounded=getattr(gate, "safe_gate", False))
+        softplus = not hasattr(gate, "safe_gate")  # by operations of its own, in Kimi Linear
+        if mixer.convolved != inner + 2 * keys or gate is None or not (mixer.bounded or softplus):
+            return None, list(layers)
     if kind == SCAN:  # with B, C and steps of one width for all channels
         mixer = replace(mixer, key_heads=1, value_dim=1)
         if mixer.convolved != mixer.heads or [outer for _, outer in products[::2]] != [2 * mixer.heads, mixer.heads]:
@@ -236,12 +245,23 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
     return mixer, attending
 
 
+def _projections(layer: Any) -> tuple[tuple[int, int], ...]:
+    """The widths of the linear layers of attention with a latent vector, its output's at the end; () where they are not clear.
+    Without those that choose tokens (an indexer)."""
+    inside = _attention_of(layer)
+    found = [(name, module) for name, module in _linear(layer) if name in inside and "indexer" not in name]
+    if [name.endswith("o_proj") for name, _ in found].count(True) != 1:
+        return ()
+    found.sort(key=lambda one: one[0].endswith("o_proj"))
+    return tuple((module.in_features, module.out_features) for _, module in found)
+
+
 def _linear(module: Any) -> list[tuple[str, Any]]:
     """The linear layers of a mixer, that which gives its output at the end."""
     import torch
 
     found = [(name, each) for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
-    return sorted(found, key=lambda one: one[0].startswith("out"))
+    return sorted(found, key=lambda one: one[0].startswith(("out", "o_proj")))
 
 
 def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> None:
@@ -274,17 +294,20 @@ def _widths(module: Any) -> tuple[int, int] | None:
     return tuple(module.weight.shape) if isinstance(module, (torch.nn.Linear, Conv1D)) else None
 
 
-def _built_width(layer: Any, hidden: int) -> int:
-    """The width of a layer's gated MLP, where it has one by three linear layers; else 0."""
+def _built_width(layers: Any, hidden: int) -> int:
+    """The width of the gated MLP of the first layer that has one by three linear layers, and no experts; 0 where none has."""
     import torch
 
-    mlp = [
-        (module.in_features, module.out_features)
-        for name, module in layer.named_modules()
-        if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
-    ]
-    widths = {one if other == hidden else other for one, other in mlp}
-    return widths.pop() if len(mlp) == 3 and len(widths) == 1 else 0
+    for layer in layers:
+        mlp = [
+            (module.in_features, module.out_features)
+            for name, module in layer.named_modules()
+            if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
+        ]
+        widths = {one if other == hidden else other for one, other in mlp}
+        if len(mlp) == 3 and len(widths) == 1 and not any(EXPERTS.search(name) for name, _ in layer.named_parameters()):
+            return widths.pop()
+    return 0
 
 
 def _parts(layer: Any) -> dict[str, int]:

@@ -44,11 +44,11 @@ class Linear(NamedTuple):
 def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[Linear]:
     """Yield a layer's linear layers that have adapters. shape: of layers alike"""
     attending, mixing, inside = shape.parts(moe)
-    yield from (one._replace(share=attending) for one in _of_attention(shape, targets) if attending)
+    yield from (Linear(*one[:3], attending) for one in _of_attention(shape, targets) if attending)
     if targets == ALL and shape.mixer and mixing:
         reads = {shape.hidden: "stream", shape.mixer.products[-1][0]: "mixed"}
         yield from (Linear(reads.get(inner, "inside"), inner, outer, mixing) for inner, outer in shape.mixer.adapted)
-    yield from (one._replace(share=inside) for one in _of_mlp(shape, targets, moe) if inside)
+    yield from (Linear(*one[:3], inside) for one in _of_mlp(shape, targets, moe) if inside)
     if targets == ALL and shape.per_layer_input:
         yield Linear("layer", shape.hidden, shape.per_layer_input)
         yield Linear("input", shape.per_layer_input, shape.hidden)
@@ -57,6 +57,12 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
 def _of_attention(shape: ModelShape, targets: str) -> Iterator[Linear]:
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     made = "q" + "kv"[: shape.made]
+    if shape.projections:
+        *into, last = shape.projections
+        into = into if targets == ALL else [one for one in into if one == (h, q) and "q" in targets]
+        yield from (Linear("stream" if inner == h else "latent", inner, outer) for inner, outer in into)
+        yield from [Linear("attention", *last)] * ("o" in targets)
+        return
     if family.fused_qkv and set(targets) & set("qkv"):
         yield Linear("stream", h, q + kv)
     elif not family.fused_qkv:

@@ -42,27 +42,36 @@ class Family:
 
 
 RULE, CONVOLUTION, SPACE, SCAN = "gated delta rule", "short convolution", "state space", "selective scan"
+CHANNELS = "delta rule with a gate for each channel"
 # The modules by whose kernels the formulas count a mixer.
 KERNELS = {
     RULE: ("fla", "causal_conv1d"),
     CONVOLUTION: ("causal_conv1d",),
     SPACE: ("mamba_ssm", "causal_conv1d"),
     SCAN: ("mamba_ssm", "causal_conv1d"),
+    CHANNELS: ("fla", "causal_conv1d"),
 }
 # Which of a mixer's products has no adapter, because it is read past one (train/upstream/experts.py: beside_mamba).
 READ_PAST = {SPACE: -1, SCAN: 2}
+
+
+def pairs(values: Iterable[Iterable[int]]) -> tuple[Any, ...]:
+    """Return pairs of widths of which JSON or YAML has kept lists."""
+    return tuple(map(tuple, values))
 
 
 @dataclass(frozen=True)
 class Mixer:
     """What hands on earlier tokens in the layers of a hybrid that have no attention, or in each layer beside attention.
 
-    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2), a state space (Mamba-2, Dao and Gu
-        2024, arXiv 2405.21060) or a selective scan (Mamba-1, Gu and Dao 2023, arXiv 2312.00752), of a head for each channel
+    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), or one with a gate for each channel (Kimi delta attention,
+        arXiv 2510.26692), a short convolution (LFM2), a state space (Mamba-2, Dao and Gu 2024, arXiv 2405.21060) or a selective
+        scan (Mamba-1, Gu and Dao 2023, arXiv 2312.00752), of a head for each channel
     layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
     key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
+    bounded: each channel's gate is a sigmoid, which the rule is given in bf16 (Ling 3, Bailing hybrids), and no softplus in fp32
     beside: its layers have attention too, and both read the same norm, each by a multiplier of its own (Falcon-H1)
     """
 
@@ -75,6 +84,7 @@ class Mixer:
     key_dim: int = 0
     value_dim: int = 0
     chunk: int = 0
+    bounded: bool = False
     beside: bool = False
 
     @property
@@ -91,7 +101,7 @@ class Mixer:
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":
         """Return the Mixer of which JSON or YAML has kept these values; None for none."""
-        return cls(**{**values, "products": tuple(map(tuple, values["products"]))}) if values else None
+        return cls(**{**values, "products": pairs(values["products"])}) if values else None
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,8 @@ class ModelShape:
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
     mixer: of a hybrid, what its other layers have instead of attention, or all of them beside it
     apart: each layer has only one of attention, mixer, MLP and experts (Nemotron-H), and mlp_layers of them an MLP
+    projections: of attention whose keys and values come from a latent vector (DeepSeek-V2, arXiv 2405.04434), the (inner, outer)
+        widths of its linear layers, of which the last one gives the output
     sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
     masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
     per_layer_input: width of what each layer adds of a second embedding, which has looked_up parameters (Gemma 4's E models)
@@ -156,6 +168,7 @@ class ModelShape:
     mixer: Mixer | None = None
     apart: bool = False
     mlp_layers: int = 0
+    projections: tuple[tuple[int, int], ...] = ()
     sizes: tuple[LayerSizes, ...] = ()
     made: int = 2
     masked: bool = False

@@ -131,6 +131,41 @@ def _delta_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **kwargs: A
     return _DeltaRule.apply(query, key, value, g, beta), None
 
 
+class _ChannelRule(torch.autograd.Function):
+    """What fla/ops/kda/chunk.py saves, where the gate is computed before it. query, key, value, g: (rows, tokens, heads, size)"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        rows, tokens, heads, _ = g.shape
+        normalised = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key)]
+        sizes = [query.new_empty(rows, tokens, heads, dtype=torch.float32) for _ in range(2)]
+        pairs = [query.new_empty(rows, tokens, heads, 64) for _ in range(2)]
+        summed = torch.empty_like(g, dtype=torch.float32)  # within chunks
+        ctx.save_for_backward(*normalised, *sizes, value.contiguous(), summed, g, beta, *pairs)
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, _, _, value, summed, g, beta, _, _ = ctx.saved_tensors
+        rows, tokens, heads, size = g.shape
+        # What goes into states and comes out, the states at the borders of chunks and their gradients (chunk_bwd.py).
+        again = [torch.empty_like(query) for _ in range(6)]
+        again += [query.new_empty(rows, tokens // 64 + 1, heads, size, value.shape[-1]) for _ in range(2)]
+        again += [
+            torch.empty_like(summed) for _ in range(4)
+        ]  # in fp32: gradients of queries, keys, and twice of the gate
+        again += [query.new_empty(rows, tokens, heads, 64, dtype=torch.float32) for _ in range(2)]
+        found = [torch.empty_like(each) for each in (query, key, value)]
+        del again
+        return *found, torch.empty_like(g), torch.empty_like(beta)
+
+
+def _channel_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    return _ChannelRule.apply(query, key, value, g, beta), None
+
+
 class _Convolution(torch.autograd.Function):
     """A causal convolution in one kernel, with its activation: it saves its input (causal_conv1d_interface.py)."""
 
@@ -237,6 +272,7 @@ def mixers(model: torch.nn.Module) -> Iterator[None]:
     rooms = {sys.modules[type(module).__module__] for module in model.modules()}
     stand_ins = {
         "torch_chunk_gated_delta_rule": _delta_rule,
+        "chunk_kimi_delta_attention": _channel_rule,
         "causal_conv1d_fn": _convolution,
         "mamba2_split_conv1d_scan_combined": _state_space,
         "mamba_selective_scan": _selective_scan,
