@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from peft import LoraConfig, get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations import moe
 
@@ -30,6 +31,7 @@ from brigade.plan.shape.lora import all_linears, lora_parameters
 from brigade.plan.shape.model_shape import FAMILIES
 from brigade.plan.shape.trace import trace
 from brigade.plan.shape.trace_settings import TraceSettings
+from brigade.train.upstream.experts import beside_mamba
 
 LENGTH = 512
 SMALL = {
@@ -222,8 +224,29 @@ def test_products_and_adapters_of_hybrids_are_counted(family):
     assert 4 * flops == 2 * sum(module.weight.numel() for module in linears)
     widths = [count * (inner + outer) for count, inner, outer in all_linears(shape)]
     assert sum(widths) == shape.adapted == lora_parameters(shape, 1)
-    queries = 128 + (2 if shape.family.output_gate else 1) * 128  # in one layer
-    assert lora_parameters(shape, 1, "q") == queries
+    named = [module for name, module in layers.named_modules() if name.endswith(".q_proj")]
+    assert lora_parameters(shape, 1, "q") == sum(module.in_features + module.out_features for module in named)
+
+
+@pytest.mark.parametrize("targets", ["qkvom", "q"])
+@pytest.mark.parametrize("family", ["lfm2", "bamba", "jamba", "kimi_linear", "falcon_h1"])
+def test_what_a_hybrid_keeps_with_adapters_agrees(family, targets):
+    """In bf16, on all linear layers that take one, or only on queries: the mixers' weights are frozen, and some inputs unread."""
+    document = config(family, **{"num_hidden_layers": 4} | HYBRIDS.get(family, SPACE | {"mamba_d_ssm": 256}))
+
+    def adapt(model):
+        linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        names = {name.rpartition(".")[2] for name in linears} - {"lm_head"} - beside_mamba(model, list(linears))
+        chosen = [name for name in names if targets == "qkvom" or name == "q_proj"]
+        wanted = f".*({'|'.join(chosen)})"
+        get_peft_model(model, LoraConfig(r=1, target_modules=wanted), autocast_adapter_dtype=False)
+        return {}
+
+    with torch.device("cpu"):
+        found = traced_model.run(document, TraceSettings(LENGTH), adapt)
+    job = Job(described(document, "x"), LENGTH, method="lora", engine="zero", targets=targets)
+    layers = 4 * found.layers[0] if len(found.layers) == 1 else 3 * found.layers[0] + found.layers[1]
+    assert 4 * activation_bytes(job)[0] == pytest.approx(layers, rel=0.03)
 
 
 MIXTURES = {"num_local_experts": 16, "num_experts_per_token": 2, "moe_intermediate_size": 64}

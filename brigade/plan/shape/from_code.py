@@ -14,6 +14,7 @@ from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
+from .lora import NAMES
 from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape, pairs
 from .trace import remembered
 
@@ -226,9 +227,13 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
     kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
     if not kind:
         return None, list(layers)
-    products = tuple((one.in_features, one.out_features) for _, one in _linear(module))
+    linear = _linear(module)
+    products = tuple((one.in_features, one.out_features) for _, one in linear)
+    letters = "".join(NAMES.get(name, "-") for name, _ in linear)
     beside = BESIDE in types
     mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **states[kind])
+    if set(letters) > {"-"}:
+        mixer = replace(mixer, letters=letters)
     inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
     if kind == SPACE and mixer.convolved != inner + 2 * keys:
         return None, list(layers)

@@ -45,9 +45,10 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
     """Yield a layer's linear layers that have adapters. shape: of layers alike"""
     attending, mixing, inside = shape.parts(moe)
     yield from (Linear(*one[:3], attending) for one in _of_attention(shape, targets) if attending)
-    if targets == ALL and shape.mixer and mixing:
+    if shape.mixer and mixing:
         reads = {shape.hidden: "stream", shape.mixer.products[-1][0]: "mixed"}
-        yield from (Linear(reads.get(inner, "inside"), inner, outer, mixing) for inner, outer in shape.mixer.adapted)
+        adapted = shape.mixer.adapted(targets, targets == ALL)
+        yield from (Linear(reads.get(inner, "inside"), inner, outer, mixing) for inner, outer in adapted)
     yield from (Linear(*one[:3], inside) for one in _of_mlp(shape, targets, moe) if inside)
     if targets == ALL and shape.per_layer_input:
         yield Linear("layer", shape.hidden, shape.per_layer_input)

@@ -68,6 +68,7 @@ class Mixer:
         arXiv 2510.26692), a short convolution (LFM2), a state space (Mamba-2, Dao and Gu 2024, arXiv 2405.21060) or a selective
         scan (Mamba-1, Gu and Dao 2023, arXiv 2312.00752), of a head for each channel
     layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
+    letters: of each product what of lora.ALL its linear layer is called, or "-" ("" for none at all): Kimi Linear's have a q_proj
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
     key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
@@ -84,13 +85,15 @@ class Mixer:
     key_dim: int = 0
     value_dim: int = 0
     chunk: int = 0
+    letters: str = ""
     bounded: bool = False
     beside: bool = False
 
-    @property
-    def adapted(self) -> list[tuple[int, int]]:
-        """The products that adapters fit."""
+    def adapted(self, targets: str, everywhere: bool) -> list[tuple[int, int]]:
+        """The products that have adapters: on layers called as these targets say, or on all that adapters fit."""
         past = READ_PAST.get(self.kind)
+        if not everywhere:
+            return [one for one, letter in zip(self.products, self.letters, strict=False) if letter in targets]
         return [one for number, one in enumerate(self.products) if past is None or number != past % len(self.products)]
 
     @property
