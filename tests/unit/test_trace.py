@@ -482,6 +482,13 @@ def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_
     job_of_run.check_kernels(shape)
 
 
+@pytest.mark.parametrize("family", ["kimi_linear", "jamba", "falcon_h1", "nemotron_h"])
+def test_jobs_of_other_hybrids_are_kept_too(family):
+    parts = APART | {"layers_block_type": PATTERNS["both"]} if family == "nemotron_h" else SPACE | {"mamba_d_ssm": 256}
+    job = Job(described(config(family, **{"num_hidden_layers": 4} | HYBRIDS.get(family, parts)), "x"), 1000)
+    assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(job))), "run.yaml") == job
+
+
 def test_torchs_own_recurrence_keeps_more_than_its_kernel(monkeypatch):
     """What a run without flash-linear-attention takes, of which the plan warns."""
     document = config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4})
