@@ -112,6 +112,13 @@ def model_class(config: Any) -> Any:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
+def classifier_class(config: Any) -> Any:
+    """The class that AutoModelForSequenceClassification builds for a config of texts, or None (as above)."""
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification._model_mapping.get(type(config.get_text_config()), None)
+
+
 def supports(model: Any, what: str) -> bool:
     """Whether a model's class says that it takes `sdpa` or an `attention_backend`; modeling_utils.py: _supports_..."""
     return getattr(model, f"_supports_{what}", True)
