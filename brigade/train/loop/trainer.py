@@ -45,6 +45,7 @@ from .router_bias import RouterBias
 from .router_loss import RouterLoss
 from .save_interval import SaveInterval
 from .slow_ranks import SlowRanks
+from .step_callbacks import Figures, StepsDue
 from .stopping import Stopping
 from .streaming import Streaming
 from .task_evaluation import TaskEvaluation
@@ -172,7 +173,7 @@ class Trainer(EvaluatingTrainer):
             callbacks.append(Streaming(self))
         if cast_weights.applies(self):
             callbacks.append(cast_weights.CastWeights())
-        callbacks += [_StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
+        callbacks += [StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
         callbacks += [each for each in (self.router_loss, self.router_bias, self.preferences) if each]
         if training.early_stopping_patience:
             callbacks.append(EarlyStopping(training.early_stopping_patience, training.metric_for_best_model))
@@ -183,7 +184,7 @@ class Trainer(EvaluatingTrainer):
         for callback in callbacks:
             self.add_callback(callback)
         # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
-        every[1:1] = [_Figures(self), self.checkpoints, *([TaskEvaluation(self)] if training.eval_tasks else [])]
+        every[1:1] = [Figures(self), self.checkpoints, *([TaskEvaluation(self)] if training.eval_tasks else [])]
         self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def train_from(self, checkpoint: Path | None) -> None:
@@ -360,30 +361,3 @@ class Trainer(EvaluatingTrainer):
             super().save_model(output_dir, _internal_call)
         else:
             saved_model.save(self, Path(output_dir or self.args.output_dir))
-
-
-class _StepsDue(TrainerCallback):
-    """Corrects what a checkpoint brings back of the run that wrote it."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # the intervals of this run, not of that one
-        control.should_log = control.should_evaluate = control.should_save = False  # it was done then
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = control.should_training_stop or state.global_step >= state.max_steps
-
-
-class _Figures(TrainerCallback):
-    """Adds its figures to what is logged of a step, before another callback reads it."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "loss" not in logs:
-            return
-        logs.update(self.trainer.meter.report())
-        logs["tokens"] = self.trainer.tokens_before + self.trainer.meter.tokens_of_all
-        for feature in self.trainer.features:
-            feature.add_figures(logs, state.global_step)
-        state.log_history[-1].update(logs)
