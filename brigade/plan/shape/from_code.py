@@ -50,6 +50,11 @@ class MeasuredShape(ModelShape):
     adapted: int = 0
 
     @property
+    def scoring(self) -> "MeasuredShape":
+        counted = {"head": self.hidden, "parameters": self.parameters - self.head + self.hidden}
+        return replace(self, scores=True, tied=False, **counted)
+
+    @property
     def final_norm(self) -> int:
         """What is neither embedding, head, layer nor beside the decoder."""
         layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer
