@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.model.experts import shards
+from ...train.recipe.objectives import SFT
 from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
@@ -70,8 +71,9 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or not bf16
     ):
         return False
-    # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
-    if KERNELS[names][1] == "tiled" and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped):
+    # train.py computes no loss in tiles where the model changes logits, or has none (train/parallel/tiled.py).
+    tiled = KERNELS[names][1] == "tiled"
+    if tiled and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped or workload.shape.scores):
         return False
     method = workload.method.removeprefix("rs")
     facts = {
@@ -99,7 +101,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 
     def sizes(axis: str) -> list[int]:
         found = powers | ({cluster.nodes} - {1} if axis == "stages" else set())
-        whole = [*divisible(shape, axis), *([workload.length] if axis == "sequence" else [])]
+        whole = [*divisible(shape, axis), *([workload.sequence] if axis == "sequence" else [])]
         return sorted(size for size in found if not any(number % size for number in whole))
 
     for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
@@ -123,7 +125,9 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
     """Yield the configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
-    shape, attention = workload.shape, attention_of(workload.shape)
+    shape, attention, comparison = workload.shape, attention_of(workload.shape), workload.comparison
+    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
+    loss = "released" if loss == "fused" and workload.objective != SFT else loss
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
         data = axes.data(cluster.gpus)
         accumulation, rest = divmod(workload.batch, micro * data)
@@ -139,9 +143,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
-                workload.length,
+                workload.sequence,
                 micro,
                 accumulation,
+                attended=workload.length if workload.pairs else 0,
                 attention=attention,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 quantised=choice.quantised,
@@ -153,6 +158,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 **spread,
                 **method_fields(workload.method),
                 optimizer=workload.optimizer or Job.optimizer,
+                comparison=comparison,
                 gpu=cluster.gpu,
                 node_size=node,
                 link=cluster.link,
@@ -185,6 +191,8 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
         return False
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
         return False  # plans of tensor groups leave experts to what divides them
+    if workload.shape.scores and {"tensor", "stages", "experts"} & set(choice.axes):
+        return False  # a reward model's head is not divided
     if cluster.all and (choice.axes or choice.group):
         return False  # groups of one size need hosts of one
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):

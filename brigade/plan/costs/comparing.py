@@ -15,7 +15,7 @@ def reference_job(job: Job) -> Job:
     """Return a second model as a job: its weights are in half precision, and nothing of it is trained.
 
     Where the strategy shards weights, FSDP2 shards these over all ranks; elsewhere each rank has them whole. They are never
-    quantised, offloaded or compiled, and Liger's kernels are not for them. That it is trained whole stands for having no adapters.
+    quantised, offloaded or compiled, and Liger's kernels are not for them. The method `full` stands for having no adapters.
     """
     return replace(
         job,
@@ -43,7 +43,7 @@ def reference_weights(job: Job) -> float:
 
 
 def looks_of_a_step(job: Job) -> Looks:
-    """Return who looks at answers in each step: the model itself at mismatched ones, and the reference that nothing precomputes."""
+    """Return who looks at answers in each step: the model itself at mismatched ones, and a reference that is not precomputed."""
     comparison = job.comparison
     looks = [(job, comparison.asks_for.mismatched)]
     if not comparison.precomputed:
@@ -62,5 +62,5 @@ def _reference(job: Job) -> Job:
     Switched off, adapters compute nothing; their layers still go through Python.
     """
     if job.comparison.reference == ADAPTERS_OFF:
-        return replace(job, targets="", dora=False, adapter_dropout=False)
+        return replace(job, targets="", trained=0, dora=False, adapter_dropout=False)
     return reference_job(job) if job.comparison.second else job

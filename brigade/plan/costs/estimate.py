@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def _slower(self) -> tuple[float, float]:
-        """How much longer the best published run takes than the formula says: in seconds of a step, and how many times as long."""
+        """How much longer than by formula a step takes at the best published utilisation: seconds more, and times as long."""
         trains = self._by_formula.total - self._by_formula.comparing
         more = max(0.0, self.least_seconds - trains)
         return more, 1 + more / trains

@@ -191,7 +191,9 @@ class Job:
         divided = self.tensor * self.pipeline * self.expert > 1
         if divided and self.comparison.second:
             problem = f"{self.axes} divides the model that is trained, and no second one beside it"
-            raise UserError("reference", problem, "leave out reference and precompute_ref_log_probs, or use ZeRO or FSDP2")
+            raise UserError(
+                "reference", problem, "leave out reference and precompute_ref_log_probs, or use ZeRO or FSDP2"
+            )
         if divided and self.shape.scores:
             problem = "a reward model's head is not divided"
             raise UserError(f"{self.axes} parallelism", problem, "use ZeRO, FSDP2 or divided sequences")

@@ -3,8 +3,8 @@
 A step has four moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
 the first layers of the backward pass, when the logits are gone and gradients have begun; in the last of them, when all
 gradients are there; and in the optimizer's step, with what that needs and no activation. The peak is the largest of them, over
-the stages of a pipeline. A second model beside the trained one has a moment of its own, its forward pass before the step. Those of
-the trained model without gradients have none: they keep no layer's activations, so that the same pass with gradients needs more.
+the stages of a pipeline. A second model beside the trained one has a moment of its own, its forward pass before the step. Passes
+of the trained model without gradients have none: they keep no layer's activations, and the pass with gradients needs more.
 """
 
 import functools
@@ -68,6 +68,7 @@ def stream_pool(job: Job) -> float:
 def settings_of(job: Job) -> TraceSettings | None:
     """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
+    split = split or job.shape.scores or job.comparison.apart > 1
     if split or job.checkpointing not in ("none", "full") or job.every > 1:
         return None
     attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
@@ -180,7 +181,10 @@ def logit_bytes(job: Job) -> float:
 
 @functools.singledispatch
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
-    """Return the four moments of every stage, and that of a second model. traced: activations and logits of a rank that holds all layers, else by formula"""
+    """Return the four moments of every stage, and that of a second model.
+
+    traced: activations and logits of a rank that holds all layers, else by formula
+    """
     layer = activation_bytes(job)
     of_stages = [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
     if job.comparison.stays:
@@ -204,9 +208,7 @@ def _reference_moment(job: Job) -> Memory:
     # What FSDP2 gathers of the trained model has gone with its last backward pass, and so have autocast's copies.
     own = buffers(job, stage) - 2 * stage.parameters * job.autocast if job.deepspeed or job.stage < 3 else 0.0
     gradients = held if engine.held else 0.0
-    return Memory(
-        states.parameters, gradients, states.optimizer, layer, logits, own + gathered, reference_weights(job)
-    )
+    return Memory(states.parameters, gradients, states.optimizer, layer, logits, own + gathered, reference_weights(job))
 
 
 def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | None) -> list[Memory]:

@@ -141,7 +141,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
 def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     """Return the time of an optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
     g, s = device or gpu(job.gpu), job.shape
-    net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
+    net, m, p = links(g, job.link, job.node_size), job.accumulation, job.pipeline
     stream = g.stream_rate
     forward = backward = again = 0.0
     for moe, count in s.kinds:

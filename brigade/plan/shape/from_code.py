@@ -51,8 +51,8 @@ class MeasuredShape(ModelShape):
 
     @property
     def scoring(self) -> "MeasuredShape":
-        counted = {"head": self.hidden, "parameters": self.parameters - self.head + self.hidden}
-        return replace(self, scores=True, tied=False, **counted)
+        parameters = self.parameters - self.head + self.hidden
+        return replace(self, scores=True, tied=False, head=self.hidden, parameters=parameters)
 
     @property
     def final_norm(self) -> int:
