@@ -118,9 +118,8 @@ def _of_preferences(workload: Workload) -> dict[str, str]:
     known = table(PREFERENCES)
     data, rates = known["data"][workload.comparison.rows], known["rates"][workload.objective]
     rate = rates["full" if workload.method == "full" else "adapters"]
-    source = rates["source"] if workload.method == "full" else f"ten times that of all weights, {rates['source']}"
     texts = {"preferences": data["dataset"], "columns": data["columns"]}
-    return texts | {"preference_rate": _number(rate), "why_rate": source, "warmup": "0.1"}
+    return texts | {"preference_rate": _number(rate), "why_rate": rates["source"], "warmup": "0.1"}
 
 
 def _number(rate: float) -> str:
