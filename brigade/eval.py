@@ -12,6 +12,7 @@ from .errors.console import counted
 from .errors.numbers import numeric
 from .train.checkpoint import saved_weights
 from .train.recipe import flags, remote_code
+from .train.recipe.objectives import ANSWERS, objective_of
 from .train.run import page
 from .train.run.directory import TASK_RESULTS, check_exists
 
@@ -84,7 +85,10 @@ def run(options: argparse.Namespace) -> int:
             options.output, trust_remote_code=settings.recipe.model.trust_remote_code
         )
         model = load_trained(settings, options.output).eval().to(device)
-    heldout = [sequence for split in prepare(settings, tokenizer).heldout.values() for sequence in split]
+    splits = prepare(settings, tokenizer).heldout
+    if objective_of(settings.recipe.training).rows != ANSWERS:
+        return _judge_preferences(options, settings, model, tokenizer, splits, recorded)
+    heldout = [sequence for split in splits.values() for sequence in split]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
     entropy = unigram_entropy(heldout)
@@ -139,6 +143,44 @@ def run(options: argparse.Namespace) -> int:
         return 1
     files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
     print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
+    return 0
+
+
+def _judge_preferences(
+    options: argparse.Namespace, settings: flags.Settings, model: Any, tokenizer: Any, splits: Any, recorded: Any
+) -> int:
+    """Compare held-out answers by the model that was saved. Return 0 where that gives the loss which the run recorded."""
+    from .train.loop import sample_answers
+    from .train.model.load_trained import reference
+    from .train.objective import held_out
+
+    training, place = settings.recipe.training, settings.place("objective")
+    objective = objective_of(training)
+    if options.exact is not None:
+        raise UserError("flag --exact", f"{objective.title} teaches no answers word by word", "leave it out")
+    before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])
+    sequences, pad = [sequence for split in splits.values() for sequence in split], tokenizer.pad_token_id
+    ours = held_out.known_of(training, model, sequences, pad)
+    with reference(settings, model, str(model.device)) as base:
+        theirs = None if base is None else held_out.known_of(training, base, sequences, pad)
+    found = held_out.judge(training, place, sequences, ours, theirs)
+    print(f"Held-out loss of {objective.title} over {counted(len(sequences), 'held-out sequence')}:")
+    rows = {"before training": f"{before:.4f}" if before else "not measured", "after training": f"{after:.4f}"}
+    rows["of the saved model, answer by answer"] = f"{found['loss']:.4f}"
+    rows |= {name: f"{figure:.4f}" for name, figure in found.items() if name != "loss"}
+    for name, shown in rows.items():
+        print(f"  {name:<47}{shown}")
+    if not objective.scores:
+        asked = sample_answers.choose(splits, 3 if options.answers is None else options.answers)
+        given = sample_answers.generate(model, tokenizer, asked, 0, 1, str(model.device))
+        print()
+        sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
+    if not agree(found["loss"], after, training.bf16 or training.fp16):
+        print(f"\nThe loaded model's loss is not the run's: {found['loss']:.6f} against {after:.6f}.")
+        return 1
+    if options.learned is not None and not (before and found["loss"] <= (1 - options.learned) * before):
+        print(f"\nThe loss did not fall by {options.learned:.0%}.")
+        return 1
     return 0
 
 

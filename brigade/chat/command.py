@@ -19,6 +19,7 @@ from ..train.checkpoint import saved_weights
 from ..train.recipe import flags, remote_code
 from ..train.recipe.flags import Settings
 from ..train.recipe.method import method_name
+from ..train.recipe.objectives import objective_of
 from .answer import Answering
 from .conversation import Conversation
 
@@ -154,6 +155,9 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries among themselves
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    if objective_of(settings.recipe.training).scores:
+        cure = "python -m brigade eval shows its scores of held-out pairs"
+        raise UserError(str(options.output), "a reward model scores answers, and gives none", cure)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = load_config(settings)
     with loading_from_run(source):

@@ -8,6 +8,7 @@ from ..errors import UserError
 from ..train.recipe.files import read_yaml
 from ..train.recipe.flags import Settings
 from ..train.recipe.method import method_name
+from ..train.recipe.objectives import ANSWERS, objective_of
 from ..train.run.directory import RECORD, SUCCESS
 from .base import Base
 
@@ -21,6 +22,9 @@ _PATHS = (
     "dataset_name",
     "chat_template",
 )
+
+
+CLASSIFIER = "AutoModelForSequenceClassification"  # of reward models
 
 
 def write(folder: Path, name: str, settings: Settings, base: Base, output: Path, whole: bool, final: bool) -> Path:
@@ -57,8 +61,8 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
         f"# {name.rpartition('/')[2]}",
         CARD,
         f"{what}, trained from {start} by {method_name(model)} with Brigade.",
-        *_losses(output, final),
-        "## Load it\n\n" + _loading(name, whole, model.use_dora, base, files),
+        *_losses(settings, output, final),
+        "## Load it\n\n" + _loading(name, whole, model.use_dora, base, files, auto_class(settings)),
         "## Training data\n\n" + "\n".join(f"- {source}" for source in _sources(settings)),
         "## Recipe\n\nKeys that are not at their defaults:\n\n" + _keys(settings),
     ]
@@ -69,7 +73,13 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n", ignore_metadata_errors=True))
 
 
-def _losses(output: Path, final: bool) -> list[str]:
+def auto_class(settings: Settings) -> str:
+    """Return the name of Transformers' class that loads the run's model."""
+    scores = objective_of(settings.recipe.training).scores
+    return CLASSIFIER if scores else "AutoModelForCausalLM"
+
+
+def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
     """Return a sentence about the held-out loss, in a list; none where these weights' was not recorded."""
     if not final or not (output / SUCCESS).is_file():
         return []
@@ -78,16 +88,25 @@ def _losses(output: Path, final: bool) -> list[str]:
     if after is None:
         return []
     fell = f", {before:.4f} before training" if before else ""
-    return [f"Held-out loss: {after:.4f} nats per token after {recorded['steps']} steps{fell}."]
+    objective = objective_of(settings.recipe.training)
+    unit = " nats per token" if objective.rows == ANSWERS else f" ({objective.title})"
+    return [f"Held-out loss: {after:.4f}{unit} after {recorded['steps']} steps{fell}."]
 
 
-def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path]) -> str:
-    load = f'model = AutoModelForCausalLM.from_pretrained("{name}")'
-    imports = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path], auto: str) -> str:
+    load = f'model = {auto}.from_pretrained("{name}")'
+    imports = [f"from transformers import {auto}, AutoTokenizer", ""]
     if not whole and dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         imports.insert(0, "from peft import PeftModel")
-        load = f'base = AutoModelForCausalLM.from_pretrained("{base.name}")\n'
+        load = f'base = {auto}.from_pretrained("{base.name}")\n'
         load += f'model = PeftModel.from_pretrained(base, "{name}")'
+    if not whole and auto == CLASSIFIER:  # with one label, which a base does not say
+        imports = [
+            "from peft import AutoPeftModelForSequenceClassification",
+            "from transformers import AutoTokenizer",
+            "",
+        ]
+        load = f'model = AutoPeftModelForSequenceClassification.from_pretrained("{name}", num_labels=1)'
     lines = ["```python", *imports, f'tokenizer = AutoTokenizer.from_pretrained("{name}")', load, "```"]
     for file in files:
         lines += ["", f"llama.cpp: `llama-cli -hf {name} --hf-file {file.name}`"]

@@ -8,6 +8,7 @@ from ..errors import UserError
 from ..errors.console import console
 from ..errors.numbers import numeric
 from ..train.recipe import flags, remote_code
+from ..train.recipe.objectives import objective_of
 from . import card, gguf_tokenizer, hub
 from .base import base_of
 
@@ -64,7 +65,12 @@ def run(options: argparse.Namespace) -> int:
     if name:
         final = done.source == options.output
         card.write(done.directory, name, settings, base_of(settings), options.output, done.base is None, final)
-    _report(done, settings.recipe.model, "" if options.merge == merge else "--gguf writes a whole model")
+    _report(
+        done,
+        settings.recipe.model,
+        card.auto_class(settings),
+        "" if options.merge == merge else "--gguf writes a whole model",
+    )
     if name:
         print(f"On the Hub: {hub.push(done.directory, name, options.private)}")
     return 0
@@ -88,6 +94,10 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
     from ..train.model.location import load_config
     from . import gguf
 
+    if objective_of(settings.recipe.training).scores:
+        raise UserError(
+            "flag --gguf", "a reward model is no language model, and has no such file", "leave the flag out"
+        )
     cure = gguf.cure_by_converter(destination, exported=False)
     config = load_config(settings)
     gguf.check_config(config, settings.place("model_name_or_path"), cure)
@@ -105,7 +115,7 @@ def _write_gguf(settings: flags.Settings, folder: Path, kind: str) -> None:
     gguf.write(folder, folder / f"{name}-{kind}.gguf", kind, gguf.About(name, base.name, base.licence))
 
 
-def _report(done: Any, model: Any, why_merged: str) -> None:
+def _report(done: Any, model: Any, auto: str, why_merged: str) -> None:
     from rich.table import Table
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
@@ -125,9 +135,11 @@ def _report(done: Any, model: Any, why_merged: str) -> None:
         if model.load_in_4bit:
             cure = "load it so, or --merge, to get the run's own losses"
             out.print(f"They were trained on that base in 4 bits: {cure}.")
-    load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
+    load = f'{auto}.from_pretrained("{done.directory}")'
     if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
-        load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
+        load = f'PeftModel.from_pretrained({auto}.from_pretrained("{done.base}"), "{done.directory}")'
+    if done.base and auto == card.CLASSIFIER:
+        load = f'AutoPeftModelForSequenceClassification.from_pretrained("{done.directory}", num_labels=1)'
     out.print(f"Load it: {load}")
     for file in sorted(done.directory.glob("*.gguf")):
         out.print(f"Chat with it: llama-cli -m {file}")

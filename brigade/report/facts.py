@@ -53,6 +53,9 @@ def summary(record: Record) -> dict[str, str]:
     losses = [loss for entry in record.evaluations if (loss := number(entry.get("loss"))) is not None]
     if losses:
         facts["held-out loss"] = shown(losses[-1]) + (f", {shown(losses[0])} at first" if len(losses) > 1 else "")
+    shares = [share for entry in record.evaluations if (share := number(entry.get("rewards/accuracies"))) is not None]
+    if shares:
+        facts["held-out accuracy"] = f"{shares[-1]:.1%}" + (f", {shares[0]:.1%} at first" if len(shares) > 1 else "")
     if loss := last.get("loss"):
         facts["training loss"] = shown(number(loss))
     if tokens := number(last.get("tokens")):

@@ -1,10 +1,11 @@
 """The figures of a page: the numbers that each shows, of one run or of several. charts.py draws them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..train.recipe.objectives import SFT
 from ..train.run import events
 from .records import Entry, Record, attempts, events_of, number
 from .thinning import running_mean
@@ -71,6 +72,7 @@ def all_figures(records: list[Record]) -> list[Figure]:
     return [
         _losses(records),
         _held_out(records),
+        *_preferences(records),
         _curve(records, "gradient-norm", "Gradient norm", "", "grad_norm", "Before clipping, of each logged step."),
         _curve(records, "learning-rate", "Learning rate", "", "learning_rate", "As the schedule set it at each logged step."),
         _throughput(records),
@@ -113,9 +115,17 @@ def _named(records: list[Record], record: Record, otherwise: str) -> str:
     return record.name if len(records) > 1 else otherwise
 
 
+def _loss_of(records: list[Record]) -> tuple[str, str]:
+    """Return (what a loss is the mean of, its unit)."""
+    if objectives := sorted({objective for record in records if (objective := record.objective) != SFT}):
+        return f"Mean of the objective's loss ({', '.join(objectives)}) over pairs or answers", ""
+    return "Mean cross-entropy in nats per supervised token", "nats per token"
+
+
 def _losses(records: list[Record]) -> Figure:
-    says = "Mean cross-entropy in nats per supervised token, since the last log line."
-    figure = Figure("training-loss", "Training loss", "nats per token", says)
+    what, unit = _loss_of(records)
+    says = f"{what}, since the last log line."
+    figure = Figure("training-loss", "Training loss", unit, says)
     lines = []
     for record in records:
         name = _named(records, record, "training")
@@ -138,14 +148,57 @@ def sources(record: Record) -> list[str]:
 
 
 def _held_out(records: list[Record]) -> Figure:
-    says = "Mean cross-entropy in nats per supervised token of samples that are never trained on, each used once."
+    what, unit = _loss_of(records)
+    says = f"{what}, of samples that are never trained on, each used once."
     lines = []
     for record in records:
         lines.append(_line(_named(records, record, "all held-out samples"), record.evaluations, "loss"))
         for source in sources(record):
             name = f"{record.name}: {source}" if len(records) > 1 else source
             lines.append(_line(name, record.evaluations, f"{source}_loss"))
-    return _with(Figure("held-out-loss", "Held-out loss", "nats per token", says), lines)
+    return _with(Figure("held-out-loss", "Held-out loss", unit, says), lines)
+
+
+# What objectives that compare answers log besides: key -> name of the figure's files, its title, and how to read it.
+PREFERENCES = {
+    "rewards/accuracies": ("accuracy", "Accuracy", "The share of pairs whose better answer has the higher reward."),
+    "rewards/margins": (
+        "margin",
+        "Margin of rewards",
+        "The better answer's reward less the worse one's: the mean over pairs.",
+    ),
+    "rewards/chosen": (
+        "rewards-chosen",
+        "Reward of better answers",
+        "The mean over pairs, or over answers that are labelled good.",
+    ),
+    "rewards/rejected": (
+        "rewards-rejected",
+        "Reward of worse answers",
+        "The mean over pairs, or over answers that are labelled bad.",
+    ),
+    "logps/chosen": ("logps-chosen", "Log-probability of better answers", "The sum over an answer's tokens, in nats."),
+    "logps/rejected": (
+        "logps-rejected",
+        "Log-probability of worse answers",
+        "The sum over an answer's tokens, in nats.",
+    ),
+}
+
+
+def _preferences(records: list[Record]) -> Iterator[Figure]:
+    """Yield the figures of objectives that compare answers, in training and held out; none where no run has them."""
+    for key, (name, title, says) in PREFERENCES.items():
+        lines = []
+        for record in records:
+            before = f"{record.name}: " if len(records) > 1 else ""
+            lines += [
+                _line(f"{before}training", record.steps, key),
+                _line(f"{before}held out", record.evaluations, key),
+            ]
+        figure = _with(Figure(name, title, "", says), lines)
+        if figure.lines:
+            yield figure
 
 
 def _throughput(records: list[Record]) -> Figure:

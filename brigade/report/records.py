@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..train import files
+from ..train.recipe.objectives import SFT
 from ..train.run import directory as runs
 from ..train.run import events, status, typed
 
@@ -48,6 +49,12 @@ class Record:
         """run.yaml's record of what was resolved; {} where there is none."""
         record = self.settings.get("run")
         return record if isinstance(record, dict) else {}
+
+    @property
+    def objective(self) -> str:
+        """What the run learns, by the recipe's name; runs of earlier versions learn answers."""
+        training = self.settings.get("training")
+        return str(training.get("objective", SFT)) if isinstance(training, dict) else SFT
 
     @property
     def verdict(self) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..recipe.flags import Settings
+from ..recipe.objectives import objective_of
 from ..upstream import file_modes
 from . import reading, saved_weights
 
@@ -63,7 +64,10 @@ def export(
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, dtype)
             templates = chat_template.load(settings, tokenizer)
-            chat_template.chat_format(tokenizer, templates).record(tokenizer, model.generation_config)
+            generation = getattr(model, "generation_config", None)  # a reward model has none
+            chat_template.chat_format(tokenizer, templates).record(tokenizer, generation)
+            if objective_of(settings.recipe.training).scores:
+                model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         with writing(destination):
             if state is None:
                 model.save_pretrained(folder)
@@ -139,12 +143,16 @@ def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
 
     model.peft_config["default"].inference_mode = True
     model.peft_config["default"].save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
     save_file(state, folder / saved_weights.ADAPTER, metadata={"format": "pt"})
 
 
 def _generate_as_its_base(model: Any, settings: Settings) -> None:
     from transformers import GenerationConfig
+
+    if objective_of(settings.recipe.training).scores:
+        return
 
     revision = settings.recipe.model.revision
     with suppress(OSError):  # not every model has one

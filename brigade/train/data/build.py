@@ -110,7 +110,8 @@ def _store(
             limit = data.most_held_out
             held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
         else:
-            samples, held = mixing.split(samples, writer.of_items(samples)["row"][:, 0], share, data.most_held_out)
+            row_of, fewest = writer.of_items(samples)["row"][:, 0], 2 if encoder.rows == JUDGED else 1
+            samples, held = mixing.split(samples, row_of, share, data.most_held_out, fewest)
             if len(samples) and not len(held):
                 cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
                 raise UserError(origin.train.place, "only one row: nothing is left to hold out", cure)

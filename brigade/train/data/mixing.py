@@ -4,14 +4,15 @@ import numpy as np
 
 
 def split(
-    samples: np.ndarray, rows: np.ndarray, share: float, most: int | None = None
+    samples: np.ndarray, rows: np.ndarray, share: float, most: int | None = None, fewest: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (kept, held out). Held out is a share of the rows, spread evenly: at least one where there are two, at most `most`.
+    """Return (kept, held out). Held out is a share of the rows, spread evenly: at least `fewest` where there are more,
+    at most `most`.
 
     rows: the number of the row that each sample comes from. All samples of one long text lie on the same side.
     """
     own = np.unique(rows)
-    held = min(max(1, round(len(own) * share)), max(len(own) - 1, 0), most or len(own))
+    held = min(max(fewest, round(len(own) * share)), max(len(own) - 1, 0), most or len(own))
     chosen = np.isin(rows, own[np.linspace(0, len(own) - 1, held, dtype=int)])
     return samples[~chosen], samples[chosen]
 

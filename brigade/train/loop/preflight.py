@@ -12,7 +12,6 @@ from ..cluster import World
 from ..distributed import devices, ranks
 from ..model import adapters, attention, experts, layer_classes, packed_samples
 from ..model.location import check_beside
-from ..objective.checks import check as check_objective
 from ..parallel import checks, tiled
 from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
@@ -23,6 +22,7 @@ from ..strategy import Strategy
 from ..strategy.replicas import check_length
 from . import deepspeed_needs, task_loading
 from .kernels import has_compiler
+from .objective_checks import check as check_objective
 from .optimizers import parse_arguments
 from .schedule import check_phases, run_length
 

@@ -22,7 +22,7 @@ from ..distributed import consistency, heartbeat, ranks
 from ..model import load
 from ..model.location import load_config
 from ..model.sizes import half_or_full
-from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
+from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL, reference_settings
 from . import reference_model
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Reference:
         run, settings = self.trainer.run, self.trainer.run.settings
         digests, config = run.base, self.trainer.model.config
         if self.reference not in (ADAPTERS_OFF, MODEL):
-            named = reference_model.settings_of(settings, self.reference)
+            named = reference_settings(settings, self.reference)
             config = load_config(named)
             digests = consistency.digests(Path(load.weights(named, config)))
         section, seed = settings.recipe.model, settings.recipe.training.seed
@@ -118,7 +118,8 @@ class Reference:
                 if count % TOGETHER == 0 or count == self.batches:
                     for own in ranks.gather_all(found):
                         for samples, rows in own if known is not None else ():
-                            known[samples] = rows
+                            if samples:  # and not only filler
+                                known[samples] = rows
                     found.clear()
                 bar.update(min(self.together, len(numbers) - bar.n))
                 heartbeat.enter(heartbeat.EVALUATION)

@@ -4,7 +4,6 @@ Where the strategy shards weights, FSDP2 shards these layer by layer over all ra
 need nothing else of it. Elsewhere each rank has them whole.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
@@ -12,8 +11,7 @@ from .. import upstream
 from ..model import load, sample_by_sample
 from ..model.location import load_config
 from ..model.sizes import half_or_full
-from ..recipe.flags import Settings
-from ..recipe.objectives import MODEL
+from ..recipe.objectives import reference_settings
 from ..run.directory import Run
 from ..upstream import fsdp2
 
@@ -21,18 +19,6 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 SHARDED = ("zero3", "fsdp2", "hsdp")  # kinds of strategies
-
-
-def settings_of(settings: Settings, reference: str) -> Settings:
-    """Return settings whose model is the reference, without adapters, and not in 4 bits.
-
-    reference: MODEL, a directory or a name on the Hub, whose errors then name the key `reference`
-    """
-    whole = settings.with_model(use_peft=False, load_in_4bit=False)
-    if reference == MODEL:
-        return whole
-    sources = settings.sources | {"model_name_or_path": settings.place("reference")}
-    return replace(whole.with_model(model_name_or_path=reference, revision=None, from_scratch=False), sources=sources)
 
 
 def check(run: Run, reference: str, config: Any) -> None:
@@ -44,7 +30,7 @@ def check(run: Run, reference: str, config: Any) -> None:
     if axes.tensor > 1 or axes.stages > 1 or axes.experts > 1:
         problem = f"{axes} divides the model that is trained, and no second one beside it"
         raise UserError(place, problem, "compute its log-probabilities in a run under ZeRO or FSDP2: they are kept")
-    other = load_config(settings_of(run.settings, reference))
+    other = load_config(reference_settings(run.settings, reference))
     kinds = [(each.model_type, each.get_text_config().vocab_size) for each in (other, config)]
     if kinds[0] != kinds[1]:
         theirs, ours = (f"{kind} with {tokens:,} tokens" for kind, tokens in kinds)
@@ -61,7 +47,7 @@ def load_reference(trainer: "Trainer", reference: str) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     run, device = trainer.run, trainer.args.device
-    settings = settings_of(run.settings, reference)
+    settings = reference_settings(run.settings, reference)
     with upstream.without_zero3(), fsdp2.every_rank_loads():
         source = load.weights(settings, load_config(settings))
         model: Any = load.load_model(settings, source, half_or_full(settings), run.kernels.attention)

@@ -22,20 +22,22 @@ from ...errors import UserError
 from ...errors.console import console, counted
 from ..checkpoint.resume import REHEARSAL
 from ..cluster import World
-from ..data.builtin import BUILT_IN
+from ..data.builtin import BUILT_IN, write_preferences
 from ..distributed import ranks
 from ..model.config_json import read_config
 from ..model.location import check_beside, config_beside, load_config, location
 from ..model.tiny import shrink, with_short_spans
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
+from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
-STEPS, SAVE_STEPS = 6, 3
+STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
+PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
 
 
 def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
@@ -102,6 +104,8 @@ def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: dict[
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
+    if (rows := objective_of(settings.recipe.training).rows) != ANSWERS:
+        write_preferences(folder / PREFERENCES, rows, SAMPLES)
     recipe = tiny_recipe(settings, strategy, folder / "model", world)
     print(*without_gpu(recipe), sep="", end="")
     (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
@@ -153,12 +157,15 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "revision": None,
         "trust_remote_code": False,
     }
+    compares = objective_of(settings.recipe.training).rows != ANSWERS
+    if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
+        recipe["training"]["reference"] = MODEL  # another one is not tiny
     recipe["data"] = {
-        "dataset_name": BUILT_IN,
+        **({"train_file": str(model.with_name(PREFERENCES))} if compares else {"dataset_name": BUILT_IN}),
         "chat_template": "chatml",
         "max_length": 64,
         "packing": settings.recipe.data.packing,
-        "max_train_samples": 50,
+        "max_train_samples": SAMPLES,
         "max_eval_samples": 9,
     }
     recipe["training"] |= {

@@ -9,6 +9,7 @@ from ...errors import UserError, first_line
 from ...errors.disk import of_disk
 from ..recipe import remote_code
 from ..recipe.flags import Settings
+from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of, reference_settings
 from . import base_weights, scores
 from .finite import AGAIN
 from .load import load_base, weights
@@ -45,6 +46,20 @@ def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
     else:
         source = weights(settings, load_config(settings))
         yield load_base(settings, source, half_or_full(settings)).eval().to(device)
+
+
+@contextmanager
+def reference(settings: Settings, model: Any, device: str) -> Iterator[Any]:
+    """The reference of the run's objective, beside the model that it trained; None where it has none."""
+    named = reference_of(settings.recipe)
+    if named is None:
+        yield None
+    elif named in (ADAPTERS_OFF, MODEL):
+        with untrained(settings, model, device) as base:
+            yield base
+    else:
+        other = reference_settings(settings, named)
+        yield load_base(other, weights(other, load_config(other)), half_or_full(other)).eval().to(device)
 
 
 @contextmanager

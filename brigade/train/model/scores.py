@@ -29,7 +29,9 @@ def class_of(config: Any) -> Any:
     if base is None:
         return None
 
-    def forward(self: Any, input_ids: Any = None, logits_to_keep: Any = None, **given: Any) -> CausalLMOutput:
+    def forward(self: Any, input_ids: Any = None, logits_to_keep: Any = None, **given: Any) -> Any:
+        if logits_to_keep is None:  # outside of training
+            return base.forward(self, input_ids, **given)
         given = {
             key: value for key, value in given.items() if key not in ("labels", "shift_labels", "num_items_in_batch")
         }

@@ -11,7 +11,7 @@ def loss(pairs: Pairs, options: Options) -> Result:
     sigmoid: -log sigmoid(beta h), h being the difference of the log-ratios of chosen and rejected (equation 7); with
         label_smoothing e: conservative DPO, (1 - e) and e of both orders (https://ericmitchell.ai/cdpo.pdf, equation 3)
     robust: the same without the bias that wrong labels give (Chowdhury et al. 2024, arXiv 2403.00409, equation 9)
-    hinge: relu(1 - beta h) (SLiC, Zhao et al. 2023, arXiv 2305.10425, equation 1, with beta for its margin's inverse)
+    hinge: relu(1 - beta h) (SLiC on log-ratios: hinge-norm of Liu et al. 2023, arXiv 2309.06657, section 3)
     apo_zero, apo_down: the better answer's log-ratio is raised, or lowered less (D'Oosterlinck et al. 2024, arXiv 2408.06266)
     """
     beta, wrong = options.beta, options.label_smoothing

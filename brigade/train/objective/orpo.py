@@ -14,7 +14,7 @@ def loss(pairs: Pairs, options: Options) -> Result:
     log_odds_ratio = _log_odds(chosen) - _log_odds(rejected)
     losses = -chosen - options.beta * logsigmoid(log_odds_ratio)
     figures = figures_of(pairs, options.beta * chosen, options.beta * rejected)
-    return Result(losses, figures | {"nll_loss": -chosen, "log_odds_ratio": log_odds_ratio})
+    return Result(losses, figures | {"nll": -chosen, "log_odds_ratio": log_odds_ratio})
 
 
 def _log_odds(log_probability: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ The losses themselves stand in brigade/train/objective/. This module imports no 
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
@@ -13,6 +14,7 @@ from ...errors import UserError
 from .section import Section
 
 if TYPE_CHECKING:
+    from .flags import Settings
     from .schema import Recipe, TrainingSection
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
@@ -142,6 +144,18 @@ def precomputes(recipe: "Recipe") -> bool:
     """Whether the reference's log-probabilities are computed before training."""
     reference, asked = reference_of(recipe), recipe.training.precompute_ref_log_probs
     return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
+
+
+def reference_settings(settings: "Settings", reference: str) -> "Settings":
+    """Return settings whose model is the reference, without adapters, and not in 4 bits.
+
+    reference: MODEL, a directory or a name on the Hub, whose errors then name the key `reference`
+    """
+    whole = settings.with_model(use_peft=False, load_in_4bit=False)
+    if reference == MODEL:
+        return whole
+    sources = settings.sources | {"model_name_or_path": settings.place("reference")}
+    return replace(whole.with_model(model_name_or_path=reference, revision=None, from_scratch=False), sources=sources)
 
 
 def check(recipe: "Recipe", place: Callable[[str], str]) -> None:

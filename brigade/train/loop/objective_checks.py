@@ -4,15 +4,14 @@ from typing import Any
 
 from ...errors import UserError
 from ..model import packed_samples, scores, token_losses
+from ..objective.load import loss_of
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of, precomputes, reference_of
 from ..run.directory import Run
-from .load import loss_of
+from . import reference_model
 
 
 def check(run: Run, config: Any) -> None:
     """Raise UserError where the objective is none, or its reference cannot be had. config: of the model that is trained"""
-    from ..loop import reference_model
-
     settings = run.settings
     training = settings.recipe.training
     if objective_of(training).rows == ANSWERS:

@@ -1,0 +1,227 @@
+"""What users rely on of objectives: which keys they read, losses of their own, and log-probabilities in every layout."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from brigade.errors import UserError
+from brigade.train.data.answers import ANSWERS, MISMATCHED, REFERENCE, RUNS, WHICH
+from brigade.train.data.collate import ABOUT, Collate, on_device
+from brigade.train.data.store import IGNORED
+from brigade.train.model import scores, token_losses
+from brigade.train.objective.contract import Pairs
+from brigade.train.objective.load import loss_of, options_of
+from brigade.train.objective.log_probabilities import sums
+from brigade.train.parallel import tiled
+from brigade.train.parallel.sequence import DividedSequences
+from brigade.train.recipe import flags
+from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
+from testing.ranks import REPOSITORY
+
+CONFIG = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)
+PAD = 96
+
+
+# ---- keys --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words, problem", [
+    (["--beta", "0.2"], "objective sft does not read it"),
+    (["--objective", "orpo", "--reference", "model"], "objective orpo does not read it"),
+    (["--objective", "dpo", "--loss_type", "kto"], "kto is no form of dpo"),
+    (["--objective", "dpo", "--loss_type", "robust"], "robust corrects for wrong pairs"),
+    (["--objective", "dpo", "--loss_type", "hinge", "--label_smoothing", "0.1"], "loss_type hinge does not read it"),
+    (["--objective", "dpo", "--reference", "adapters_off"], "the recipe trains no adapters"),
+    (["--objective", "kto", "--metric_for_best_model", "eval_rewards/accuracies"], "objective kto does not read it"),
+    (["--objective", "grpo"], "'grpo' is not sft, dpo"),
+])  # fmt: skip
+def test_a_key_that_would_not_be_read_is_refused(words, problem):
+    with pytest.raises(UserError, match=re.escape(problem)):
+        flags.load(words)
+
+
+def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
+    rows = [line for line in (REPOSITORY / "docs/preferences.md").read_text().splitlines() if line.startswith("| `")]
+    for name, objective in OBJECTIVES.items():
+        if name == "sft":
+            continue
+        row = next(row for row in rows if row.startswith(f"| `{name}` |"))
+        for key in objective.keys:
+            assert key in ("reference", "precompute_ref_log_probs") or f"`{key}`" in row
+        assert all(kind in row for kind in objective.loss_types)
+        if objective.beta:
+            assert (
+                f"`beta` {objective.beta}" in row
+                and beta_of(flags.load(["--objective", name]).recipe.training) == objective.beta
+            )
+    assert f"`simpo_gamma` {ObjectiveKeys.model_fields['simpo_gamma'].default}" in "\n".join(rows)
+
+
+# ---- a loss of one's own -----------------------------------------------------------------------------------------
+def test_the_documented_loss_of_ones_own_works(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs/extending.md").read_text(), re.S)[1]
+    (tmp_path / "cal_dpo.py").write_text(code)
+    training = flags.load(["--objective", f"{tmp_path}/cal_dpo.py:loss", "--reference", "model"]).recipe.training
+    function = loss_of(training, "here")
+    one = torch.tensor([1.0])
+    result = function(Pairs(-2 * one, -3 * one, one, one, -2.5 * one, -2 * one), options_of(training))
+    assert float(result.losses) == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.5)))) + 4.5**2 + 4.0**2)
+    assert float(result.figures["rewards/margins"]) == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("code, problem", [
+    (None, "there is no file"),
+    ("x = (", "cannot be imported: SyntaxError"),
+    ("def other(pairs, options): ...", "has no function 'loss'"),
+    ("def loss(pairs, options): return pairs.chosen.sum(), {}", r"losses has the shape \(\)"),
+    ("def loss(pairs, options): return pairs.chosen.detach(), {}", "no gradient"),
+    ("def loss(pairs, options): return pairs.log_ratios[0], {}", "names none"),
+    ("def loss(pairs, options): return pairs.chosen, {'a': pairs.chosen.mean()}", r"a has the shape \(\)"),
+])  # fmt: skip
+def test_a_loss_that_breaks_the_contract_is_refused_before_the_model_is_built(tmp_path, code, problem):
+    if code is not None:
+        (tmp_path / "own.py").write_text(code)
+    training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
+    with pytest.raises(UserError, match=problem):
+        loss_of(training, "here")
+
+
+# ---- log-probabilities -------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+def sequences():
+    """Three sequences of pairs of uneven lengths, and filler."""
+    random = np.random.default_rng(0)
+    made = []
+    for lengths in ((5, 9), (12, 3), (4, 4, 7, 6)):
+        ids = [random.integers(0, 90, length) for length in lengths]
+        labels = [np.where(np.arange(len(each)) < len(each) // 2 + 1, IGNORED, each) for each in ids]
+        made.append({
+            "input_ids": np.concatenate(ids).astype(np.int32),
+            "labels": np.concatenate(labels).astype(np.int64),
+            "lengths": np.array(lengths),
+        })  # fmt: skip
+    filler = {"input_ids": np.full(2, PAD, np.int32), "labels": np.full(2, IGNORED), "lengths": np.array([2])}
+    return [made[0], filler, *made[1:]]
+
+
+@torch.no_grad()
+def alone(model, given):
+    """The log-probability of each answer, each sample by itself."""
+    found = []
+    for sequence in given:
+        ends = np.cumsum(sequence["lengths"])[:-1]
+        for ids, labels in zip(np.split(sequence["input_ids"], ends), np.split(sequence["labels"], ends), strict=True):
+            if (own := labels[1:] != IGNORED).any():
+                logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
+                found.append(
+                    float(logits[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:].astype(np.int64))][own].sum())
+                )
+    return torch.tensor(found)
+
+
+def inputs_of(batch):
+    return {key: value for key, value in batch.items() if key not in (ABOUT, ANSWERS, "in_parts")}
+
+
+@pytest.mark.parametrize("tiles", [None, 3])
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_log_probabilities_are_those_of_each_answer_by_itself(model, padding_free, tiles):
+    twin = LlamaForCausalLM(CONFIG).eval()
+    twin.load_state_dict(model.state_dict())
+    token_losses.apply(twin)
+    if tiles:
+        tiled.apply(twin, tiles, None, by_token=True)
+    given = sequences()
+    batch = Collate(PAD, padding_free, False, False, multiple=8, rows=PAIRS)((given, 4))
+    with torch.no_grad():
+        found = sums(twin(**inputs_of(batch), use_cache=False, num_items_in_batch=4).loss, batch[ANSWERS])
+    torch.testing.assert_close(found, alone(model, given), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_divided_sequences_add_up(model):
+    given = sequences()
+    losses = -torch.arange(1.0, 200.0)
+    whole = Collate(PAD, True, True, True, multiple=4, rows=PAIRS)((given, 4))
+    parts = [
+        DividedSequences(PAD, True, True, True, 2, False, False, PAIRS, number=n, of=2)((given, 4)) for n in (0, 1)
+    ]
+    # Each target's loss is made of its place among all targets.
+    found, begin = 0, 0
+    for part in parts:
+        real = int((part["shift_labels"] != IGNORED).sum())
+        own = torch.zeros(part["shift_labels"].numel())
+        own[:real] = losses[begin : begin + real]
+        found, begin = found + sums(own, part[ANSWERS]), begin + real
+    everything = torch.zeros(whole["shift_labels"].numel())
+    everything[:begin] = losses[:begin]
+    torch.testing.assert_close(found, sums(everything, whole[ANSWERS]))
+
+
+def test_a_micro_batch_of_filler_has_no_answer_and_keeps_its_place_in_the_graph():
+    filler = sequences()[1]
+    batch = Collate(PAD, True, False, False, rows=JUDGED)(([filler, filler], 4))
+    answers = batch[ANSWERS]
+    assert len(answers[WHICH]) == 0 and int(answers[RUNS].sum()) == 1
+    assert len(answers[REFERENCE]) == 0 and len(answers[MISMATCHED][ANSWERS][WHICH]) == 0
+    assert sums(torch.zeros(1), answers).shape == (0,)
+
+
+def test_judged_answers_come_with_those_to_other_prompts():
+    given = sequences()[0]
+    single = {key: value[:5] for key, value in given.items() if key != "lengths"} | {"lengths": np.array([5])}
+    other = {key: value[5:] for key, value in given.items() if key != "lengths"} | {"lengths": np.array([9])}
+    judged = single | {"desirable": np.array([True]), MISMATCHED: other | {REFERENCE: np.array([-7.0], np.float32)}}
+    batch = on_device(Collate(PAD, True, False, False, rows=JUDGED)(([judged, sequences()[1]], 2)), torch.device("cpu"))
+    answers = batch[ANSWERS]
+    assert answers["desirable"].tolist() == [True] and answers[MISMATCHED][ANSWERS][REFERENCE].tolist() == [-7.0]
+    assert answers[MISMATCHED]["input_ids"][0, :9].tolist() == other["input_ids"].tolist()
+
+
+def test_a_model_that_makes_something_else_of_token_losses_is_found():
+    from transformers import AutoConfig
+
+    assert not token_losses.why_not(CONFIG)
+    assert token_losses.why_not(AutoConfig.for_model("cpmant"))
+
+
+# ---- reward models -----------------------------------------------------------------------------------------------
+def test_a_score_is_read_where_transformers_reads_it(model, tmp_path):
+    model.save_pretrained(tmp_path / "base")
+    config = LlamaConfig.from_pretrained(tmp_path / "base")
+    reward = scores.class_of(config).from_pretrained(**scores_options(tmp_path / "base", config)).eval()
+    assert not reward.score.weight.any()
+    torch.nn.init.normal_(reward.score.weight)
+    reward.config.pad_token_id = PAD
+    given = sequences()
+    given[0]["input_ids"][8:14] = [3, 4, PAD, 5, PAD, PAD]  # an answer that ends with the padding token
+    batch = Collate(PAD, True, False, False, rows=PAIRS, scores=True)((given, 4))
+    reward.save_pretrained(tmp_path / "reward")
+    plain = scores.auto_class(tmp_path / "reward").from_pretrained(tmp_path / "reward").eval()
+    wanted = []
+    for sequence in (given[0], *given[2:]):
+        for ids in np.split(sequence["input_ids"], np.cumsum(sequence["lengths"])[:-1]):
+            wanted.append(plain(torch.from_numpy(ids.astype(np.int64))[None]).logits.detach()[0, 0])
+    with torch.no_grad():
+        found = sums(reward(**inputs_of(batch), use_cache=False).loss, batch[ANSWERS])
+    torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-5, atol=1e-5)
+
+
+def scores_options(folder, config):
+    options = scores.loading(str(folder), config, "here")
+    return {"pretrained_model_name_or_path": folder, "config": options["config"]}
+
+
+def test_weights_that_lack_more_than_the_head_are_refused(model, tmp_path):
+    from safetensors.torch import save_file
+
+    model.save_pretrained(tmp_path)
+    state = {name: value for name, value in model.state_dict().items() if "embed_tokens" not in name}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="embed_tokens"):
+        scores.loading(str(tmp_path), LlamaConfig.from_pretrained(tmp_path), "here")
