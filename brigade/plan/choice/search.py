@@ -71,9 +71,9 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or not bf16
     ):
         return False
-    # train.py computes no loss in tiles where the model changes logits, or has none (train/parallel/tiled.py).
+    # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
     tiled = KERNELS[names][1] == "tiled"
-    if tiled and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped or workload.shape.scores):
+    if tiled and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped):
         return False
     method = workload.method.removeprefix("rs")
     facts = {
@@ -82,6 +82,8 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         "fp16": not bf16,
         "torch_compile": compiled,
         "use_liger_kernel": liger,
+        "objective": workload.objective,
+        "tiled_loss": tiled,
     }
     return runs(choice, method=method, **facts)
 
@@ -191,8 +193,6 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
         return False
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
         return False  # plans of tensor groups leave experts to what divides them
-    if workload.shape.scores and {"tensor", "stages", "experts"} & set(choice.axes):
-        return False  # a reward model's head is not divided
     if cluster.all and (choice.axes or choice.group):
         return False  # groups of one size need hosts of one
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):

@@ -187,7 +187,7 @@ class Job:
         self._check_comparison()
 
     def _check_comparison(self) -> None:
-        """Raise UserError for an objective that train.py refuses under such a strategy (train/objective/checks.py)."""
+        """Raise UserError for an objective that train.py refuses under such a strategy (train/strategy/refused.yaml)."""
         divided = self.tensor * self.pipeline * self.expert > 1
         if divided and self.comparison.second:
             problem = f"{self.axes} divides the model that is trained, and no second one beside it"
