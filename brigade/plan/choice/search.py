@@ -127,7 +127,9 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
     """Yield the configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
-    shape, attention, comparison = workload.shape, attention_of(workload.shape), workload.comparison
+    shape, attention = workload.shape, attention_of(workload.shape)
+    padded = workload.pairs and attention == "eager"  # as a recipe that is not packed has them (job_of_run.py)
+    comparison = replace(workload.comparison, apart=2 if padded else 1)
     # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
     loss = "released" if loss == "fused" and workload.objective != SFT else loss
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
