@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from brigade.train.strategy.axes import Axes
 
 from . import axes, axes_experts, parity
+from .ranks import REPOSITORY
 from .runs import GLOBAL_BATCH, run_cases
 
 STEPS = 3  # whose last one's waits are counted: ZeRO-3 has then recorded in which order it needs parameters
@@ -18,9 +19,13 @@ PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("--bf16",), "fp16
 EXPERTS = "qwen3_moe"
 LORA = ("--use_peft", "--learning_rate", "2")
 PACKING = ("--packing", "true", "--learning_rate", "0.3")
+PREFERENCES = REPOSITORY / "tests/data/preferences"
+DPO = ("--objective", "dpo", "--train_file", str(PREFERENCES / "pairs.jsonl"), "--validation_file", "null")
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,
+    "dpo": DPO,
+    "dpo lora": (*DPO, *LORA),
     "packing": PACKING,
     "packing sdpa": (*PACKING, "--attn_implementation", "sdpa"),
 }
@@ -64,6 +69,8 @@ CASES: dict[str, Case] = {
     "fsdp2 experts": _axes(2, "fsdp2", model=EXPERTS, experts=2),
     "ddp lora": Case(2, parity.STRATEGIES["ddp"], method="lora"),
     "zero3 lora": Case(2, parity.STRATEGIES["zero3"], method="lora"),
+    "zero3 dpo lora bf16": Case(2, parity.STRATEGIES["zero3"], "bf16", method="dpo lora"),
+    "fsdp2 dpo": Case(2, parity.STRATEGIES["fsdp2"], method="dpo"),
     "fsdp2 packing": Case(2, parity.STRATEGIES["fsdp2"], method="packing"),
     "ddp bf16": Case(2, parity.STRATEGIES["ddp"], "bf16"),
     "zero3 bf16": Case(2, parity.STRATEGIES["zero3"], "bf16"),

@@ -38,7 +38,18 @@ def config_of(tmp_path_factory):
         "moe": MOE,
         "dense and moe": MOE | {"mlp_only_layers": [0]},
     }
-    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon", "falcon_h1", "mamba2", "bamba"):
+    for name in (
+        "deepseek_v3",
+        "glm4_moe",
+        "qwen3_next",
+        "gemma3",
+        "falcon",
+        "falcon_h1",
+        "mamba2",
+        "bamba",
+        "jamba",
+        "mamba",
+    ):
         configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
     for name, config in configs.items():
@@ -268,21 +279,25 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model, trained",
+    "model, trained, past",
     [
-        ("falcon_h1", {"q_proj", "in_proj", "down_proj"}),
-        ("mamba2", {"in_proj"}),
-        ("bamba", {"in_proj", "down_proj"}),  # of which PEFT does not know it
+        ("falcon_h1", {"q_proj", "in_proj", "down_proj"}, {"out_proj"}),
+        ("mamba2", {"in_proj"}, {"out_proj"}),
+        ("bamba", {"in_proj", "down_proj"}, {"out_proj"}),  # of which PEFT does not know it
+        ("jamba", {"in_proj", "x_proj", "out_proj", "q_proj"}, {"dt_proj"}),  # nor of dt_proj
+        ("mamba", {"in_proj"}, {"dt_proj", "out_proj", "x_proj"}),
     ],
 )
-def test_what_mambas_kernels_read_past_an_adapter_gets_none(model, trained, config_of):
-    """With mamba-ssm it would not be trained, and without it would."""
-    with pytest.raises(UserError, match="Mamba layers read the weight of 'out_proj' past an adapter"):
-        settings = settings_of(config_of(model), "--lora_target_modules", "in_proj,out_proj")
+def test_what_mambas_kernels_read_past_an_adapter_gets_none(model, trained, past, config_of):
+    """It would not be trained: at all, or with mamba-ssm."""
+    one = min(past)
+    with pytest.raises(UserError, match=f"Mamba layers read the weight of '{one}' past an adapter"):
+        settings = settings_of(config_of(model), "--lora_target_modules", f"in_proj,{one}")
         adapters.check_targets(settings, load_config(settings))
     settings = settings_of(config_of(model))
     adapters.check_targets(settings, load_config(settings))
     wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
     names = {name.split(".lora_")[0].rpartition(".")[2] for name, p in wrapped.named_parameters() if p.requires_grad}
-    assert trained <= names and "out_proj" not in names
-    assert "out_proj of Mamba's layers stays as it is" in adapters.describe(settings.recipe.model, wrapped)["method"]
+    assert trained <= names and past.isdisjoint(names)
+    said = adapters.describe(settings.recipe.model, wrapped)["method"]
+    assert f"{', '.join(sorted(past))} of Mamba's layers stay" in said

@@ -15,7 +15,7 @@ from brigade.plan.choice.goals import Answer, answer, pick, price
 from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import intervals
-from brigade.plan.shape.find import named_shape
+from brigade.plan.shape.find import described, named_shape
 from brigade.train.model.tiny import shrink
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,18 @@ def test_goals_and_deadlines_choose_the_size():
     assert kept.hours(2e9) <= hours
     _, (said,) = pick(whole, "", hours / 10, 2e9)
     assert said.startswith("No size of this cluster keeps the deadline")
+
+
+@pytest.mark.parametrize("key", ["logits_scaling", "logit_scale"])
+def test_no_loss_in_tiles_is_proposed_where_the_model_scales_its_logits(key):
+    """A run refuses it (brigade/train/parallel/tiled.py)."""
+    document = json.loads((ROOT / "recipes/llama-3.1-8b/config.json").read_text()) | {"model_type": "granite"}
+
+    def in_tiles(config):
+        ranked = candidates(Workload(described(config, "x")), Cluster("H100 80GB", 8, 2))
+        return any(one.estimate.job.loss == "tiled" for one in ranked)
+
+    assert in_tiles(document | {key: 1.0}) and not in_tiles(document | {key: 8.0})
 
 
 def test_eight_bit_moments_come_before_offload():

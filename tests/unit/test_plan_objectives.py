@@ -253,6 +253,13 @@ def test_a_second_model_is_told_with_its_memory_and_time(capsys, tmp_path):
     assert re.search(r"memory .* reference 0.95,", out) and re.search(r"time .* comparing \d", out)
 
 
+@pytest.mark.parametrize("strategy, said", [("zero3", True), ("zero2", False), ("fsdp2", False)])
+def test_what_zero_3_forgets_is_told(capsys, strategy, said):
+    words = ["--objective", "dpo", "--method", "lora", "--strategy", strategy, "--max_length", 1024]
+    _, out = plan(capsys, "qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", *words)
+    assert ("records anew in which order it gathers weights" in out) == said
+
+
 def test_json_says_what_is_learned(capsys):
     _, out = plan(capsys, "recipes/smollm3-3b/kto-lora.yaml", "--json")
     (found,) = json.loads(out)["plans"]

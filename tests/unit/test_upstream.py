@@ -27,6 +27,7 @@ DEFINED = {
         "_no_split_modules",
         "_supports_sdpa",
         "_supports_attention_backend",
+        "ALL_ATTENTION_FUNCTIONS",
         "_init_weights",
         "_can_record_outputs",
         "_gradient_checkpointing_func",

@@ -18,7 +18,7 @@ from ..hardware import Gpu
 from ..shape.find import described, named_shape
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
-from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape
+from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape, pairs
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -284,6 +284,7 @@ def _shape_of_record(values: Mapping[str, Any]) -> ModelShape:
     shape = dict(values)
     shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
     shape["sizes"] = LayerSizes.all_of(shape.get("sizes", ()))
+    shape["projections"] = pairs(shape.get("projections", ()))
     measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
     return (MeasuredShape if measured else ModelShape)(**shape)
 

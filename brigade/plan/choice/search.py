@@ -72,8 +72,9 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
     ):
         return False
     # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
+    changed = workload.shape.family.capped or workload.shape.family.scaled
     tiled = KERNELS[names][1] == "tiled"
-    if tiled and ({"tensor", "stages"} & set(choice.axes) or workload.shape.family.capped):
+    if tiled and ({"tensor", "stages"} & set(choice.axes) or changed):
         return False
     method = workload.method.removeprefix("rs")
     facts = {

@@ -1,6 +1,7 @@
 """Count what adapters add to a layer: bytes that autograd keeps, and that go through memory beside the products."""
 
-from ..shape.lora import linears
+from ..shape.lora import ALL, linears
+from ..shape.model_shape import CHANNELS, RULE, SPACE
 from .job import Job
 
 # Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
@@ -21,22 +22,44 @@ def adapter_bytes(job: Job, moe: bool) -> float:
         return sum(share * adapter_bytes(one, moe) for one, share in job.alike)
     shape, targets, dropout = job.shape, job.targets, job.adapter_dropout
     h, family, top = shape.hidden, shape.family, shape.top_k
+    attending, mixing, inside = shape.parts(moe)
     less = 0.0
     if not job.one_kernel_norm:
-        queries = (shape.query_width + shape.key_value_width / 2) * family.qk_norm
-        less += (4 if family.fp32_norm else 2) * (2 * h + queries)
-    if not set(targets) & set("qkv"):
-        less += 2 * h
+        queries = attending * (shape.query_width + shape.key_value_width / 2) * family.qk_norm
+        less += (4 if family.fp32_norm else 2) * (min(family.norms, 2) * h + queries)
+    less += 2 * h * (attending * (not set(targets) & set("qkv")) + mixing * (not _in_mixer(job, h)))
+    if mixing:
+        less += mixing * _less_in_mixer(job)
     if moe:
         less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
     elif "m" not in targets:
-        less += 2 * h + 2 * shape.ffn
+        less += inside * (2 * h + 2 * shape.ffn)
     read = list(linears(shape, targets, moe=moe))
-    inputs = sum(inner for _, inner, _ in read)
+    inputs = sum(one.share * one.inner for one in read)
     # What a copy replaces; attention keeps its own output in any case.
-    shared = sum({name: inner for name, inner, _ in read if name != "attention"}.values())
+    shared = sum({one.reads: one.share * one.inner for one in read if one.reads != "attention"}.values())
     more = 2 * (inputs - shared) if job.adapter_copies or dropout else 0
-    return more + inputs * dropout + 4 * job.dora * sum(outer for _, _, outer in read) - less
+    return more + inputs * dropout + 4 * job.dora * sum(one.share * one.outer for one in read) - less
+
+
+def _less_in_mixer(job: Job) -> float:
+    """Return the bytes that a mixer keeps less per token where its weights are frozen: what those of its norm and gates multiply,
+    and where no adapter is on its products, what these read."""
+    mixer = job.shape.mixer
+    assert mixer
+    inner = mixer.heads * mixer.value_dim
+    less = {CHANNELS: 8, RULE: 2}.get(mixer.kind, 0) * inner
+    if mixer.kind != SPACE:  # whose kernel keeps it all the same
+        *into, (last, _) = mixer.products
+        widths = [*(width for width, _ in into if width != job.shape.hidden), last]
+        less += sum(2 * width for width in widths if not _in_mixer(job, width))
+    return less
+
+
+def _in_mixer(job: Job, width: int) -> bool:
+    """Whether an adapter is on one of the mixer's products of that inner width."""
+    mixer = job.shape.mixer
+    return mixer is not None and any(inner == width for inner, _ in mixer.adapted(job.targets, job.targets == ALL))
 
 
 def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
@@ -52,7 +75,7 @@ def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
         return sum(share * forward for share, (forward, _) in each), sum(share * back for share, (_, back) in each)
     copies = job.adapter_copies
     read = list(linears(job.shape, job.targets, moe=moe))
-    inner, outer = float(sum(i for _, i, _ in read)), float(sum(o for _, _, o in read))
+    inner, outer = (sum(one.share * getattr(one, width) for one in read) for width in ("inner", "outer"))
     between = 12 * copies + (9 if copies else 5) * job.adapter_dropout
     given, back = ((50, 46) if copies else (26, 30)) if job.dora else (12, 8)
     return (2 + between) * inner + given * outer, (8 + between) * inner + back * outer

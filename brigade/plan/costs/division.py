@@ -69,7 +69,9 @@ class Division:
             return 1.0
         whole = cut = 0
         for moe, count in job.shape.kinds:
-            for reads, inner, outer in linears(job.shape, job.targets, moe=moe):
+            for reads, inner, outer, _ in linears(
+                job.shape, job.targets, moe=moe
+            ):  # of no hybrid: all layers have them
                 by_input = reads in ("attention", "activation")
                 whole, cut = (
                     whole + count * (outer if by_input else inner),

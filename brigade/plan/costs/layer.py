@@ -29,15 +29,20 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
     """Yield the operations of a layer's forward pass in the order in which they run, those of its adapters among them."""
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    attending, mixing, inside = shape.parts(moe)
+    beside = shape.mixer is not None and shape.mixer.beside
     # Under autocast products are in bf16 over an fp32 residual stream, of which every product makes a bf16 copy of its own.
-    readers = (1, 1)
+    readers = (1.0 + beside, 1.0)
     if job.autocast:
-        readers = (1 if family.fused_qkv else 3, 2 if family.gated and not family.fused_gate else 1)
+        into_mixer = sum(inner == h for inner, _ in shape.mixer.products[:-1]) if shape.mixer else 0
+        into_mlp = 2 if family.gated and not family.fused_gate else 1
+        readers = (attending * (1 if family.fused_qkv else 3) + mixing * into_mixer, into_mlp)
+        readers = (readers[0] + inside * into_mlp * shape.apart, into_mlp)
 
     def norm(number: int) -> Iterator[Op]:
         into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-        beside = 2 * h * into_product  # the residual stream's gradient
-        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=beside)
+        gradient = 2 * h * into_product  # the residual stream's
+        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=gradient)
         if into_product:
             yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False)
 
@@ -47,21 +52,23 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         moved, copies = 4 * exchanged_width(job), max(1.0, job.context / shape.kv_heads) - 1
         yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=2 * q + 2 * kv * copies)
     yield from norm(0)
-    for one, share in job.alike:
-        yield from (replace(op, share=share * shape.attending) for op in _attention_with_products(one))
-    if shape.mixer:
-        yield from (replace(op, share=1 - shape.attending) for op in mixer_ops(job))
+    for one, share in job.alike if attending else ():
+        yield from (replace(op, share=share * attending) for op in _attention_with_products(one))
+    if shape.mixer and mixing:
+        yield from (replace(op, share=mixing) for op in mixer_ops(job))
+    if beside:
+        yield _multipliers(job)
     if family.norms >= 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
     if job.method != "full":
         moved, moved_back = adapter_traffic(job, moe)
         yield Op("adapters", "pointwise", moved=moved, moved_back=moved_back)
-    if family.norms > 1:  # else attention and MLP read the same one side by side
+    if family.norms > 1:  # else attention and MLP read the same one side by side, or each layer has one of them
         yield from norm(1)
-    for one, share in job.alike:
-        inside = _experts(one) if moe else _mlp(one, one.shape.ffn, autocast=job.autocast)
-        yield from (replace(op, share=share, tiled=job.tiled_mlp) for op in inside)
+    for one, share in job.alike if inside else ():
+        ops = _experts(one) if moe else _mlp(one, one.shape.ffn, autocast=job.autocast)
+        yield from (replace(op, share=share * inside, tiled=job.tiled_mlp) for op in ops)
     if family.norms >= 4:
         yield from norm(3)
     if shape.per_layer_input:
@@ -74,7 +81,13 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     wide = q * (1 + family.output_gate)
-    yield Op("qkv", "product", 2 * h * (wide + shape.made_width), (h, wide + shape.made_width))
+    into, out = [(h, wide + shape.made_width)], (q, h)
+    if shape.projections:
+        *into, out = shape.projections
+        if latent := sum(inner for inner, _ in into if inner != h):
+            yield _norm(job, "latent norm", latent)
+            yield Op("latent norm out", "pointwise", kept=2 * latent)
+    yield from (Op("qkv", "product", 2 * inner * outer, (inner, outer)) for inner, outer in into)
     turned = q + kv / 2 * (shape.made > 0)
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
@@ -88,7 +101,16 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     yield from _attention(job)
     if family.output_gate:  # by its sigmoid: the gate, its sigmoid, and what both are multiplied to
         yield Op("gate", "pointwise", moved=14 * q, moved_back=20 * q, kept=6 * q)
-    yield Op("out", "product", 2 * q * h, (q, h))
+    yield Op("out", "product", 2 * out[0] * out[1], out)
+
+
+def _multipliers(job: Job) -> Op:
+    """Return the products with numbers of what attention, mixer and MLP read and give, of the mixer's parts, keys and gate
+    (FalconH1DecoderLayer). They keep nothing."""
+    shape = job.shape
+    assert shape.mixer
+    multiplied = 5 * shape.hidden + shape.mixer.products[0][1] + shape.key_value_width / 2 + shape.ffn
+    return Op("multipliers", "pointwise", moved=4 * multiplied, moved_back=4 * multiplied)
 
 
 def _per_layer_input(job: Job) -> Iterator[Op]:
@@ -112,12 +134,16 @@ def _experts(job: Job) -> Iterator[Op]:
             "router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=NORM_BACK * h, split=False
         )
         yield _norm(job, "norm5", h, split=False)
+    if shape.family.fp32_router and not own_norms:  # whose router's norm has it
+        yield Op("router input", "pointwise", moved=6 * h, moved_back=6 * h, kept=4 * h, split=False)
     yield Op("router", "product", 2 * h * experts, (h, experts), kept=4 * experts, split=False)
     yield from _mlp(job, shape.expert_ffn, top, experts)
     # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps the
     # copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
     # Where weights are not cast to bf16, as with these norms, weighted outputs and their gradients are in fp32.
-    moved, back = (12 * h * top, 14 * h * top) if own_norms else (8 * h * top, 6 * h * top)
+    moved, back = 8 * h * top, 6 * h * top
+    if own_norms or shape.family.fp32_weights:
+        moved, back = 12 * h * top, (14 if own_norms else 12) * h * top
     yield Op("dispatch", "pointwise", moved=moved, moved_back=moved, kept=4 * h * top, back=back)
     if own_norms:
         yield _norm(job, "norm6", h, split=False)
@@ -187,6 +213,7 @@ def _mlp(job: Job, width: int, times: int = 1, experts: int = 0, autocast: bool 
     h, family = job.shape.hidden, job.shape.family
     into = 2 if family.gated else 1
     kept, moved, back = ((6, 6, 0) if "mlp" in job.kernels else (8, 10, 4)) if family.gated else (4, 4, 2)
+    moved *= 1 + family.squared
     if family.clamped and "experts" not in job.kernels:
         # Gate and up in one tensor, each clamped, sigmoid, gate x sigmoid, up + 1, and the product.
         kept, moved, back = 14, 28, 4

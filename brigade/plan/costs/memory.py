@@ -116,13 +116,16 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
     """
     s, t = job.shape, job.tokens
-    whole = back = 0.0
+    whole = back = largest = 0.0
     for moe, count in s.kinds:
         kept, needed = layer_bytes(job, moe)
         whole += kept * t * count / s.layers
-        back = max(back, needed * t)
+        back, largest = max(back, needed * t), max(largest, kept * t)
     whole += adapters_keep(job)
-    largest = whole
+    largest += adapters_keep(job)
+    for one in s.one_of_each:
+        kept, needed = layer_bytes(replace(job, shape=one), moe=False)
+        back, largest = max(back, needed * t), max(largest, kept * t + adapters_keep(job))
     if s.sizes:
         largest = max(layer_bytes(one, s.moe_layers > 0)[0] * t + adapters_keep(one) for one, _ in job.alike)
     # Each layer's part of a second embedding is made before the layers: its norm's input, normalised, and the result.
@@ -154,7 +157,7 @@ def norm_bytes(job: Job) -> float:
     """Return the bytes that stand while DoRA takes the norm of the largest weight's rows; four bits are dequantised for it."""
     if not job.dora:
         return 0.0
-    largest = max((inner * outer for _, inner, outer in all_linears(job.shape, job.targets)), default=0)
+    largest = max((inner * outer for count, inner, outer in all_linears(job.shape, job.targets) if count), default=0)
     return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * largest / job.tensor
 
 

@@ -1,4 +1,4 @@
-"""List the operations of a hybrid's mixer, which stands in the place of attention: as layer.py does for a decoder layer.
+"""List the operations of a hybrid's mixer, which stands in the place of attention or beside it: as layer.py does for a layer.
 
 Counted is what Transformers' modules compute with the kernels of flash-linear-attention, mamba-ssm and causal-conv1d. Without
 these Transformers computes in torch, in fp32 and by tensors of whole chunks, which takes several times the memory and time. No
@@ -7,11 +7,15 @@ GPU has measured either here.
 
 from collections.abc import Iterator
 
-from ..shape.model_shape import RULE, SPACE, Mixer
+from ..shape.model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Mixer
 from .job import Job
 from .operation import Op
 
 CHUNK = 64  # tokens that the rule computes at once (fla/ops/gated_delta_rule/chunk.py)
+SCANNED = 2048  # and a selective scan (stand_ins.py)
+# A selective scan computes an exponential for each channel, state and token. An H100 takes as long for one (16 a clock and
+# multiprocessor) as for a byte of its memory; backward it does so again, with about twice as much besides. Assumed of all cards.
+EXPONENTIAL, EXPONENTIAL_BACK = 1, 3
 # A chunk's products are small, and each waits for the state before it: as many times slower than one large product is assumed.
 SMALL = 3
 
@@ -24,27 +28,32 @@ def mixer_ops(job: Job) -> Iterator[Op]:
     for one in into:
         yield Op("mixer in", "product", 2 * one[0] * one[1], one)
     if mixer.kind == SPACE:
-        yield from _scan(mixer, sum(width for _, width in into))
+        # The multipliers of Falcon-H1 are a tensor in fp32, and so is what it multiplies.
+        wide = 2 if job.autocast and mixer.beside else 1
+        yield from _scan(mixer, sum(width for _, width in into), wide)
         yield Op("mixer out", "product", 2 * inner * outer, (inner, outer))
         return
     # The kernel reads and writes each element once, and keeps its input; torch's copies it before and after.
     width = mixer.convolved
-    yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width)
-    yield from _rule(job, mixer) if mixer.kind == RULE else _gates(width)
+    kept = 2 * into[0][1] if mixer.kind == SCAN else 2 * width  # which is a part of what the first product gives
+    yield Op("convolution", "pointwise", moved=4 * width, moved_back=8 * width, kept=kept)
+    yield from _BEHIND[mixer.kind](job, mixer)
     yield Op("mixer out", "product", 2 * inner * outer, (inner, outer), kept=2 * inner)
 
 
-def _gates(width: int) -> Iterator[Op]:
+def _gates(job: Job, mixer: Mixer) -> Iterator[Op]:
     """Yield the two products of LFM2 around its convolution, which keep all three parts of what `in` gives, and the result."""
+    width = mixer.convolved
     yield Op("gates", "pointwise", moved=12 * width, moved_back=24 * width, kept=8 * width)
 
 
-def _scan(mixer: Mixer, width: int) -> Iterator[Op]:
+def _scan(mixer: Mixer, width: int, wide: int) -> Iterator[Op]:
     """Yield a state space from its first product to its last, whose convolution, scan, gate and norm are one function
     (MambaSplitConv1dScanCombinedFn of mamba_ssm/ops/triton/ssd_combined.py).
 
     It keeps what the first product gives, what the scan gives before the gate, and a number per group of its norm. Convolution,
-    gate and norm are computed again in the backward pass, and so are the states. width: of the first product's output
+    gate and norm are computed again in the backward pass, and so are the states. width: of the first product's output; wide: 2
+    where it is in fp32
     """
     heads, inner = mixer.heads, mixer.heads * mixer.value_dim
     # For each group C with B, for each head the result with values, and the state written and read.
@@ -52,10 +61,27 @@ def _scan(mixer: Mixer, width: int) -> Iterator[Op]:
     flops = pairs + 4 * inner * mixer.key_dim
     yield Op("scan", "product", SMALL * flops, (inner, max(1, SMALL * flops // (2 * inner))))
     states = 4 * inner * mixer.key_dim / mixer.chunk
-    moved = 4 * width + 4 * mixer.convolved + 6 * inner + 8 * heads + 2 * states
-    kept = 2 * width + 2 * inner + 4 * mixer.key_heads
-    again = 2 * width + 2 * mixer.convolved + 6 * inner + 12 * heads + 2 * states
+    moved = wide * (4 * width + 4 * mixer.convolved + 6 * inner) + 8 * heads + 2 * states
+    kept = wide * (2 * width + 2 * inner) + 4 * mixer.key_heads
+    again = wide * (2 * width + 2 * mixer.convolved + 6 * inner) + 12 * heads + 2 * states
     yield Op("state space", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=again)
+
+
+def _selective(job: Job, mixer: Mixer) -> Iterator[Op]:
+    """Yield the norms of steps, B and C, and the selective scan (SelectiveScanFn).
+
+    What the convolution gives is kept twice: as the product of steps, B and C reads it, and with tokens next to each other as the
+    scan does. So does the scan have steps and gate copied, and keeps what it gives before the gate.
+    """
+    inner, state, (_, made) = mixer.heads, mixer.key_dim, mixer.products[1]
+    wide = 4 if job.autocast else 2  # an fp32 weight's norm gives fp32, of which the product of steps makes a copy
+    each = 4 if "norm" in job.kernels else 6 + wide + 2 * job.autocast
+    yield Op("steps norm", "pointwise", moved=36 * made, moved_back=54 * made, kept=each * made)
+    # Copies of three, then the scan, which reads them, and gives its result with and without the gate.
+    moved = 12 * inner + 10 * inner + EXPONENTIAL * inner * state
+    moved_back = 4 * inner + 16 * inner + EXPONENTIAL_BACK * inner * state
+    kept = 10 * inner + 8 * inner * state / SCANNED
+    yield Op("selective scan", "pointwise", moved=moved, moved_back=moved_back, kept=kept, back=8 * inner + 12 * state)
 
 
 def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
@@ -66,11 +92,8 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     """
     heads, keys, values = mixer.heads, mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim
     kept = 4 * keys + 2 * values + heads * (2 * CHUNK + 28)
-    # For each head: keys with keys, queries with keys, what the triangle makes of keys and values, and the state read, corrected
-    # and written.
-    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    yield from _chunks_of_rule(mixer)
     states = 2 * heads * mixer.key_dim * mixer.value_dim / CHUNK
-    yield Op("rule", "product", SMALL * heads * each, (values, max(1, SMALL * heads * each // (2 * values))))
     moved = 8 * keys + 6 * values + 4 * states
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=2 * moved)
     if "norm" in job.kernels:
@@ -79,3 +102,43 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
         yield Op(
             "gated norm", "pointwise", moved=46 * values, moved_back=69 * values, kept=20 * values, back=16 * values
         )
+
+
+def _chunks_of_rule(mixer: Mixer) -> Iterator[Op]:
+    """Yield the products of a delta rule's chunks.
+
+    For each head: keys with keys, queries with keys, what the triangle makes of keys and values, and the state read, corrected
+    and written.
+    """
+    values = mixer.heads * mixer.value_dim
+    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    flops = SMALL * mixer.heads * each
+    yield Op("rule", "product", flops, (values, max(1, flops // (2 * values))))
+
+
+def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
+    """Yield Kimi's delta rule (ChunkKDAFunction), the gate of each channel before it, and the gated norm behind it.
+
+    The gate is computed in fp32 by torch, one operation after the other: of KimiLinearForgetGate's autograd keeps a byte and
+    three tensors, of BailingHybridForgetGate's, which is bounded, two. The rule keeps it once more, as it came and summed up
+    within chunks, beside normalised queries and keys, values, and for each head two of a chunk's triangles. The norm is in fp32
+    too, and no kernel has it.
+    """
+    width, heads, (*into, _) = mixer.heads * mixer.value_dim, mixer.heads, mixer.products
+    between = sum(inner for inner, _ in into if inner != job.shape.hidden)  # what two of the products read
+    moved, kept = (36.0, 8) if mixer.bounded else (60.0, 13)
+    kept = kept * width + 2 * between
+    yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
+    yield from _chunks_of_rule(mixer)
+    states = 2 * width * mixer.key_dim / CHUNK
+    moved = (
+        12 * width + 12 * width + 22 * width + 4 * states
+    )  # queries, keys and values put together and apart, and the rule
+    kept = (12 if mixer.bounded else 14) * width + heads * (4 * CHUNK + 10)
+    back = 28 * width + 2 * states + heads * 8 * CHUNK + 6 * width
+    yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)
+    yield Op("gated norm", "pointwise", moved=46 * width, moved_back=69 * width, kept=16 * width, back=16 * width)
+
+
+# Of a mixer's kind, the operations between its convolution and its last product.
+_BEHIND = {RULE: _rule, CONVOLUTION: _gates, SCAN: _selective, CHANNELS: _channel_rule}

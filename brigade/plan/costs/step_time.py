@@ -127,7 +127,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
         both.append((op, op.share * forward, op.share * backward))
     forward, backward = sum(one for _, one, _ in both), sum(one for _, _, one in both)
     if job.dora:
-        weights = sum(inner * outer for _, inner, outer in linears(s, job.targets, moe=moe))
+        weights = sum(one.share * one.inner * one.outer for one in linears(s, job.targets, moe=moe))
         forward += NORM_MOVED[job.adapter_copies] * weights / job.tensor / stream
     scores = sum(one for op, one, _ in both if op.kind == "attention")
     parts = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}

@@ -38,6 +38,9 @@ def _compared(result: Estimate) -> Iterator[str]:
         yield f"with {' and '.join(looks)}: {more} without gradients in each step, {took}"
         kept = f"{result.memory.reference / GIB:.1f} GiB on each GPU hold its weights in half precision, all the time"
         yield kept if comparison.stays else "they take no memory beyond what the step takes with gradients"
+        own = comparison.asks_for.mismatched or not comparison.stays  # passes of the trained model
+        if own and job.deepspeed and job.stage == 3:
+            yield "ZeRO-3 then records anew in which order it gathers weights, which is not counted (docs/preferences.md)"
     if comparison.precomputed:
         who = "another model" if comparison.shape else "the untrained model"
         hours = result.hours_before(BILLION)

@@ -88,7 +88,8 @@ def of_hybrid(shape: ModelShape) -> str:
     how = f"counted as {packages} compute it; without them it takes several times the memory and time, "
     how += "and no run of published tables has such layers"
     layers = counted(shape.mixer.layers, "layer")
-    return f"{layers} of {shape.name}'s {shape.layers} have a {shape.mixer.kind} instead of attention: {how}."
+    place = "beside" if shape.mixer.beside else "instead of"
+    return f"{layers} of {shape.name}'s {shape.layers} have a {shape.mixer.kind} {place} attention: {how}."
 
 
 def of_wide_heads(shape: ModelShape) -> str:

@@ -12,25 +12,34 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
-from .from_config import windows
-from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, sizes_of_layers
-from .model_shape import CONVOLUTION, RULE, SPACE, Family, LayerSizes, Mixer, ModelShape
+from .from_config import scales_logits, windows
+from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
+from .lora import NAMES
+from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape, pairs
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
+ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
-# A config's keys of what has a state: heads and key_heads, key_dim and value_dim of Mixer.
+# Attributes of a mixer's module that has a state, by Mixer's fields.
 STATES = {
-    RULE: ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    SPACE: ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head"),
-}
-# Kinds of layers that no formula here describes, by their names in `layer_types` and in modules.
+    RULE: {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
+    SPACE: {"heads": "num_heads", "key_heads": "n_groups", "key_dim": "ssm_state_size", "value_dim": "head_dim",
+            "chunk": "chunk_size"},
+    CHANNELS: {"heads": "num_heads", "key_heads": "num_heads", "key_dim": "head_dim", "value_dim": "head_dim"},
+    SCAN: {"heads": "intermediate_size", "key_dim": "ssm_state_size"},
+}  # fmt: skip
+# Names in `layer_types` of layers with a mixer that a formula describes.
 MIXERS = {
-    "linear_attention": (RULE, SPACE),
+    "linear_attention": (RULE, SPACE, CHANNELS, SCAN),
     "mamba": (SPACE,),
     "conv": (CONVOLUTION,),
-}  # of `layer_types`, with formulas
+    "hybrid": (SPACE,),
+}
+BESIDE = "hybrid"  # with attention beside the mixer
+APART = ("mlp", "moe")  # with nothing else: the other layers of such a model have no MLP
+# What no formula here describes, by names in `layer_types` and of modules.
 NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
 
@@ -69,6 +78,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
     built: dict[str, Any] = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
     built["sizes"] = LayerSizes.all_of(description["sizes"])
+    built["projections"] = pairs(description["projections"])
     return MeasuredShape(**description | built | {"name": name or description["name"]})
 
 
@@ -83,8 +93,10 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     _, _, layers = decoder_layers(model)
     sizes = sizes_of_layers(kind, text, layers)
     most = largest(sizes)
-    mixer, attending = _mixer(text, layers)
-    _check_attention(kind, text, attending, mixer is not None)
+    types = list(map(str, getattr(text, "layer_types", None) or ()))
+    mixer, attending = _mixer(types, layers)
+    apart = mixer is not None and not set(APART).isdisjoint(types)
+    _check_attention(kind, text, attending, mixer)
 
     def number(key: str, default: int = 0) -> int:
         """The config's, by any of its names."""
@@ -101,20 +113,28 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         if id(module) not in outside and (found := _widths(module))
     }
     taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else set()
-    taken |= beside_mamba(model, list(widths)) if mixer and mixer.kind == SPACE else set()
+    taken |= beside_mamba(model, list(widths)) if mixer else set()
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
+    if latent := getattr(text, "moe_latent_size", None):
+        problem = (
+            f"the formulas describe experts that read the residual stream, and its read {latent} numbers made of it"
+        )
+        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
     each = sum(one["in_experts"] for one in moe) // len(moe) // experts if moe else 0
-    gated_experts = any("gate" in name or "w3" in name for name, _ in layers.named_parameters() if EXPERTS.search(name))
+    names = [name for name, _ in layers.named_parameters()]
+    gated_experts = any("gate" in name or "w3" in name for name in names if EXPERTS.search(name))
     ffn = number("intermediate_size") or 4 * hidden
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
+    if apart:  # by name: other layers have no MLP, and mixers have matrices as large
+        gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
     if most:
         ffn = most.ffn
-    elif (built := _built_width(attending[-1], hidden)) not in (
+    elif (built := _built_width([*attending, *layers], hidden)) not in (
         0,
         ffn,
-    ):  # LFM2's code makes less of what its config says
+    ):  # LFM2's code makes less than its config says
         ffn, gated = built, True
     into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
@@ -130,6 +150,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
     key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
+    fp32_router, fp32_weights = router_precision(model, hidden) if moe else (False, False)
     family = Family(
         gated=gated,
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
@@ -137,6 +158,10 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
         fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
+        fp32_router=fp32_router,
+        fp32_weights=fp32_weights,
+        squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
+        scaled=scales_logits(text.to_dict()),
         v_norm=any(name.endswith("v_norm") for name in first),
         norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
         tied=tied,
@@ -161,10 +186,14 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         tied=tied,
         experts=experts,
         top_k=number("num_experts_per_tok") if moe else 0,
-        expert_ffn=each // ((3 if gated_experts else 2) * hidden),
-        shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden) or (ffn if most and moe else 0),
+        expert_ffn=each // ((2 + gated_experts) * hidden),
+        shared_ffn=max((one["shared"] for one in moe), default=0) // ((2 + gated_experts) * hidden)
+        or (ffn if most and moe else 0),
         moe_layers=len(moe),
         mixer=mixer,
+        apart=apart,
+        mlp_layers=types.count("mlp") * apart,
+        projections=_projections(attending[-1]) if number("kv_lora_rank") else (),
         window=window,
         windowed_layers=windowed,
         other=sum(beside.values()),
@@ -183,28 +212,58 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     )
 
 
-def _mixer(text: Any, layers: Any) -> tuple[Mixer | None, list[Any]]:
-    """(what a hybrid has instead of attention in some layers, the layers with attention). None where no formula describes it."""
-    types = list(getattr(text, "layer_types", None) or ())
+def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
+    """(what a hybrid has instead of attention in some layers or beside it in all, the layers with attention). None where no
+    formula describes it, and then all layers. types: what the config calls each layer"""
     kinds = {one for one in types if one in MIXERS}
-    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in MIXERS]
+    without = (*MIXERS.keys() - {BESIDE}, *APART)
+    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in without]
     if len(kinds) != 1 or len(types) != len(layers) or not attending:
         return None, list(layers)
-    first = next(layer for layer, one in zip(layers, types, strict=True) if one in MIXERS)
-    states = {kind: [getattr(text, key, 0) for key in STATES.get(kind, ())] for kind in MIXERS[kinds.pop()]}
-    kind = next((kind for kind, sizes in states.items() if all(sizes)), "")
-    convolutions = [(name, module) for name, module in first.named_modules() if type(module).__name__ == "Conv1d"]
-    if len(convolutions) != 1 or not kind:
+    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in MIXERS]
+    convolutions = [(name, module) for name, module in mixing[0].named_modules() if type(module).__name__ == "Conv1d"]
+    if len(convolutions) != 1:
         return None, list(layers)
-    place, convolution = convolutions[0][0].rpartition(".")[0], convolutions[0][1]
-    products = tuple((module.in_features, module.out_features) for _, module in _linear(first.get_submodule(place)))
-    sizes = dict(zip(("heads", "key_heads", "key_dim", "value_dim"), map(int, states[kind]), strict=False))
-    mixer = Mixer(kind, len(layers) - len(attending), products, convolution.in_channels, **sizes)
-    if kind == SPACE:
-        mixer = replace(mixer, chunk=text.mamba_chunk_size)
-        if mixer.convolved != mixer.heads * mixer.value_dim + 2 * mixer.key_heads * mixer.key_dim:
+    module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
+    possible = MIXERS[kinds.pop()]
+    states: dict[str, dict[str, Any]] = {
+        kind: {field: getattr(module, name, 0) for field, name in STATES.get(kind, {}).items()} for kind in possible
+    }
+    kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
+    if not kind:
+        return None, list(layers)
+    linear = _linear(module)
+    products = tuple((one.in_features, one.out_features) for _, one in linear)
+    letters = "".join(NAMES.get(name, "-") for name, _ in linear)
+    beside = BESIDE in types
+    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **states[kind])
+    if set(letters) > {"-"}:
+        mixer = replace(mixer, letters=letters)
+    inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
+    if kind == SPACE and mixer.convolved != inner + 2 * keys:
+        return None, list(layers)
+    if kind == CHANNELS:
+        gate = getattr(module, "forget_gate", None)
+        mixer = replace(mixer, bounded=getattr(gate, "safe_gate", False))
+        softplus = not hasattr(gate, "safe_gate")  # by operations of its own, in Kimi Linear
+        if mixer.convolved != inner + 2 * keys or gate is None or not (mixer.bounded or softplus):
+            return None, list(layers)
+    if kind == SCAN:  # with B, C and steps of one width for all channels
+        mixer = replace(mixer, key_heads=1, value_dim=1)
+        if mixer.convolved != mixer.heads or [outer for _, outer in products[::2]] != [2 * mixer.heads, mixer.heads]:
             return None, list(layers)
     return mixer, attending
+
+
+def _projections(layer: Any) -> tuple[tuple[int, int], ...]:
+    """The widths of the linear layers of attention with a latent vector, its output's at the end; () where they are not clear.
+    Without those that choose tokens (an indexer)."""
+    inside = _attention_of(layer)
+    found = [(name, module) for name, module in _linear(layer) if name in inside and "indexer" not in name]
+    if [name.endswith("o_proj") for name, _ in found].count(True) != 1:
+        return ()
+    found.sort(key=lambda one: one[0].endswith("o_proj"))
+    return tuple((module.in_features, module.out_features) for _, module in found)
 
 
 def _linear(module: Any) -> list[tuple[str, Any]]:
@@ -212,20 +271,29 @@ def _linear(module: Any) -> list[tuple[str, Any]]:
     import torch
 
     found = [(name, each) for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
-    return sorted(found, key=lambda one: one[0].startswith("out"))
+    return sorted(found, key=lambda one: one[0].startswith(("out", "o_proj")))
 
 
-def _check_attention(kind: str, text: Any, layers: Any, mixer: bool) -> None:
-    """Raise UserError for a model whose layers are not all attention and an MLP. layers: without those that have a mixer"""
+def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> None:
+    """Raise UserError for a model whose layers are not all attention and an MLP. layers: those that have no mixer in the place of
+    attention"""
     named = () if mixer else getattr(text, "layer_types", None) or ()
     types = {str(one) for one in named if NOT_ATTENTION.search(str(one))}
     others = {type(m).__name__ for layer in layers for m in layer.modules() if NOT_ATTENTION.search(type(m).__name__)}
-    plain = sum(any(ATTENTION.search(name) for name, _ in layer.named_modules()) for layer in layers)
-    found = sorted(types or others - {"Conv1D"})  # GPT-2's name for a linear layer
+    plain = sum(bool(_attention_of(layer)) for layer in layers)
+    others -= {"Conv1d"} if mixer and mixer.beside else {"Conv1D"}  # the mixer's; GPT-2's name for a linear layer
+    found = sorted(types or others)
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
         what = ", ".join(found[:3]) or f"{len(layers) - plain} of {len(layers)} layers without attention"
         problem = f"the formulas describe decoders of attention and MLP, and it has {what}"
         raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+
+
+def _attention_of(layer: Any) -> set[str]:
+    """The names of modules that are attention or in it: they say so, or a class around them does (Nemotron-H's `mixer`)."""
+    modules = list(layer.named_modules())
+    around = tuple(f"{name}." for name, module in modules if name and type(module).__name__.endswith("Attention"))
+    return {name for name, _ in modules if ATTENTION.search(name) or f"{name}.".startswith(around)}
 
 
 def _widths(module: Any) -> tuple[int, int] | None:
@@ -236,17 +304,20 @@ def _widths(module: Any) -> tuple[int, int] | None:
     return tuple(module.weight.shape) if isinstance(module, (torch.nn.Linear, Conv1D)) else None
 
 
-def _built_width(layer: Any, hidden: int) -> int:
-    """The width of a layer's gated MLP, where it has one by three linear layers; else 0."""
+def _built_width(layers: Any, hidden: int) -> int:
+    """The width of the gated MLP of the first layer that has one by three linear layers, and no experts; 0 where none has."""
     import torch
 
-    mlp = [
-        (module.in_features, module.out_features)
-        for name, module in layer.named_modules()
-        if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
-    ]
-    widths = {one if other == hidden else other for one, other in mlp}
-    return widths.pop() if len(mlp) == 3 and len(widths) == 1 else 0
+    for layer in layers:
+        mlp = [
+            (module.in_features, module.out_features)
+            for name, module in layer.named_modules()
+            if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
+        ]
+        widths = {one if other == hidden else other for one, other in mlp}
+        if len(mlp) == 3 and len(widths) == 1 and not any(EXPERTS.search(name) for name, _ in layer.named_parameters()):
+            return widths.pop()
+    return 0
 
 
 def _parts(layer: Any) -> dict[str, int]:
@@ -268,9 +339,10 @@ def _parts(layer: Any) -> dict[str, int]:
 def _key_value_heads(layer: Any, heads: int, head_dim: int) -> int:
     """The number of key-value heads, by the projections' widths, for configs name it in many ways. All heads where keys come
     from a latent vector."""
+    inside = _attention_of(layer)
     for name, module in layer.named_modules():
         last, widths = name.rpartition(".")[2], _widths(module)
-        if not widths or not ATTENTION.search(name):
+        if not widths or name not in inside:
             continue
         out = module.nf if hasattr(module, "nf") else widths[0]
         if last in ("k_proj", "key"):

@@ -15,6 +15,11 @@ MOST_LAYERS = 10_000
 DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 }
+SCALES = (
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+)  # by which Granite, Cohere and Falcon-H1 multiply their logits
 BIASED_BY_CONFIG = ("llama", "granite")  # the model_types whose modelling code reads attention_bias and mlp_bias
 
 
@@ -74,6 +79,7 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
     if kind in BIASED_BY_CONFIG:
         biased = bool(text.get("attention_bias"))
         family = replace(family, qkv_bias=biased, out_bias=biased, mlp_bias=bool(text.get("mlp_bias")))
+    family = replace(family, scaled=scales_logits(text))
     window, windowed = windows(text, layers, place)
     shared = text.get("shared_expert_intermediate_size")
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -97,6 +103,11 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
         windowed_layers=windowed,
         other=_vision(config.get("vision_config"), hidden, f"{place}: vision_config"),
     )
+
+
+def scales_logits(text: Mapping[str, Any]) -> bool:
+    """Return whether the model multiplies its logits by a number other than 1, as far as its config says."""
+    return any(text.get(key) not in (None, 1) for key in SCALES)
 
 
 def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") -> tuple[int, int]:

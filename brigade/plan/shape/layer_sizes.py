@@ -5,6 +5,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.model.per_layer import each_layers, sizes_that_differ
+from ...train.upstream.experts import routers
 from .model_shape import LayerSizes
 
 KNOWN = {
@@ -63,3 +64,26 @@ def keeps_fp32(norm: Any) -> bool:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         copy.deepcopy(norm).to(torch.bfloat16)(inputs)
     return len({id(one) for one in kept if one.dtype == torch.float32 and one.shape == inputs.shape}) > 1
+
+
+def router_precision(model: Any, hidden: int) -> tuple[bool, bool]:
+    """Return whether the routers of a model on the meta device read an fp32 copy of what they are given in bf16, and whether the
+    weights that they give experts are in fp32. (False, False) where no router of it can be run by itself."""
+    import torch
+
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    inputs = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    try:
+        router = copy.deepcopy(routers(model)[0][0]).to(torch.bfloat16)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            given = router(inputs)
+    except Exception:  # of any kind: it wants more than hidden states, or is a part of something else
+        return False, False
+    reads = any(one.dtype == torch.float32 and one.shape == inputs.shape for one in kept)
+    weights = [one for one in given[1:] if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    return reads, bool(weights) and weights[0].dtype == torch.float32

@@ -5,6 +5,7 @@ none (docs/methods.md).
 """
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from .model_shape import ModelShape
 
@@ -28,29 +29,67 @@ def targets_of(modules: str | Collection[str]) -> str:
     return "".join(letter for letter in ALL if letter in letters)
 
 
-def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
-    """Yield (what it reads, inner width, outer width) of a layer's linear layers that have adapters. shape: of layers alike"""
+class Linear(NamedTuple):
+    """A linear layer that has an adapter.
+
+    reads: what it reads; inner, outer: its widths; share: of the layers that have it
+    """
+
+    reads: str
+    inner: int
+    outer: int
+    share: float = 1.0
+
+
+def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[Linear]:
+    """Yield a layer's linear layers that have adapters. shape: of layers alike"""
+    attending, mixing, inside = shape.parts(moe)
+    yield from (Linear(*one[:3], attending) for one in _of_attention(shape, targets) if attending)
+    if shape.mixer and mixing:
+        reads = {shape.hidden: "stream", shape.mixer.products[-1][0]: "mixed"}
+        adapted = shape.mixer.adapted(targets, targets == ALL)
+        yield from (Linear(reads.get(inner, "inside"), inner, outer, mixing) for inner, outer in adapted)
+    yield from (Linear(*one[:3], inside) for one in _of_mlp(shape, targets, moe) if inside)
+    if targets == ALL and shape.per_layer_input:
+        yield Linear("layer", shape.hidden, shape.per_layer_input)
+        yield Linear("input", shape.per_layer_input, shape.hidden)
+
+
+def _of_attention(shape: ModelShape, targets: str) -> Iterator[Linear]:
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     made = "q" + "kv"[: shape.made]
+    if shape.projections:
+        *into, last = shape.projections
+        into = into if targets == ALL else [one for one in into if one == (h, q) and "q" in targets]
+        yield from (Linear("stream" if inner == h else "latent", inner, outer) for inner, outer in into)
+        yield from [Linear("attention", *last)] * ("o" in targets)
+        return
     if family.fused_qkv and set(targets) & set("qkv"):
-        yield "stream", h, q + kv
+        yield Linear("stream", h, q + kv)
     elif not family.fused_qkv:
-        yield from (("stream", h, {"q": q}.get(target, kv // 2)) for target in targets if target in made)
+        yield from (
+            Linear("stream", h, {"q": q * (1 + family.output_gate)}.get(target, kv // 2))
+            for target in targets
+            if target in made
+        )
     if "o" in targets:
-        yield "attention", q, h
+        yield Linear("attention", q, h)
+
+
+def _of_mlp(shape: ModelShape, targets: str, moe: bool) -> Iterator[Linear]:
+    h, family = shape.hidden, shape.family
     if "m" in targets and (width := shape.shared_ffn if moe else shape.ffn):
         into = 2 if family.gated else 1
-        yield from [("mlp", h, into * width)] if family.fused_gate else [("mlp", h, width)] * into
-        yield "activation", width, h
-    if targets == ALL and shape.per_layer_input:
-        yield from [("layer", h, shape.per_layer_input), ("input", shape.per_layer_input, h)]
+        yield from [Linear("mlp", h, into * width)] if family.fused_gate else [Linear("mlp", h, width)] * into
+        yield Linear("activation", width, h)
 
 
 def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, int, int]]:
     """Yield (how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
     for one, _ in shape.alike:
         for moe, count in one.kinds:
-            yield from ((count, inner, outer) for _, inner, outer in linears(one, targets, moe=moe))
+            for found in linears(one, targets, moe=moe):
+                yield round(count * found.share), found.inner, found.outer
 
 
 def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:

@@ -33,25 +33,47 @@ class Family:
     positions: int = 0
     rotary: bool = True
     output_gate: bool = False
+    squared: bool = False
+    fp32_router: bool = False
+    fp32_weights: bool = False
     v_norm: bool = False
     capped: bool = False
+    scaled: bool = False
 
 
-RULE, CONVOLUTION, SPACE = "gated delta rule", "short convolution", "state space"
+RULE, CONVOLUTION, SPACE, SCAN = "gated delta rule", "short convolution", "state space", "selective scan"
+CHANNELS = "delta rule with a gate for each channel"
 # The modules by whose kernels the formulas count a mixer.
-KERNELS = {RULE: ("fla", "causal_conv1d"), CONVOLUTION: ("causal_conv1d",), SPACE: ("mamba_ssm", "causal_conv1d")}
+KERNELS = {
+    RULE: ("fla", "causal_conv1d"),
+    CONVOLUTION: ("causal_conv1d",),
+    SPACE: ("mamba_ssm", "causal_conv1d"),
+    SCAN: ("mamba_ssm", "causal_conv1d"),
+    CHANNELS: ("fla", "causal_conv1d"),
+}
+# Which of a mixer's products has no adapter, because it is read past one (train/upstream/experts.py: beside_mamba).
+READ_PAST = {SPACE: -1, SCAN: 2}
+
+
+def pairs(values: Iterable[Iterable[int]]) -> tuple[Any, ...]:
+    """Return pairs of widths of which JSON or YAML has kept lists."""
+    return tuple(map(tuple, values))
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """What hands on earlier tokens in the layers of a hybrid that have no attention.
+    """What hands on earlier tokens in the layers of a hybrid that have no attention, or in each layer beside attention.
 
-    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), a short convolution (LFM2) or a state space (Mamba-2,
-        Dao and Gu 2024, arXiv 2405.21060)
+    kind: a gated delta rule (Yang et al. 2024, arXiv 2412.06464), or one with a gate for each channel (Kimi delta attention,
+        arXiv 2510.26692), a short convolution (LFM2), a state space (Mamba-2, Dao and Gu 2024, arXiv 2405.21060) or a selective
+        scan (Mamba-1, Gu and Dao 2023, arXiv 2312.00752), of a head for each channel
     layers: how many have it; products: (inner, outer) width of its linear layers, of which the last one gives the output
+    letters: of each product what of lora.ALL its linear layer is called, or "-" ("" for none at all): Kimi Linear's have a q_proj
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
     key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
+    bounded: each channel's gate is a sigmoid, which the rule is given in bf16 (Ling 3, Bailing hybrids), and no softplus in fp32
+    beside: its layers have attention too, and both read the same norm, each by a multiplier of its own (Falcon-H1)
     """
 
     kind: str
@@ -63,6 +85,16 @@ class Mixer:
     key_dim: int = 0
     value_dim: int = 0
     chunk: int = 0
+    letters: str = ""
+    bounded: bool = False
+    beside: bool = False
+
+    def adapted(self, targets: str, everywhere: bool) -> list[tuple[int, int]]:
+        """The products that have adapters: on layers called as these targets say, or on all that adapters fit."""
+        past = READ_PAST.get(self.kind)
+        if not everywhere:
+            return [one for one, letter in zip(self.products, self.letters, strict=False) if letter in targets]
+        return [one for number, one in enumerate(self.products) if past is None or number != past % len(self.products)]
 
     @property
     def packages(self) -> dict[str, str]:
@@ -72,7 +104,7 @@ class Mixer:
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":
         """Return the Mixer of which JSON or YAML has kept these values; None for none."""
-        return cls(**{**values, "products": tuple(map(tuple, values["products"]))}) if values else None
+        return cls(**{**values, "products": pairs(values["products"])}) if values else None
 
 
 @dataclass(frozen=True)
@@ -109,7 +141,10 @@ class ModelShape:
     moe_layers: how many of the layers have experts
     window, windowed_layers: sliding-window attention, and how many layers have it
     other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
-    mixer: of a hybrid, what its other layers have instead of attention
+    mixer: of a hybrid, what its other layers have instead of attention, or all of them beside it
+    apart: each layer has only one of attention, mixer, MLP and experts (Nemotron-H), and mlp_layers of them an MLP
+    projections: of attention whose keys and values come from a latent vector (DeepSeek-V2, arXiv 2405.04434), the (inner, outer)
+        widths of its linear layers, of which the last one gives the output
     sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
     masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
     scores: the head gives one number, a reward, and not one for each word of the vocabulary
@@ -135,6 +170,9 @@ class ModelShape:
     windowed_layers: int = 0
     other: int = 0
     mixer: Mixer | None = None
+    apart: bool = False
+    mlp_layers: int = 0
+    projections: tuple[tuple[int, int], ...] = ()
     sizes: tuple[LayerSizes, ...] = ()
     made: int = 2
     masked: bool = False
@@ -171,9 +209,38 @@ class ModelShape:
         ] or [(self, 1.0)]
 
     @property
+    def one_of_each(self) -> "list[ModelShape]":
+        """Where each layer has one part only: shapes of one layer without experts, for each part that such layers have."""
+        if not self.apart or not self.mixer:
+            return []
+        attention = round(self.attending * self.layers)
+        numbers = ((self.mixer.layers, 1, 0), (self.mlp_layers, 0, 1), (attention, 0, 0))
+        return [
+            replace(self, layers=1, moe_layers=0, mlp_layers=mlp, mixer=replace(self.mixer, layers=mixing))
+            for layers, mixing, mlp in numbers
+            if layers
+        ]
+
+    @property
     def attending(self) -> float:
         """Share of the layers that have attention."""
-        return 1 - self.mixer.layers / self.layers if self.mixer else 1.0
+        if self.apart:
+            return 1 - self.mixing - (self.mlp_layers + self.moe_layers) / self.layers
+        return 1 - self.mixing if self.mixer and not self.mixer.beside else 1.0
+
+    @property
+    def mixing(self) -> float:
+        """Share of the layers that have a mixer."""
+        return self.mixer.layers / self.layers if self.mixer else 0.0
+
+    def parts(self, moe: bool) -> tuple[float, float, float]:
+        """Return the shares of layers with experts, or of those without, that have (attention, a mixer, an MLP or experts)."""
+        if not self.apart:
+            return self.attending, self.mixing, 1.0
+        if moe:
+            return 0.0, 0.0, 1.0
+        of_dense = self.layers / self.dense_layers
+        return self.attending * of_dense, self.mixing * of_dense, self.mlp_layers / self.dense_layers
 
     @property
     def dense_layers(self) -> int:
@@ -270,8 +337,8 @@ class ModelShape:
         return (self.active + self.looked_up - self.embedding - self.head - self.final_norm) / self.layers
 
     def attended(self, length: float) -> float:
-        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 in a mixer. Layers
-        with narrower queries than query_width count for less."""
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long; 0 without attention.
+        Layers with narrower queries than query_width count for less."""
         if self.sizes:
             return sum(share * one.head_dim / self.head_dim * one.attended(length) for one, share in self.alike)
         inside = min(length, self.window) if self.window else length

@@ -19,6 +19,7 @@ from ...train.model.per_layer import widest_head
 from ...train.upstream.experts import replace_gate
 from .layer_sizes import FLASH_WIDTH
 
+SCANNED = 2048  # tokens of a chunk of the selective scan (csrc/selective_scan/selective_scan.cpp)
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 
 
@@ -130,6 +131,41 @@ def _delta_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **kwargs: A
     return _DeltaRule.apply(query, key, value, g, beta), None
 
 
+class _ChannelRule(torch.autograd.Function):
+    """What fla/ops/kda/chunk.py saves, where the gate is computed before it. query, key, value, g: (rows, tokens, heads, size)"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        rows, tokens, heads, _ = g.shape
+        normalised = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key)]
+        sizes = [query.new_empty(rows, tokens, heads, dtype=torch.float32) for _ in range(2)]
+        pairs = [query.new_empty(rows, tokens, heads, 64) for _ in range(2)]
+        summed = torch.empty_like(g, dtype=torch.float32)  # within chunks
+        ctx.save_for_backward(*normalised, *sizes, value.contiguous(), summed, g, beta, *pairs)
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, _, _, value, summed, g, beta, _, _ = ctx.saved_tensors
+        rows, tokens, heads, size = g.shape
+        # What goes into states and comes out, the states at the borders of chunks and their gradients (chunk_bwd.py).
+        again = [torch.empty_like(query) for _ in range(6)]
+        again += [query.new_empty(rows, tokens // 64 + 1, heads, size, value.shape[-1]) for _ in range(2)]
+        again += [
+            torch.empty_like(summed) for _ in range(4)
+        ]  # in fp32: gradients of queries, keys, and twice of the gate
+        again += [query.new_empty(rows, tokens, heads, 64, dtype=torch.float32) for _ in range(2)]
+        found = [torch.empty_like(each) for each in (query, key, value)]
+        del again
+        return *found, torch.empty_like(g), torch.empty_like(beta)
+
+
+def _channel_rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    return _ChannelRule.apply(query, key, value, g, beta), None
+
+
 class _Convolution(torch.autograd.Function):
     """A causal convolution in one kernel, with its activation: it saves its input (causal_conv1d_interface.py)."""
 
@@ -154,30 +190,80 @@ class _StateSpace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, projected: torch.Tensor, out: torch.Tensor, groups: int, heads: int) -> torch.Tensor:
-        rows, tokens, _ = projected.shape
-        half = projected.dtype
+    def forward(
+        ctx: Any, projected: torch.Tensor, out: torch.Tensor, groups: int, heads: int, chunk: int
+    ) -> torch.Tensor:
+        rows, tokens, width = projected.shape
         scanned = projected.new_empty(rows, tokens, out.shape[1])
         ctx.save_for_backward(projected, scanned, out, projected.new_empty(rows * groups, tokens, dtype=torch.float32))
         ctx.heads = heads
-        return projected.new_empty(rows, tokens, out.shape[0], dtype=half)
+        state = (width - 2 * out.shape[1] - heads) // (2 * groups)
+        ctx.states = (rows, tokens // chunk + 1, out.shape[1], state)
+        return projected.new_empty(rows, tokens, out.shape[0], dtype=out.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         projected, scanned, out, _ = ctx.saved_tensors
         rows, tokens, inner = scanned.shape
-        # Values, B and C after the convolution, the gated and normed result and its gradient, and steps in fp32, once more.
+        # Values, B and C after the convolution, the gated and normed result and its gradient, and in fp32 steps, the states at
+        # the borders of chunks and their gradients, once more.
         again = [projected.new_empty(rows, tokens, projected.shape[-1] - inner - ctx.heads)]
         again += [torch.empty_like(scanned) for _ in range(3)]
         again += [projected.new_empty(rows, tokens, ctx.heads, dtype=torch.float32) for _ in range(3)]
-        return torch.empty_like(projected), torch.empty_like(out), None, None
+        again += [projected.new_empty(ctx.states, dtype=torch.float32) for _ in range(2)]
+        return torch.empty_like(projected), torch.empty_like(out), None, None, None
 
 
 def _state_space(
-    projected: Any, weight: Any, bias: Any, steps: Any, decay: Any, outproj_weight: Any, ngroups: int, **kwargs: Any
+    projected: Any,
+    weight: Any,
+    bias: Any,
+    steps: Any,
+    decay: Any,
+    chunk_size: int,
+    outproj_weight: Any,
+    ngroups: int,
+    **kwargs: Any,
 ) -> torch.Tensor:
     half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else outproj_weight.dtype
-    return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0])
+    return _StateSpace.apply(projected, outproj_weight.to(half), ngroups, steps.shape[0], chunk_size)
+
+
+class _SelectiveScan(torch.autograd.Function):
+    """What SelectiveScanFn of mamba_ssm/ops/selective_scan_interface.py saves: its inputs, with tokens next to each other in
+    memory, the states at the borders of its chunks, and what it gives before the gate.
+
+    hidden, steps, gate: (rows, inner, tokens); decay: (inner, state); into, out_of: (rows, state, tokens), B and C
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        steps: torch.Tensor,
+        decay: torch.Tensor,
+        into: torch.Tensor,
+        out_of: torch.Tensor,
+        gate: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, inner, tokens = hidden.shape
+        inputs = [one if one.stride(-1) == 1 else one.contiguous() for one in (hidden, steps, into, out_of, gate)]
+        borders = hidden.new_empty(rows, inner, -(-tokens // SCANNED), 2 * decay.shape[1], dtype=torch.float32)
+        ctx.save_for_backward(decay, *inputs, borders, torch.empty_like(inputs[1]))
+        return torch.empty_like(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        decay, hidden, steps, into, out_of, gate, _, _ = ctx.saved_tensors
+        gradient = gradients[0] if gradients[0].stride(-1) == 1 else gradients[0].contiguous()
+        sums = [torch.empty_like(one, dtype=torch.float32) for one in (into, out_of)]  # over channels, in fp32
+        found = [torch.empty_like(one) for one in (hidden, steps, decay, into, out_of, gate)]
+        del gradient, sums
+        return tuple(found)
+
+
+def _selective_scan(hidden: Any, steps: Any, decay: Any, into: Any, out_of: Any, z: Any, **kwargs: Any) -> torch.Tensor:
+    return _SelectiveScan.apply(hidden, steps, decay, into, out_of, z)
 
 
 @contextmanager
@@ -186,8 +272,10 @@ def mixers(model: torch.nn.Module) -> Iterator[None]:
     rooms = {sys.modules[type(module).__module__] for module in model.modules()}
     stand_ins = {
         "torch_chunk_gated_delta_rule": _delta_rule,
+        "chunk_kimi_delta_attention": _channel_rule,
         "causal_conv1d_fn": _convolution,
         "mamba2_split_conv1d_scan_combined": _state_space,
+        "mamba_selective_scan": _selective_scan,
     }
     replaced = [(room, name, getattr(room, name)) for room in rooms for name in stand_ins if hasattr(room, name)]
     for room, name, _ in replaced:

@@ -27,6 +27,7 @@ NAMES = (
     "from_code",
     "from_config",
     "layer_sizes",
+    "lora",
     "model_shape",
 )
 CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]

@@ -92,7 +92,7 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
             parsed = CONFIG_MAPPING[kind].from_dict(plain)
             check_causal(parsed, place)
             model_class = upstream.model_class(parsed)
-            if attention == FLASH and not upstream.supports(model_class, "attention_backend"):
+            if attention == FLASH and not upstream.calls_by_name(model_class):
                 attention = "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
             model = AutoModelForCausalLM.from_config(
                 parsed, attn_implementation=attention, trust_remote_code=False, **options

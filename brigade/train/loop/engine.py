@@ -5,7 +5,7 @@ checkpoint. The Trainer calls these methods and knows no engine by name. What to
 brigade/train/upstream/, with its line there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from ..recipe import objectives
 from ..recipe.objectives import objective_of
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
-from ..upstream import checkpoint_files, unpickling
+from ..upstream import checkpoint_files, peft_layers, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
 from ..upstream.stateful_layers import recompute_within
 from ..upstream.trainer import clear_only
@@ -37,6 +37,7 @@ class Engine:
     """What is common to all engines; by itself the engine of one process."""
 
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
+    adapter_layers: Sequence[Any] = ()  # modules with adapters, once they have been looked for
 
     def __init__(self, run: Run) -> None:
         unpickling.data_only()
@@ -131,8 +132,8 @@ class Engine:
 
     def adapters_off(self, trainer: "Trainer") -> AbstractContextManager[None]:
         """While the model computes as it did before it got adapters."""
-        off: AbstractContextManager[None] = trainer.model.disable_adapter()
-        return off
+        self.adapter_layers = self.adapter_layers or peft_layers.layers(trainer.model)
+        return peft_layers.switched_off(self.adapter_layers)
 
     # ---- an evaluation ---------------------------------------------------------------------------------------------
     def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..data.collate import on_device
 from ..data.sampling import Loader
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
@@ -82,7 +81,7 @@ class EvaluatingTrainer(HookedTrainer):
         with torch.no_grad():
             for (loss_sum, tokens), samples in zip(sums, self.eval_dataset.values(), strict=True):
                 for inputs in self.eval_loader(samples):
-                    inputs = self.to_device(on_device(inputs, device))
+                    inputs = self.to_device(inputs)
                     tokens += (inputs["labels"] != IGNORED).sum()
                     with self.compute_loss_context_manager():
                         loss_sum += self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: a sum, not a mean

@@ -16,7 +16,6 @@ from torch import distributed
 
 from ..data import answers as of_batch
 from ..data.answers import ANSWERS, MISMATCHED, REFERENCE
-from ..data.collate import on_device
 from ..distributed import heartbeat, ranks
 from ..objective import load
 from ..objective.contract import Result
@@ -166,7 +165,7 @@ class Preferences(Feature):
         for name, samples in trainer.eval_dataset.items():
             own[name] = []
             for inputs in trainer.eval_loader(samples):
-                batch = trainer.to_device(on_device(inputs, trainer.args.device))
+                batch = trainer.to_device(inputs)
                 own[name] += self._numbers(batch)
         of_ranks = ranks.gather_all(own if speaks else {})
         metrics: dict[str, float] = {}

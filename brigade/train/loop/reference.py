@@ -15,7 +15,7 @@ import torch
 
 from ...errors import console
 from ..data.answers import ANSWERS, MISMATCHED
-from ..data.collate import FILLER, on_device
+from ..data.collate import FILLER
 from ..data.layout import folder_of
 from ..data.sampling import GlobalBatches
 from ..distributed import consistency, heartbeat, ranks
@@ -135,7 +135,7 @@ class Reference:
         places = order.order()[:, 0, order.rank]
         for own, inputs in zip(places, trainer.eval_loader(chosen), strict=True):
             samples = [split.samples_of(numbers[place]) for place in own if place != FILLER]
-            batch = trainer.to_device(on_device(inputs, trainer.args.device))
+            batch = trainer.to_device(inputs)
             yield np.concatenate([np.zeros(0, np.int64), *samples]).tolist(), batch
 
 

@@ -227,6 +227,9 @@ class Trainer(EvaluatingTrainer):
         """Whether the engine reads it; if not, another engine or another number of ranks wrote it, and it is resharded."""
         return compatibility.is_native(checkpoint, self.run)
 
+    def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return on_device(inputs, self.args.device)
+
     def complete_weights(self, checkpoint: Path) -> None:
         states.complete(self.model, checkpoint)
 

@@ -36,7 +36,8 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
         if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
         if refused := sorted(beside_mamba(model.get_base_model(), plain)):
-            experts += f"; {', '.join(refused)} of Mamba's layers stays as it is, because kernels read its weight past an adapter"
+            stay = "stays as it is" if len(refused) == 1 else "stay as they are"
+            experts += f"; {', '.join(refused)} of Mamba's layers {stay}, because they are read past an adapter"
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ...errors import UserError
-from ..upstream import without_zero3
+from ..upstream import classifier_class, without_zero3
 
 HEAD = "score.weight"
 
@@ -23,9 +23,7 @@ def class_of(config: Any) -> Any:
 
     A head that no checkpoint has begins at zero: on every strategy the same.
     """
-    from transformers import AutoModelForSequenceClassification
-
-    base = AutoModelForSequenceClassification._model_mapping.get(type(config.get_text_config()), None)
+    base = classifier_class(config)
     if base is None:
         return None
 

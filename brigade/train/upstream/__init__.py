@@ -112,9 +112,24 @@ def model_class(config: Any) -> Any:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
+def classifier_class(config: Any) -> Any:
+    """The class that AutoModelForSequenceClassification builds for a config of texts, or None (as above)."""
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification._model_mapping.get(type(config.get_text_config()), None)
+
+
 def supports(model: Any, what: str) -> bool:
     """Whether a model's class says that it takes `sdpa` or an `attention_backend`; modeling_utils.py: _supports_..."""
     return getattr(model, f"_supports_{what}", True)
+
+
+def calls_by_name(model_class: Any) -> bool:
+    """Whether a model's attention calls whatever function is registered under the name of its implementation
+    (modeling_utils.py: ALL_ATTENTION_FUNCTIONS); some do that do not say that they take an `attention_backend`."""
+    return supports(model_class, "attention_backend") or hasattr(
+        sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"
+    )
 
 
 def attention_of(config: Any) -> str:

@@ -1,6 +1,7 @@
 """Mixtures of experts as Transformers holds them, and as ZeRO-3 gathers them."""
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,11 +202,14 @@ def biases_in_fp32() -> Iterator[None]:
         PreTrainedModel._keep_in_fp32_modules_strict = plain
 
 
+_READ_PAST = re.compile(r"self\.(\w+)\.weight\b")
+
+
 def beside_mamba(model: Any, layers: list[str]) -> set[str]:
     """Return those last parts of the names in `layers` on which no adapter can be in a model with Mamba's layers, whose kernels
-    read these weights past the module: PEFT 0.21.2 refuses them for some models (tuners/tuners_utils.py:
-    _check_lora_target_modules_mamba), and not for others whose layers call mamba-ssm's function of all in one (Bamba, Granite 4's
-    hybrids, Nemotron-H: mamba2_split_conv1d_scan_combined in their modeling files)."""
+    read these weights past the module: PEFT 0.21.2 refuses some of them for some models (tuners/tuners_utils.py:
+    _check_lora_target_modules_mamba), and not for others whose layers hand out_proj's weight to mamba-ssm's function of all
+    in one (Bamba, Granite 4's hybrids), nor dt_proj, whose weight Mamba-1's layers multiply themselves (Mamba, Jamba)."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
@@ -216,10 +220,6 @@ def beside_mamba(model: Any, layers: list[str]) -> set[str]:
             return True
         return False
 
-    mixers = [module for module in model.modules() if hasattr(module, "conv1d") and hasattr(module, "out_proj")]
-    in_one = any(hasattr(sys.modules[type(mixer).__module__], "mamba2_split_conv1d_scan_combined") for mixer in mixers)
-    return {
-        name
-        for name in {layer.rpartition(".")[2] for layer in layers}
-        if refused(name) or (in_one and name == "out_proj")
-    }
+    mixers = {type(module) for module in model.modules() if hasattr(module, "conv1d")}
+    past = {name for mixer in mixers for name in _READ_PAST.findall(inspect.getsource(mixer))}
+    return {name for name in {layer.rpartition(".")[2] for layer in layers} if name in past or refused(name)}

@@ -95,9 +95,10 @@ class HookedTrainer(transformers.Trainer):
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
         return loss.detach()
 
+    @abstractmethod
     def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A micro-batch as the model takes it (line 2379: _prepare_inputs)."""
-        return self._prepare_inputs(inputs)
+        """Return a micro-batch on the device. Transformers' own (line 2379: _prepare_inputs) also casts what is no integer to
+        DeepSpeed's precision, a reference's log-probabilities too."""
 
 
 def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
