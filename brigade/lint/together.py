@@ -24,6 +24,7 @@ from ..train.strategy import Strategy, accelerate_config, axis_rules, choose, de
 from ..train.strategy.axes import NONE, Axes
 from ..train.strategy.axis_keys import of_ds_config, of_mesh
 from . import accelerate as launcher
+from . import rows
 from .files import File, Files, Kind, of_error, strategy_findings
 
 STRATEGIES: dict[str, Kind] = {"ds_config": "ds_config", "accelerate_config": "accelerate"}
@@ -81,6 +82,7 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
             contradictions += _launched(files, file, [hosts] if hosts and belong_together else [])
         contradictions += _contradictions(files, file, settings)
     yield from contradictions
+    yield from rows.findings(recipe.name, settings)
     is_sound = all(file.is_sound for file in (recipe, *strategies))
     if is_sound and all(
         finding.severity != "error" for finding in contradictions

@@ -15,6 +15,7 @@ from ..errors.numbers import numeric
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find
 from ..train.recipe.method import METHODS
+from ..train.recipe.objectives import OBJECTIVES
 from ..train.recipe.schema import TrainingSection
 from .choice import averaging_advice, goals
 from .choice.strategies import named
@@ -23,6 +24,7 @@ from .hardware import calibration
 from .hardware.network import hold_name
 from .output import show, write
 from .output.as_json import answer_json
+from .output.objective import say_objective
 from .output.show_recipe import show_recipe
 from .output.write import refresh
 from .runs.calibrate import calibrate
@@ -30,6 +32,7 @@ from .shape.find import described, named_config, positions_of, stretches
 from .shape.lora import ENDS, trained_parameters
 
 FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+TABLES = {"METHODS": METHODS, "OBJECTIVES": OBJECTIVES}
 TYPES = {"path": Path, "int": int, "float": float}
 MOST_SLOTS = 72
 
@@ -45,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             if "least" in takes:
                 kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
             more = {key: value for key, value in takes.items() if key not in ("type", "least", "below")}
-            more |= {"choices": METHODS} if more.get("choices") == "METHODS" else {}
+            if isinstance(more.get("choices"), str):
+                more["choices"] = TABLES[more["choices"]]
             more |= {"type": kind} if kind else {}
             group.add_argument(f"--{flag}", **more)
 
@@ -140,6 +144,7 @@ def _choose(options: argparse.Namespace) -> int:
         print(show.nothing_fits(workload, cluster, ranked, traces))
         return 1
     show.batch(winner)
+    say_objective(winner.estimate, workload.length)
     show.describe(winner.estimate, options.tokens, options.price)
     if traces:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
@@ -183,6 +188,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
 
     config, place, name = named_config(options.model)
     shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys
+    shape = shape.scoring if OBJECTIVES[options.objective].scores else shape
     micro = options.micro_batch or 1
     gpus = cluster.gpus
     least = gpus * micro  # of which a batch is a multiple
@@ -230,4 +236,5 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         choices=named(options.strategy, options.optim or "adamw_torch_fused"),
         optimizer=options.optim,
         micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
+        objective=options.objective,
     )

@@ -123,6 +123,41 @@ def test_the_page_of_rules_is_up_to_date():
     assert (ROOT / "docs/lint.md").read_text().endswith(markdown())
 
 
+# ---- objectives over preferences ---------------------------------------------------------------------------------
+JUDGED = str(ROOT / "tests/data/preferences/judged.jsonl")
+PAIRS = str(ROOT / "tests/data/preferences/pairs.jsonl")
+
+
+@pytest.mark.parametrize("objective, more, rule, at", [
+    ("orpo", {"reference": "model"}, "recipe-invalid", "training.reference"),
+    ("sft", {"beta": 0.2}, "recipe-invalid", "training.beta"),
+    ("dpo", {"loss_type": "kto"}, "recipe-invalid", "training.loss_type"),
+    ("dpo", {"sync_every": 10}, "recipe-strategy", "training.sync_every"),
+    ("reward", {"tiled_loss": "auto"}, "recipe-strategy", "training.tiled_loss"),
+    ("reward", {"eval_tasks": ["gsm8k"]}, "recipe-strategy", "training.eval_tasks"),
+])  # fmt: skip
+def test_keys_that_contradict_an_objective_are_found(check, objective, more, rule, at):
+    report = check({"r.yaml": recipe(data={"dataset_name": "a/set"}, training={"objective": objective} | more)})
+    assert [(finding.rule, finding.at) for finding in report.findings] == [(rule, at)]
+
+
+@pytest.mark.parametrize("axes", ["zero1_tp2", "zero1_pp2"])
+def test_a_second_model_beside_a_divided_one_is_found(check, axes):
+    training = {"objective": "dpo", "precompute_ref_log_probs": False}
+    cluster = {"ds_config": f"ds_configs/{axes}.json"}
+    report = check({"r.yaml": recipe(data={"dataset_name": "a/set"}, training=training, cluster=cluster)})
+    assert ("recipe-strategy", "training.reference") in [(finding.rule, finding.at) for finding in report.findings]
+
+
+@pytest.mark.parametrize("objective, file, wrong", [
+    ("dpo", PAIRS, False), ("dpo", JUDGED, True), ("dpo", "nowhere.jsonl", False),
+    ("kto", PAIRS, False), ("kto", JUDGED, False), ("sft", JUDGED, False),
+])  # fmt: skip
+def test_rows_that_are_no_preference_are_found(check, objective, file, wrong):
+    data = {"dataset_name": None, "train_file": file}
+    assert ("recipe-rows" in names(check({"r.yaml": recipe(data=data, training={"objective": objective})}))) == wrong
+
+
 # ---- several files -----------------------------------------------------------------------------------------------
 def test_a_bad_file_does_not_hide_another(check):
     report = check({"bad.json": '{"a": ', "hosts": "node1: slots=8\n"}, ["bad.json", "nowhere", "hosts"])

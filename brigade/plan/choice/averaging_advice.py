@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...train.recipe.objectives import SFT
 from ..costs.averaging import CONSTANTS, held, round_seconds, sent
 from ..costs.estimate import Estimate, estimate
 from ..costs.job import Replicas
@@ -36,7 +37,7 @@ def for_model(found: Answer) -> list[str]:
 
     def with_replicas() -> Estimate | None:
         batch, rest = divmod(workload.batch, cluster.nodes)
-        if rest or cluster.all:
+        if rest or cluster.all or workload.objective != SFT:
             return None
         choices = tuple(choice for choice in workload.choices if not choice.axes and choice.offload != "nvme")
         one_host = replace(workload, batch=batch, choices=choices)

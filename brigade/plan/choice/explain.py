@@ -37,7 +37,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         if result.fits:
             return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
-        take = "the optimizer's states" if largest == "optimizer" else largest
+        words = {"optimizer": "the optimizer's states", "reference": "the reference's weights"}
+        take = words.get(largest, largest)
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
     if candidate.choice.why_only:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""

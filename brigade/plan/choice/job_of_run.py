@@ -8,13 +8,14 @@ from typing import Any
 from ...errors import UserError
 from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
+from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, PAIRS, objective_of, precomputes, reference_of
 from ...train.recipe.schema import Recipe, TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
-from ..costs.job import EAGER, FUSED, Attention, Job, Replicas, axis_fields, method_fields
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..hardware import Gpu
-from ..shape.find import described
+from ..shape.find import described, named_shape
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape, pairs
@@ -53,7 +54,8 @@ def job_of_run(
     trained: int = 0,
     place: str = "config.json",
 ) -> Job:
-    """Return `recipe` as a Job on `ranks` GPUs of the kind `gpu`, `node_size` on each host. Sequences are max_length long.
+    """Return `recipe` as a Job on `ranks` GPUs of the kind `gpu`, `node_size` on each host. Samples are max_length long, and of
+    preferences two make a sequence.
 
     ranks: of each replica, where several train by themselves
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
@@ -66,7 +68,9 @@ def job_of_run(
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NotCovered(f"{error.place}: {error.problem}") from None
-    spread = _engine(strategy, node_size)
+    objective = objective_of(training)
+    shape = shape.scoring if objective.scores else shape
+    comparison, spread = _comparison(recipe, shape), _engine(strategy, node_size)
     if strategy.axes:
         _check_axes(recipe, strategy.axes, shape, spread)
     adapters = model.use_peft
@@ -76,9 +80,10 @@ def job_of_run(
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape,
-        recipe.data.max_length,
+        recipe.data.max_length * comparison.asks_for.samples,
         batch.micro,
         batch.accumulation,
+        attended=recipe.data.max_length if objective.rows == PAIRS else 0,
         node_size=node_size,
         gpu=gpu,
         checkpointing="full" if training.activation_checkpointing else "none",
@@ -92,6 +97,7 @@ def job_of_run(
         optimizer=training.optim,
         link=recipe.cluster.network or "",
         replicas=_replicas(training, strategy.replicas),
+        comparison=comparison,
         **method_fields(method_of(model)),
         **spread | axis_fields(strategy.axes, ranks),
     )
@@ -113,8 +119,28 @@ def _replicas(training: TrainingSection, count: int) -> Replicas:
     return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
+def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
+    """Return what a recipe's answers are compared with. shape: of the model that is trained
+
+    Eager attention computes every product between the samples of a sequence, so that those which are not packed are padded
+    (train/model/packed_samples.py: layout). Raises NotCovered for a reference of which no config.json can be had.
+    """
+    training, objective, reference = recipe.training, objective_of(recipe.training), reference_of(recipe)
+    own = reference if reference in (None, ADAPTERS_OFF) else MODEL
+    other = None
+    if reference not in (None, ADAPTERS_OFF, MODEL):
+        try:
+            other = named_shape(str(reference))
+        except UserError as error:
+            raise NotCovered(f"of the reference the formulas know no sizes ({error.place}: {error.problem})") from None
+    eager = attention_of(shape, recipe.model.attn_implementation) == "eager"
+    apart = 2 if eager and objective.rows == PAIRS and not recipe.data.packing else 1
+    return Comparison(training.objective, objective.rows, own or "", precomputes(recipe), other, apart)
+
+
 def _loss(training: TrainingSection) -> str:
-    if training.use_liger_kernel:
+    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
+    if training.use_liger_kernel and objective_of(training).rows == ANSWERS:
         return "fused"
     return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
 
@@ -242,23 +268,37 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
 def record(job: Job) -> dict[str, Any]:
     """Return a Job as plain values, for YAML: those that differ from the defaults."""
     values = {field.name: value for field in fields(Job) if (value := getattr(job, field.name)) != field.default}
-    family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
-    values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
+    values["shape"] = _plain(job.shape)
     values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
+    if compared := values.get("comparison"):
+        values["comparison"] = asdict(compared) | {"shape": compared.shape and _plain(compared.shape)}
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
+
+
+def _plain(shape: ModelShape) -> dict[str, Any]:
+    family = {key: value for key, value in asdict(shape.family).items() if value != getattr(Family(), key)}
+    return {key: value for key, value in asdict(shape).items() if value} | {"family": family}
+
+
+def _shape_of_record(values: Mapping[str, Any]) -> ModelShape:
+    shape = dict(values)
+    shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
+    shape["sizes"] = LayerSizes.all_of(shape.get("sizes", ()))
+    shape["projections"] = pairs(shape.get("projections", ()))
+    measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
+    return (MeasuredShape if measured else ModelShape)(**shape)
 
 
 def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
-        shape = dict(values["shape"])
-        shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
-        shape["sizes"] = LayerSizes.all_of(shape.get("sizes", ()))
-        shape["projections"] = pairs(shape.get("projections", ()))
-        measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
         known = {key: value for key, value in values.items() if key not in OLDER}
-        known |= {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
+        known |= {"shape": _shape_of_record(values["shape"])}
         known["replicas"] = Replicas(**known.get("replicas", {}))
+        compared = dict(known.get("comparison", {}))
+        if compared.get("shape"):
+            compared["shape"] = _shape_of_record(compared["shape"])
+        known["comparison"] = Comparison(**compared)
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({error})"

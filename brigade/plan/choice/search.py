@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.model.experts import shards
+from ...train.recipe.objectives import SFT
 from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
@@ -72,7 +73,8 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         return False
     # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
     changed = workload.shape.family.capped or workload.shape.family.scaled
-    if KERNELS[names][1] == "tiled" and ({"tensor", "stages"} & set(choice.axes) or changed):
+    tiled = KERNELS[names][1] == "tiled"
+    if tiled and ({"tensor", "stages"} & set(choice.axes) or changed):
         return False
     method = workload.method.removeprefix("rs")
     facts = {
@@ -81,6 +83,8 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         "fp16": not bf16,
         "torch_compile": compiled,
         "use_liger_kernel": liger,
+        "objective": workload.objective,
+        "tiled_loss": tiled,
     }
     return runs(choice, method=method, **facts)
 
@@ -100,7 +104,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 
     def sizes(axis: str) -> list[int]:
         found = powers | ({cluster.nodes} - {1} if axis == "stages" else set())
-        whole = [*divisible(shape, axis), *([workload.length] if axis == "sequence" else [])]
+        whole = [*divisible(shape, axis), *([workload.sequence] if axis == "sequence" else [])]
         return sorted(size for size in found if not any(number % size for number in whole))
 
     for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
@@ -125,6 +129,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
     """Yield the configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
     shape, attention = workload.shape, attention_of(workload.shape)
+    padded = workload.pairs and attention == "eager"  # as a recipe that is not packed has them (job_of_run.py)
+    comparison = replace(workload.comparison, apart=2 if padded else 1)
+    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
+    loss = "released" if loss == "fused" and workload.objective != SFT else loss
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
         data = axes.data(cluster.gpus)
         accumulation, rest = divmod(workload.batch, micro * data)
@@ -140,9 +148,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
-                workload.length,
+                workload.sequence,
                 micro,
                 accumulation,
+                attended=workload.length if workload.pairs else 0,
                 attention=attention,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 quantised=choice.quantised,
@@ -154,6 +163,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 **spread,
                 **method_fields(workload.method),
                 optimizer=workload.optimizer or Job.optimizer,
+                comparison=comparison,
                 gpu=cluster.gpu,
                 node_size=node,
                 link=cluster.link,

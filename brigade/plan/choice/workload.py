@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from ...train.recipe.objectives import OBJECTIVES, PAIRS, SFT
 from ..costs.estimate import Estimate
-from ..costs.job import EAGER, FUSED, Kernels
+from ..costs.job import EAGER, FUSED, Comparison, Kernels, usual_comparison
 from ..shape.model_shape import ModelShape
 from .strategies import CHOICES, Choice
 
@@ -58,9 +59,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Workload:
-    """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
+    """What to train: samples of `length` tokens at most, `batch` sequences of them per optimizer step.
 
-    method: a key of METHODS
+    method: a key of METHODS; objective: one of OBJECTIVES, of which those over pairs have two samples in a sequence
     trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
     margin: share of each card to leave free
     choices, micro_batches, kernels (keys of KERNELS): what the search is among
@@ -79,6 +80,20 @@ class Workload:
     optimizer: str = ""
     rank: int = 16
     whole: tuple[str, ...] = ()
+    objective: str = SFT
+
+    @property
+    def comparison(self) -> Comparison:
+        return usual_comparison(self.objective, self.method != "full")
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sequence."""
+        return self.length * self.comparison.asks_for.samples
+
+    @property
+    def pairs(self) -> bool:
+        return OBJECTIVES[self.objective].rows == PAIRS
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,17 @@ def data_seconds(job: Job, net: Links, forward: float, backward: float, stage: S
     return reduce - hidden + gather
 
 
+def gathering_seconds(job: Job, net: Links, forward: float, stage: Stage) -> float:
+    """Return the seconds per micro-batch of gathering sharded weights for a forward pass that computing does not hide.
+
+    forward: seconds per micro-batch that the pass computes or waits for Python
+    """
+    if job.stage < 3:
+        return 0.0
+    gather, _, _ = sharding_seconds(job, net, stage)
+    return max(0.0, gather - forward) + gather / job.shape.layers + CONTENTION * min(gather, forward)
+
+
 @functools.singledispatch
 def gather_seconds(job: Job, net: Links, part: Shared, calls: float) -> float:
     """Return the seconds in which so many collectives gather stepped weights."""

@@ -36,7 +36,16 @@ class Schedule:
     keeps_all: bool = False
 
 
+@dataclass(frozen=True)
+class Rows:
+    """One of conventions.yaml's kinds of rows that an objective reads."""
+
+    samples: int
+    mismatched: int
+
+
 _ROWS = table(Path(__file__).with_name("conventions.yaml"))
 ENGINES = {name: Engine(**row) for name, row in _ROWS["engines"].items()}
 SCHEDULES = {name: Schedule(**row) for name, row in _ROWS["schedules"].items()}
+ROWS = {name: Rows(**row) for name, row in _ROWS["rows"].items()}
 LOGIT_BYTES: dict[str, float] = dict(_ROWS["logit_bytes"])

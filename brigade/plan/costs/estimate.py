@@ -12,7 +12,7 @@ from ..hardware import Gpu, gpu
 from ..shape.trace_settings import Trace
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
-from .step_time import StepTime, step_time
+from .step_time import StepTime, before_seconds, step_time
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
 # an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
@@ -41,8 +41,24 @@ class Estimate:
     @functools.cached_property
     def time(self) -> StepTime:
         """The time of a step by formula, but no faster than the best published run on such a chip."""
-        by_formula = step_time(self.job, self.gpu)
-        return replace(by_formula, compute=by_formula.compute + max(0.0, self.least_seconds - by_formula.total))
+        found, (more, times) = self._by_formula, self._slower
+        return replace(found, compute=found.compute + more, comparing=found.comparing * times)
+
+    @functools.cached_property
+    def _by_formula(self) -> StepTime:
+        return step_time(self.job, self.gpu)
+
+    @property
+    def _slower(self) -> tuple[float, float]:
+        """How much longer than by formula a step takes at the best published utilisation: seconds more, and times as long."""
+        trains = self._by_formula.total - self._by_formula.comparing
+        more = max(0.0, self.least_seconds - trains)
+        return more, 1 + more / trains
+
+    def hours_before(self, tokens: float) -> float:
+        """Return the hours before training in which the reference looks at so many tokens of data; 0 where it does not."""
+        seconds = before_seconds(self.job, self.gpu) * self._slower[1]
+        return seconds * tokens / self.job.tokens_per_step / 3600
 
     @functools.cached_property
     def least_seconds(self) -> float:

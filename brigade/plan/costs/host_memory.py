@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ...train.strategy.state_bytes import OPTIMIZER_BYTES
 from .averaging import held, written
+from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
 from .stages import gathered_bytes, stages
@@ -40,6 +41,7 @@ def host(job: Job) -> Host:
     """Return what a node has to hold, for a model published in bf16 or MXFP4; benchmarks/hosts.py measures it.
 
     Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
+    Of a second model, with which answers are compared, the same holds: it is in half precision, so that only MXFP4 is converted.
     What is converted, to fp32 where weights are trained without DeepSpeed (train/loop/arguments.py: load_dtype) or from MXFP4,
     each rank owns, except under FSDP2, where a node has one copy (train/model/load.py: load_base). Four bits are made on the GPU,
     one tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
@@ -52,6 +54,8 @@ def host(job: Job) -> Host:
     width = 4 if not job.deepspeed and job.method == "full" else 2
     converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
     copied = width * (job.shape.parameters if job.engine == "fsdp2" else psi * ranks) if converted else 0.0
+    if job.comparison.second and (second := reference_job(job).shape).family.sinks:
+        copied = max(copied, 2 * second.parameters * ranks)
     states = 4 + OPTIMIZER_BYTES[job.optimizer]
     share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 from ...errors import UserError
 from ...train.recipe.method import METHODS
+from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
 from ..shape.model_shape import ModelShape
 from ..shape.trace_settings import EAGER, Kernels
-from .conventions import ENGINES, SCHEDULES, Engine, Schedule
+from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
@@ -54,6 +55,61 @@ class Replicas:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What a run learns, and what answers are compared with for it.
+
+    objective: a key of OBJECTIVES, or a function of the user's; rows: a key of ROWS, what the objective reads
+    reference: ADAPTERS_OFF, MODEL, or "" where there is none; precomputed: it looks at all samples once, before training
+    shape: of a reference that is another model; None for the weights that training begins with
+    apart: samples of a sequence that lie in rows of their own, padded, and not end to end
+    """
+
+    objective: str = SFT
+    rows: str = "answers"
+    reference: str = ""
+    precomputed: bool = False
+    shape: ModelShape | None = None
+    apart: int = 1
+
+    @property
+    def title(self) -> str:
+        """The objective's name for readers."""
+        return OBJECTIVES[self.objective].title if self.objective in OBJECTIVES else self.objective
+
+    @property
+    def asks_for(self) -> Rows:
+        """What the rows ask for."""
+        return ROWS[self.rows]
+
+    @property
+    def looks(self) -> int:
+        """How often a reference looks at as many tokens as a step has: at the samples, and at the mismatched answers."""
+        return (1 + self.asks_for.mismatched) * bool(self.reference)
+
+    @property
+    def stays(self) -> bool:
+        """Whether a second model stays in memory for the whole run."""
+        return self.reference == MODEL and not self.precomputed
+
+    @property
+    def comes_before(self) -> bool:
+        """Whether a second model is in memory before the first step, and only then."""
+        return self.precomputed and self.shape is not None
+
+    @property
+    def second(self) -> bool:
+        """Whether a second model is in memory at any time."""
+        return self.stays or self.comes_before
+
+
+def usual_comparison(objective: str, adapters: bool) -> Comparison:
+    """Return the comparison of a recipe that names an objective and no reference. objective: a key of OBJECTIVES"""
+    known = OBJECTIVES[objective]
+    reference = (ADAPTERS_OFF if adapters else MODEL) if known.reference else ""
+    return Comparison(objective, known.rows, reference, reference == MODEL)
+
+
+@dataclass(frozen=True)
 class Job:
     """One training configuration.
 
@@ -71,6 +127,7 @@ class Job:
     targets: what adapters lie on (shape/lora.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
+    comparison: what is learned where that is not answers, and what it is compared with
     loss, optimizer: keys of LOGIT_BYTES (conventions.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
     """
 
@@ -109,6 +166,7 @@ class Job:
     node_size: int = 8
     link: str = ""
     replicas: Replicas = Replicas()
+    comparison: Comparison = Comparison()
 
     def __post_init__(self) -> None:
         for name in ("sequence", "micro_batch", "accumulation", *RANKS, "virtual", "every", "node_size"):
@@ -126,6 +184,22 @@ class Job:
         if self.pipeline > self.shape.layers:
             problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
             raise UserError("pipeline parallelism", problem, "use fewer stages")
+        self._check_comparison()
+
+    def _check_comparison(self) -> None:
+        """Raise UserError for an objective that train.py refuses under such a strategy (train/strategy/refused.yaml)."""
+        divided = self.tensor * self.pipeline * self.expert > 1
+        if divided and self.comparison.second:
+            problem = f"{self.axes} divides the model that is trained, and no second one beside it"
+            raise UserError(
+                "reference", problem, "leave out reference and precompute_ref_log_probs, or use ZeRO or FSDP2"
+            )
+        if divided and self.shape.scores:
+            problem = "a reward model's head is not divided"
+            raise UserError(f"{self.axes} parallelism", problem, "use ZeRO, FSDP2 or divided sequences")
+        if self.replicas.count > 1 and self.comparison.objective != SFT:
+            problem = f"replicas that train independently do not learn {self.comparison.title}"
+            raise UserError("sync_every", problem, "leave it out, or train with objective: sft")
 
     @property
     def alike(self) -> "list[tuple[Job, float]]":
@@ -134,8 +208,9 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The method in words, for readers."""
-        return METHODS[self.method.replace("lora", "dora") if self.dora else self.method].title
+        """The objective, where it is not supervised fine-tuning, and the method in words, for readers."""
+        method = METHODS[self.method.replace("lora", "dora") if self.dora else self.method].title
+        return method if self.comparison.objective == SFT else f"{self.comparison.title}, {method}"
 
     @property
     def conventions(self) -> Engine:
@@ -201,4 +276,6 @@ class Job:
     def scored(self) -> float:
         """Mean over layers with attention of the tokens that it computes scores for, per token: eager attention skips none."""
         s = self.shape
-        return self.sequence if self.attention == "eager" else s.attended(self.length) / s.attending
+        if self.attention == "eager":
+            return self.sequence / self.comparison.apart
+        return s.attended(self.length) / s.attending

@@ -3,7 +3,8 @@
 A step has four moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
 the first layers of the backward pass, when the logits are gone and gradients have begun; in the last of them, when all
 gradients are there; and in the optimizer's step, with what that needs and no activation. The peak is the largest of them, over
-the stages of a pipeline.
+the stages of a pipeline. A second model beside the trained one has a moment of its own, its forward pass before the step. Passes
+of the trained model without gradients have none: they keep no layer's activations, and the pass with gradients needs more.
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import Literal
 from ..shape.lora import all_linears
 from ..shape.trace_settings import Trace, TraceSettings
 from .adapters import NORM_STANDS, adapter_bytes
+from .comparing import reference_job, reference_weights
 from .conventions import LOGIT_BYTES
 from .division import division
 from .job import Job
@@ -33,6 +35,7 @@ class Memory:
     """Bytes on the fullest rank at its peak.
 
     buffers: gathered layers, reduction buckets, half-precision copies
+    reference: weights of a second model, with which answers are compared
     """
 
     weights: float
@@ -41,6 +44,7 @@ class Memory:
     activations: float
     logits: float
     buffers: float
+    reference: float = 0.0
 
     @property
     def moving(self) -> float:
@@ -64,6 +68,7 @@ def stream_pool(job: Job) -> float:
 def settings_of(job: Job) -> TraceSettings | None:
     """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
+    split = split or job.shape.scores or job.comparison.apart > 1
     if split or job.checkpointing not in ("none", "full") or job.every > 1:
         return None
     attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
@@ -161,6 +166,8 @@ def logit_bytes(job: Job) -> float:
     """Return the bytes of final norm, logits and loss at their peak, per micro-batch."""
     s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
+    if s.scores:  # of an answer's last token, one number
+        return (norm + 2) * s.hidden * t
     capped = 2 * s.family.capped  # bytes of a logit that tanh keeps
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
@@ -177,9 +184,34 @@ def logit_bytes(job: Job) -> float:
 
 @functools.singledispatch
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
-    """Return the four moments of every stage. traced: activations and logits of a rank that holds all layers, else by formula"""
+    """Return the four moments of every stage, and that of a second model.
+
+    traced: activations and logits of a rank that holds all layers, else by formula
+    """
     layer = activation_bytes(job)
-    return [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
+    of_stages = [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
+    if job.comparison.stays:
+        weights = reference_weights(job)
+        of_stages = [replace(moment, reference=weights) for moment in of_stages]
+    if job.comparison.second:
+        of_stages.append(_reference_moment(job))
+    return of_stages
+
+
+def _reference_moment(job: Job) -> Memory:
+    """Return the moment of a second model's forward pass: one of its layers at a time, or its logits, stand beside the trained
+    model's states. Without gradients they take at most what they take with them."""
+    engine, (stage,), second = job.conventions, stages(job), reference_job(job)
+    states, held = stage_states(job, stage)
+    layer, logits = activation_bytes(second)[0], logit_bytes(second)
+    layer, logits = (layer, 0.0) if layer > logits else (0.0, logits)
+    (whole,) = stages(second)
+    # FSDP2 gathers two layers and the two ends, in half precision: as many as with frozen weights under adapters.
+    gathered = buffers(replace(second, method="lora"), whole) if second.stage else 0.0
+    # What FSDP2 gathers of the trained model has gone with its last backward pass, and so have autocast's copies.
+    own = buffers(job, stage) - 2 * stage.parameters * job.autocast if job.deepspeed or job.stage < 3 else 0.0
+    gradients = held if engine.held else 0.0
+    return Memory(states.parameters, gradients, states.optimizer, layer, logits, own + gathered, reference_weights(job))
 
 
 def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | None) -> list[Memory]:

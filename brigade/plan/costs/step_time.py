@@ -9,7 +9,8 @@ from ..hardware.network import links
 from ..shape.lora import linears
 from .adapters import NORM_MOVED
 from .averaging import synchronising
-from .communication import between_layers, border_seconds, data_seconds
+from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
+from .comparing import Looks, looks_before_training, looks_of_a_step
 from .conventions import LOGIT_BYTES
 from .division import division
 from .job import Job
@@ -45,6 +46,7 @@ class StepTime:
     inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
     offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
     synchronising: a step's share of a round's end, where replicas meet every so many steps
+    comparing: forward passes without gradients, of a reference and over mismatched answers
     """
 
     compute: float
@@ -55,6 +57,7 @@ class StepTime:
     optimizer: float
     offload: float
     synchronising: float = 0.0
+    comparing: float = 0.0
 
     @property
     def total(self) -> float:
@@ -138,15 +141,14 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
 def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     """Return the time of an optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
     g, s = device or gpu(job.gpu), job.shape
-    net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
+    net, m, p = links(g, job.link, job.node_size), job.accumulation, job.pipeline
     stream = g.stream_rate
     forward = backward = again = 0.0
     for moe, count in s.kinds:
         one = [part * count / s.layers for part in layer_seconds(job, g, moe)]
         forward, backward, again = forward + one[0], backward + one[1], again + one[2]
-    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / division(job).head)
-    logits = s.vocab / division(job).logits
-    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / stream
+    product, moved = head_seconds(job, g)
+    head = 3 * product + moved
     if job.loss == "tiled":  # the product once more
         head *= 4 / 3
     parts = stages(job)
@@ -176,7 +178,50 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     offload = _offload(job, g, stepped, psi, compute)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
-    return replace(found, synchronising=synchronising(job, g, found.total))
+    return replace(found, synchronising=synchronising(job, g, found.total), comparing=comparing_seconds(job, g))
+
+
+def head_seconds(job: Job, g: Gpu) -> tuple[float, float]:
+    """Return the seconds per micro-batch of (the head's product, forward; moving logits through memory, both ways)."""
+    s, t, parts = job.shape, job.tokens, division(job)
+    if s.scores:  # one number of an answer's last token
+        return 0.0, 0.0
+    product = product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / parts.head)
+    logits = s.vocab / parts.logits
+    return product, 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / g.stream_rate
+
+
+# ---- forward passes without gradients --------------------------------------------------------------------------------
+def comparing_seconds(job: Job, g: Gpu) -> float:
+    """Return the seconds that an objective adds to each step by looking at answers without gradients."""
+    return _looking_seconds(looks_of_a_step(job), g)
+
+
+def before_seconds(job: Job, g: Gpu) -> float:
+    """Return the seconds that a reference takes once, before training, for as many tokens as a step has."""
+    return _looking_seconds(looks_before_training(job), g)
+
+
+def _looking_seconds(looks: Looks, g: Gpu) -> float:
+    return sum(times * forward_seconds(model, g) for model, times in looks) / g.efficiency
+
+
+def forward_seconds(job: Job, g: Gpu) -> float:
+    """Return the seconds of a forward pass over all micro-batches of a step. The stages of a pipeline compute one after another
+    (train/parallel/pipeline.py: forward_alone)."""
+    plain, s, m = replace(job, checkpointing="none"), job.shape, job.accumulation
+    net = links(g, job.link, job.node_size)
+    computes = sum(layer_seconds(plain, g, moe)[0] * count / s.layers for moe, count in s.kinds)
+    around = between_layers(plain, net, False) / 2
+    # Of the time in which Python launches a layer, a third is for the forward pass.
+    waits = waiting_seconds(plain, 0.0, 3 * (computes + around)) / 3
+    product, moved = head_seconds(job, g)
+    busy = s.layers * (computes + around + waits) + product + moved / 2
+    stage = max(stages(job), key=lambda stage: stage.parameters)
+    busy += gathering_seconds(job, net, s.layers * (computes + waits), stage)
+    if job.offload in ("all", "nvme"):
+        busy = max(busy, _fetching(job, g, stage.parameters))
+    return m * busy + border_seconds(job, net) / 2
 
 
 @functools.singledispatch
@@ -205,9 +250,13 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
     seconds = 4 * stepped / pcie + cpu_adam_seconds(job, g)
     if job.offload in ("all", "nvme"):
-        shard = gathered_bytes(job, psi) / job.shard_ranks
-        rate = pcie if job.offload == "all" else NVME / here
-        seconds += max(0.0, 2 * job.accumulation * shard / rate - compute)
+        seconds += max(0.0, 2 * job.accumulation * _fetching(job, g, psi) - compute)
     if job.offload == "nvme":
         seconds += 2 * 12 * stepped * here / NVME
     return seconds
+
+
+def _fetching(job: Job, g: Gpu, psi: float) -> float:
+    """Return the seconds in which offloaded weights come up once."""
+    rate = g.pcie_gb_s * 1e9 if job.offload == "all" else NVME / min(job.node_size, job.gpus)
+    return gathered_bytes(job, psi) / job.shard_ranks / rate

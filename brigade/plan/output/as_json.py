@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..choice.explain import reason
-from ..choice.goals import Answer, price
+from ..choice.goals import BILLION, Answer, price
 from ..costs.estimate import Estimate
 from ..costs.host_memory import host
 from ..costs.memory import GIB
@@ -64,6 +64,10 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "parameters": job.shape.parameters,
         "trained": job.trained or job.shape.parameters,
         "method": job.method,
+        "objective": job.comparison.objective,
+        "reference": job.comparison.reference or None,
+        "reference_precomputed": job.comparison.precomputed,
+        "reference_hours_per_billion_tokens": result.hours_before(BILLION),
         "gpu": result.gpu.kind,
         "gpu_seen": result.gpu.seen,
         "crowded": result.crowded,

@@ -3,7 +3,12 @@
 import shlex
 
 from ...errors.console import one_line
+from ...train.recipe.objectives import ANSWERS, JUDGED, PAIRS
 from ..choice.job_of_recipe import RecipePlan
+
+# By what an objective reads: what a recipe's model learns from, and what its sequences are where they are not packed.
+LEARNS_FROM = {ANSWERS: "chats", PAIRS: "pairs of answers", JUDGED: "judged answers"}
+SEQUENCES = {ANSWERS: "sequences", PAIRS: "pairs", JUDGED: "answers"}
 
 
 def commands(plan: RecipePlan) -> list[str]:
@@ -27,13 +32,19 @@ def divides(plan: RecipePlan, ranks: int) -> bool:
     return plan.settings.recipe.training.global_batch_size % (plan.estimate.job.micro_batch * ranks) == 0
 
 
+def lengths(plan: RecipePlan) -> str:
+    """Return the tokens of a sequence: `4,096`, or of a pair `2 x 2,048`."""
+    samples, length = plan.estimate.job.comparison.asks_for.samples, plan.settings.recipe.data.max_length
+    return f"{samples} x {length:,}" if samples > 1 else f"{length:,}"
+
+
 def header(plan: RecipePlan) -> str:
     """Return the comment, of at most eight lines; `plan RECIPE` prints the rest."""
     result, model = plan.estimate, plan.model
     base = " of the base model" if model.base else ""
     place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
     lines = [
-        f"{model.name}, {result.job.title}{base} on chats, {place}.",
+        f"{model.name}, {result.job.title}{base} on {LEARNS_FROM[result.job.comparison.rows]}, {place}.",
         f"Start:    {commands(plan)[0]}",
         f"Expected: {result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step, "
         f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {result.days:.2f} days for a billion tokens.",

@@ -110,7 +110,7 @@ class Picture:
         between = f", {cluster.link} between nodes" if cluster.link else ""
         self.heading = (
             f"{workload.shape.name}, {billions(workload.shape.parameters)} parameters: {METHODS[workload.method].title}",
-            f"{workload.batch} sequences of {workload.length:,} tokens per step, "
+            f"{workload.batch} sequences of {workload.sequence:,} tokens per step, "
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
         )
         best = ranked[0].estimate

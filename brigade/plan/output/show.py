@@ -13,6 +13,7 @@ from rich.table import Table
 from ...errors import UserError
 from ...errors.console import billions, counted, figure
 from ...train.model.adapters import trains
+from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.division import division
@@ -178,9 +179,11 @@ def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candi
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
     """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen."""
     shape, device = workload.shape, ranked[0].estimate.gpu
+    learned = "" if workload.objective == SFT else f"{workload.comparison.title}, "
+    two = "2 x " if workload.pairs else ""
     title = (
-        f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
-        f"{workload.length:,} tokens a step, {cluster.title} {device.kind}"
+        f"{shape.name}: {billions(shape.parameters)} parameters, {learned}{workload.method}, {workload.batch} x "
+        f"{two}{workload.length:,} tokens a step, {cluster.title} {device.kind}"
     )
     narrow = (columns() or 160) < 120  # the chosen one is told in full below the table
     names = ["strategy", *([] if narrow else ["micro-batch", "recomputes", "kernels"])]

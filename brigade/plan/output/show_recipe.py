@@ -19,7 +19,18 @@ from ..costs.states import first_stage_states
 from ..shape.find import positions_of
 from . import header
 from .as_json import recipe_json
-from .show import describe, formula_and_trace, of_hybrid, of_wide_heads, recomputes, say, tracer, trained, wrapped
+from .objective import say_objective
+from .show import (
+    describe,
+    formula_and_trace,
+    of_hybrid,
+    of_wide_heads,
+    recomputes,
+    say,
+    tracer,
+    trained,
+    wrapped,
+)
 
 # How a recipe's config.json relates to the published one (models.yaml).
 CONFIGS = {
@@ -75,9 +86,10 @@ def show_recipe(
     trained(job, recipe.model.lora_modules_to_save)
     print(
         f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
-        f"{job.sequence:,} tokens, recomputes {recomputes(job)}"
+        f"{header.lengths(plan)} tokens, recomputes {recomputes(job)}"
     )
     describe_recipe(plan)
+    say_objective(result, recipe.data.max_length)
     describe(result, tokens or own or goals.BILLION, price)
     if tokens is None:
         steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"
@@ -119,7 +131,7 @@ def describe_recipe(plan: RecipePlan) -> None:
     say("hardware", f"{plan.cluster}: {each}")
     shares, axes = job.data * job.replicas.count, plan.strategy.axes
     size = job.micro_batch * job.accumulation * shares
-    what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
+    what = f"packs of {job.sequence:,} tokens" if recipe.data.packing else header.SEQUENCES[job.comparison.rows]
     over = counted(shares, "data-parallel rank" if axes else "GPU")
     ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
     if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):

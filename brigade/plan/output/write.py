@@ -10,11 +10,13 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
+from ...errors.tables import table
 from ...train.files import write as write_file
 from ...train.model.config_json import read_config
 from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
+from ...train.recipe.objectives import SFT
 from ..choice.job_of_recipe import (
     BESIDE,
     PublishedModel,
@@ -38,6 +40,7 @@ RATES = {
     "lora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
     "qlora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
 }
+PREFERENCES = Path(__file__).with_name("preferences.yaml")
 TEMPLATE = Path(__file__).with_name("recipe_template.txt")
 OVERVIEW = RECIPES / "README.md"
 RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
@@ -69,6 +72,7 @@ def body(
         "lora_modules_to_save": list(workload.whole) or None,
         # A base model has not learned the tokens of its family's template, and adapters leave embeddings as they are.
         "chat_template": "tulu" if ordinary and source.template else source.template,
+        "objective": workload.objective if workload.objective != SFT else None,
         "max_length": workload.length,
         "global_batch_size": workload.batch,
         "micro_batch": job.micro_batch,
@@ -92,16 +96,35 @@ def body(
     }
     of_base = "of words that a base model knows" if ordinary else "a base model has none; its tokenizer has the tokens"
     texts["why_template"] = of_base if source.base else "renders as the model's own, which has no generation marks"
-    texts["learning_rate"] = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
+    texts |= _of_answers(job) if workload.objective == SFT else _of_preferences(workload)
     texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     texts |= {} if hostfile else {"no_hostfile": "null"}
-    texts |= {"not_masked": "false"} if job.shape.masked else {"packing": "true"}
     lines = []
     for line in TEMPLATE.read_text().splitlines():
         if set(re.findall(r"{(\w+)}", line)) <= texts.keys():
             entry, mark, comment = line.format(**texts).partition(" # ")
             lines.append(f"{entry:<40}{mark}{comment}" if mark else entry)
     return "\n".join(lines) + "\n"
+
+
+def _of_answers(job: Job) -> dict[str, str]:
+    rate = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
+    packing = {"not_masked": "false"} if job.shape.masked else {"packing": "true"}
+    return packing | {"chats": "trl-lib/Capybara", "learning_rate": rate, "warmup": "0.05"}
+
+
+def _of_preferences(workload: Workload) -> dict[str, str]:
+    """Return what the template says of preferences. A sequence is one pair or answer: packed, steps would have more or fewer."""
+    known = table(PREFERENCES)
+    data, rates = known["data"][workload.comparison.rows], known["rates"][workload.objective]
+    rate = rates["full" if workload.method == "full" else "adapters"]
+    texts = {"preferences": data["dataset"], "columns": data["columns"]}
+    return texts | {"preference_rate": _number(rate), "why_rate": rates["source"], "warmup": "0.1"}
+
+
+def _number(rate: float) -> str:
+    digits, power = f"{rate:.1e}".split("e")
+    return f"{digits}e{int(power)}"
 
 
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class MeasuredShape(ModelShape):
     adapted: int = 0
 
     @property
+    def scoring(self) -> "MeasuredShape":
+        parameters = self.parameters - self.head + self.hidden
+        return replace(self, scores=True, tied=False, head=self.hidden, parameters=parameters)
+
+    @property
     def final_norm(self) -> int:
         """What is neither embedding, head, layer nor beside the decoder."""
         layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer

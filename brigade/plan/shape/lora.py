@@ -104,7 +104,8 @@ def trained_parameters(
 ) -> int:
     """Return the parameters of adapters and of the ENDS in `whole`, which are trained whole beside them.
 
-    With DoRA there is a magnitude for each row of a weight that has an adapter.
+    With DoRA there is a magnitude for each row of a weight that has an adapter. A reward model's head is trained whole.
     """
     magnitudes = sum(count * outer for count, _, outer in all_linears(shape, targets)) if dora else 0
-    return lora_parameters(shape, rank, targets) + magnitudes + len(whole) * shape.vocab * shape.hidden
+    beside = len(whole) * shape.vocab * shape.hidden + shape.scores * shape.hidden
+    return lora_parameters(shape, rank, targets) + magnitudes + beside

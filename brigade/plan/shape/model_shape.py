@@ -147,6 +147,7 @@ class ModelShape:
         widths of its linear layers, of which the last one gives the output
     sizes: of layers that differ in them; head_dim, kv_heads and ffn are the largest then. made: LayerSizes' of all layers
     masked: heads are wider than FlashAttention's, so that SDPA computes every layer, and hides by masks what is outside a window
+    scores: the head gives one number, a reward, and not one for each word of the vocabulary
     per_layer_input: width of what each layer adds of a second embedding, which has looked_up parameters (Gemma 4's E models)
     """
 
@@ -177,6 +178,12 @@ class ModelShape:
     masked: bool = False
     per_layer_input: int = 0
     looked_up: int = 0
+    scores: bool = False
+
+    @property
+    def scoring(self) -> "ModelShape":
+        """The reward model of this decoder: its head has one output, and is never the embedding."""
+        return replace(self, scores=True, tied=False)
 
     @property
     def alike(self) -> "list[tuple[ModelShape, float]]":
@@ -267,7 +274,7 @@ class ModelShape:
     @property
     def head(self) -> int:
         """The output projection, where it is not the embedding."""
-        return 0 if self.tied else self.vocab * self.hidden
+        return self.hidden if self.scores else 0 if self.tied else self.vocab * self.hidden
 
     @property
     def attention(self) -> int:

@@ -37,13 +37,29 @@ DROP = "drop the row"
 def convert(content: Any, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
     """Return the answers of a row, each behind its prompt and the only part of its text that is supervised: the better and the
     worse one (PAIRS); the one that is labelled, or both of a pair (JUDGED). Raises BadRow."""
-    if not isinstance(content, dict):
-        raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
-    row, unread = Row(_flat(content), columns, rows), set[str]()
-    is_pair = any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
-    texts = _pair(row, unread, templates) if rows == PAIRS or is_pair else (_judged(row, unread, templates),)
+    row, unread = _row(content, columns, rows), set[str]()
+    texts = _pair(row, unread, templates) if _is_pair(row, rows) else (_judged(row, unread, templates),)
     row.refuse_leftover()
     return with_unread(texts[0], row, unread.union(*(text.unread for text in texts))), *texts[1:]
+
+
+def check_columns(content: Any, columns: Columns, rows: str) -> None:
+    """Raise BadRow for a row in which no preference stands, whatever its columns hold. rows: PAIRS or JUDGED"""
+    row = _row(content, columns, rows)
+    if _is_pair(row, rows):
+        _columns_of_pair(row)
+    else:
+        _label(row)
+
+
+def _row(content: Any, columns: Columns, rows: str) -> Row:
+    if not isinstance(content, dict):
+        raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
+    return Row(_flat(content), columns, rows)
+
+
+def _is_pair(row: Row, rows: str) -> bool:
+    return rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
 
 
 def _flat(content: dict[str, Any]) -> dict[str, Any]:
@@ -57,14 +73,7 @@ def _flat(content: dict[str, Any]) -> dict[str, Any]:
 # ---- pairs -----------------------------------------------------------------------------------------------------------
 def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]:
     """Return the better answer and the worse one of a row."""
-    worse = row.there(BETTER)
-    if worse is None:
-        there = ", ".join(map(repr, row.content)) or "nothing"
-        raise BadRow(f"no better and worse answer here, only {there}", WRITE_A_PAIR)
-    better = row.there(BETTER[worse])
-    if better is None:
-        problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
-        raise BadRow(problem, WRITE_A_PAIR)
+    better, worse = _columns_of_pair(row)
     asked = row.there(key for key in PROMPTS if key != better) or "prompt"
     prompt, answers, names = row.get(asked), [row.get(better), row.get(worse)], [row.name(better), row.name(worse)]
     if asked == "messages" and not says_nothing(prompt):  # which may be JSON in a text
@@ -86,6 +95,19 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
         _refuse_empty(name, answer)
     first, second = (chat(row, before + answer, len(before), templates) for answer in (ours, theirs))
     return first, _undesirable(second)
+
+
+def _columns_of_pair(row: Row) -> tuple[str, str]:
+    """Return our names of the columns with (the better answer, the worse one)."""
+    worse = row.there(BETTER)
+    if worse is None:
+        there = ", ".join(map(repr, row.content)) or "nothing"
+        raise BadRow(f"no better and worse answer here, only {there}", WRITE_A_PAIR)
+    better = row.there(BETTER[worse])
+    if better is None:
+        problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
+        raise BadRow(problem, WRITE_A_PAIR)
+    return better, worse
 
 
 def _turns(value: Any, role: str, unread: set[str], called: str) -> list[Message]:

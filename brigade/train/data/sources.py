@@ -67,14 +67,16 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     if source.validation_file and source.dataset_test_split:
         raise UserError(place("dataset_test_split"), "validation_file names held-out rows, too", "keep one of them")
     train: Rows
-    heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
+    heldout: Rows | None = (
+        files_of(source.validation_file, place("validation_file")) if source.validation_file else None
+    )
     if source.dataset_name == BUILT_IN:
         if heldout:
             problem = f"{BUILT_IN} has held-out samples of its own"
             raise UserError(place("validation_file"), problem, "remove validation_file")
         train, heldout = JsonLines([TRAIN]), JsonLines([HELDOUT])
     elif source.train_file:
-        train = _files(source.train_file, place("train_file"))
+        train = files_of(source.train_file, place("train_file"))
     else:
         train, own = _from_datasets(source, place, settings.recipe.data.streaming)
         heldout = heldout or own
@@ -86,7 +88,8 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
-def _files(name: str, place: str) -> "Rows":
+def files_of(name: str, place: str) -> "Rows":
+    """Return the rows of files. name: a path, or a pattern of several. Raises UserError at `place`."""
     paths = paths_of(name, place)
     for path in paths:
         if path.is_dir():

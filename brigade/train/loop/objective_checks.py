@@ -1,11 +1,11 @@
-"""Whether a run can compute its objective. Told before the model is built."""
+"""Whether a run can compute its objective. Told before the model is built. What a strategy refuses: strategy/refused.yaml."""
 
 from typing import Any
 
 from ...errors import UserError
 from ..model import packed_samples, scores, token_losses
 from ..objective.load import loss_of
-from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of, precomputes, reference_of
+from ..recipe.objectives import ANSWERS, needs_second_model, objective_of, reference_of
 from ..run.directory import Run
 from . import reference_model
 
@@ -17,36 +17,21 @@ def check(run: Run, config: Any) -> None:
     if objective_of(training).rows == ANSWERS:
         return
     loss_of(training, settings.place("objective"))
-    if training.sync_every:
-        problem = f"replicas that train independently do not learn {objective_of(training).title}"
-        raise UserError(settings.place("sync_every"), problem, "leave it out, or train with objective: sft")
     if objective_of(training).scores:
         _check_scores(run, config)
     elif why := token_losses.why_not(config, settings.recipe.model.trust_remote_code):
         problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
         raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
-    reference = reference_of(settings.recipe)
-    if reference is None or reference == ADAPTERS_OFF or (reference == MODEL and precomputes(settings.recipe)):
-        return
-    reference_model.check(run, reference, config)
+    if needs_second_model(settings.recipe):
+        reference_model.check(run, str(reference_of(settings.recipe)), config)
 
 
 def _check_scores(run: Run, config: Any) -> None:
     """Raise UserError where no reward model is built of this config, or where its scores cannot be asked for."""
-    settings, axes = run.settings, run.strategy.axes
-    training = settings.recipe.training
+    settings = run.settings
     if scores.class_of(config) is None:
         problem = f"Transformers has no classifier of {type(config).__name__}, whose head could score answers"
         raise UserError(settings.place("model_name_or_path"), problem, "choose another model")
-    for axis in ("tensor", "stages", "experts"):
-        if getattr(axes, axis) > 1:
-            problem = "a reward model's head is not divided"
-            raise UserError(run.strategy.place(axis), problem, "use ZeRO, FSDP2 or divided sequences")
-    if training.tiled_loss:
-        problem = "a reward model has no logits, and needs no tiles of them"
-        raise UserError(settings.place("tiled_loss"), problem, "leave it out")
-    if training.eval_tasks:
-        raise UserError(settings.place("eval_tasks"), "a reward model answers nothing", "leave it out")
     end_to_end, _, why = packed_samples.layout(settings, config, run.kernels.attention)
     if not end_to_end:
         problem = f"scores are asked for by their places among samples that lie end to end, and these would be {why}"

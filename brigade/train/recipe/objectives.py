@@ -146,6 +146,12 @@ def precomputes(recipe: "Recipe") -> bool:
     return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
 
 
+def needs_second_model(recipe: "Recipe") -> bool:
+    """Whether a second model is in memory at any time: one that stays, or another one that computes before training."""
+    reference = reference_of(recipe)
+    return reference not in (None, ADAPTERS_OFF) and not (reference == MODEL and precomputes(recipe))
+
+
 def reference_settings(settings: "Settings", reference: str) -> "Settings":
     """Return settings whose model is the reference, without adapters, and not in 4 bits.
 

@@ -12,6 +12,7 @@ from ...errors.tables import table
 from ..cluster import World
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
+from ..recipe.objectives import ANSWERS, needs_second_model, objective_of
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
 from .axis_keys import with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
@@ -106,7 +107,9 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
-    facts |= {"eval_tasks": bool(training.eval_tasks)}
+    facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
+    compares = objective_of(training).rows != ANSWERS
+    facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])

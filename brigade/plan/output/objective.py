@@ -1,0 +1,49 @@
+"""Print what a run learns, where that is which answers are better, and what it takes to compare them."""
+
+from collections.abc import Iterator
+
+from ...errors.console import figure
+from ...train.recipe.objectives import ADAPTERS_OFF, JUDGED, PAIRS, SFT
+from ..choice.goals import BILLION
+from ..costs.estimate import Estimate
+from ..costs.memory import GIB
+from .show import say
+
+UNMEASURED = "No run was compared with this"
+
+
+def say_objective(result: Estimate, length: int) -> None:
+    """Print nothing for supervised fine-tuning. length: tokens of a sample at most"""
+    comparison = result.job.comparison
+    if comparison.objective == SFT:
+        return
+    rows = {PAIRS: f"pairs of answers, 2 x {length:,} tokens each", JUDGED: f"judged answers, {length:,} tokens each"}
+    say("learns", f"{comparison.title}, from {rows[comparison.rows]}; shorter ones take less. {UNMEASURED}")
+    for number, line in enumerate(_compared(result)):
+        say("" if number else "compares", line)
+
+
+def _compared(result: Estimate) -> Iterator[str]:
+    """Yield what answers are compared with, and what that takes in memory and time."""
+    job, comparison = result.job, result.job.comparison
+    looks = []
+    if comparison.reference and not comparison.precomputed:
+        looks.append("adapters off" if comparison.reference == ADAPTERS_OFF else "a second model")
+    if comparison.asks_for.mismatched:
+        looks.append("answers to other prompts")
+    if looks:
+        passes = comparison.asks_for.mismatched + (0 if comparison.precomputed else comparison.looks)
+        more = "a forward pass" if passes == 1 else f"{passes} forward passes"
+        took = f"{figure(result.time.comparing, 2)} of the {figure(result.time.total, 2)} s"
+        yield f"with {' and '.join(looks)}: {more} without gradients in each step, {took}"
+        kept = f"{result.memory.reference / GIB:.1f} GiB on each GPU hold its weights in half precision, all the time"
+        yield kept if comparison.stays else "they take no memory beyond what the step takes with gradients"
+        own = comparison.asks_for.mismatched or not comparison.stays  # passes of the trained model
+        if own and job.deepspeed and job.stage == 3:
+            yield "ZeRO-3 then records anew in which order it gathers weights, which is not counted (docs/preferences.md)"
+    if comparison.precomputed:
+        who = "another model" if comparison.shape else "the untrained model"
+        hours = result.hours_before(BILLION)
+        spent = f"{figure(hours, 2)} hours, {figure(hours * job.gpus, 1)} GPU-hours, for a billion tokens of data"
+        yield f"with {who}, once before training: {spent}, kept beside the prepared data"
+        yield "its weights are in memory until then" if comparison.shape else "nothing of it stays in memory"
