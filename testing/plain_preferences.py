@@ -320,7 +320,7 @@ def train(
 
 
 def norm_of(model: Any) -> torch.Tensor:
-    """Return the norm of a model's gradient, a scalar in fp32. The sum is in fp64: on a CPU an embedding's in fp32 is off by 1e-5."""
+    """Return the norm of a model's gradient, a scalar; summed in fp64, for in fp32 an embedding's is off by 1e-5 on a CPU."""
     squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
     return torch.stack(squares).sum().sqrt().float()
 

@@ -104,7 +104,7 @@ STRATEGIES: dict[str, list[str]] = {
     **{f"{kind}_sp2": axes_sequence.strategy(kind, 2, 2) for kind in ("ddp", "zero3", "fsdp2")},
     "fsdp2_ep2": axes.flags(Axes(experts=2), "fsdp2"),
 }  # fmt: skip
-LORA = ["--use_peft", "true", "--learning_rate", "3"]
+LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
 IN_MEMORY = ["--precompute_ref_log_probs", "false"]
 # Variant -> flags beside the strategy's. PACKED has all rows in one step: without packing a step has other rows.
 PACKED, TILED, SECOND, NAMED, NAMED_SECOND = "packed", "tiled", "second model", "named", "named, in memory"
@@ -151,8 +151,8 @@ class Case(NamedTuple):
         named = {"model_name_or_path": str(folder / self.model)}
         named |= {f"{of}_file": str(folder / f"{kind_of(self.form)}-{name}.jsonl") for of, name in FILES.items()}
         flags = ["--recipe", str(folder / "preferences.yaml"), *as_flags(**named, **FORMS[self.form])]
-        # On three ranks a step's last micro-batches have filler; elsewhere there are two micro-batches or more.
-        flags += ["--per_device_train_batch_size", "3" if self.ranks == 1 else "2"]
+        # A step has two micro-batches or more of each rank, and filler in the last ones: 9 places or 12 for 8 rows.
+        flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *self.variant_flags(folder), *further]
         name = more.pop("name", str(self))
         return {"name": name, "cache": str(folder / "caches" / name), "flags": flags, **more} | {
