@@ -64,7 +64,7 @@ ADAPTED = [
 ]  # fmt: skip
 ADAPTED_MATRIX = [
     *(Case(form, strategy, 3, variant) for form in ("sigmoid", "kto") for strategy in PLAIN
-      for variant in (ADAPTERS, ADAPTERS_FIRST, DORA, QLORA) if (strategy, variant) != ("zero3", DORA)),
+      for variant in (ADAPTERS, ADAPTERS_FIRST, DORA, QLORA)),
     *(Case("reward", strategy, 3, ADAPTERS) for strategy in PLAIN),
     *(Case("sigmoid", strategy, 2, ADAPTERS) for strategy in ("zero1_tp2", "zero3_tp2", "ddp_pp2", "zero3_sp2", "fsdp2_sp2")),
 ]  # fmt: skip

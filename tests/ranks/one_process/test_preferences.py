@@ -118,6 +118,24 @@ def test_each_kto_answer_has_two_numbers(run, tmp_path):
     assert known.shape == (24, 2) and np.isfinite(known).all() and (known[:, 0] != known[:, 1]).all()
 
 
+OWN = """
+from torch.nn.functional import logsigmoid
+from brigade.train.objective.contract import Result, figures_of
+
+def loss(pairs, options):
+    chosen, rejected = (options.beta * ratio for ratio in pairs.log_ratios)
+    return Result(-logsigmoid(chosen - rejected), figures_of(pairs, chosen, rejected))
+"""
+
+
+@pytest.mark.slow
+def test_an_objective_of_ones_own(run, folder, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own, asked = run("own", DPO, "--objective", f"{tmp_path / 'own.py'}:loss", "--reference", "model")
+    assert sum(asked) == 24
+    assert preferences.is_equal(preferences.worst(preferences.steps_of(own), preferences.plain(folder, DPO)))
+
+
 # ---- the best checkpoint -------------------------------------------------------------------------------------------------
 BEST = ["--eval_steps", "1", "--save_steps", "1", "--save_total_limit", "9", "--load_best_model_at_end", "true"]
 BY_ACCURACY = ["--metric_for_best_model", "eval_rewards/accuracies"]
