@@ -227,24 +227,77 @@ def load(model: str | Path, objective: str) -> Any:
     return loaded
 
 
-def train(rows: list[Row], model: str | Path, tokenizer: str | Path, **keys: Any) -> list[dict[str, float]]:
+class Comparison(NamedTuple):
+    """Rows whose answers a model and its reference read. samples: of each row, one or two; others: KTO's, to other prompts"""
+
+    keys: Keys
+    rows: list[Row]
+    samples: list[list[Tokens]]
+    others: list[Tokens]
+    policy: Any
+    reference: Any
+
+    @property
+    def form(self) -> str:
+        return form_of(self.keys)
+
+    def said(self, sample: Tokens) -> Answer:
+        read = score_of if self.form == "reward" else logp_of
+        return Answer(read(self.policy, sample), sample.end - sample.first, self._reference(sample))
+
+    @torch.no_grad()
+    def _reference(self, sample: Tokens) -> torch.Tensor | float:
+        return logp_of(self.reference, sample) if self.reference else 0.0
+
+    @torch.no_grad()
+    def divergence(self, items: list[int]) -> float:
+        return max(0.0, sum(float(self.said(self.others[item]).ratio) for item in items) / len(items))
+
+    def means(self, items: list[int]) -> dict[str, float]:
+        """Return the means of these rows' loss and figures. Where gradients are on, they are added to the model's."""
+        keys, form = self.keys, self.form
+        losses = []
+        answers: dict[str, list[Answer]] = {"chosen": [], "rejected": []}
+        z0 = self.divergence(items) if form == "kto" else 0.0
+        for item in items:
+            heard = [self.said(sample) for sample in self.samples[item]]
+            good = bool(self.rows[item].get("label"))
+            sides = ["chosen" if good else "rejected"] if form in JUDGED else ["chosen", "rejected"]
+            judged, pairs = JUDGED.get(form), PAIRS.get(form)
+            loss = judged(keys, heard[0], good, z0) if judged else pairs(keys, *heard)  # type: ignore[misc]
+            if loss.requires_grad:
+                (loss / len(items)).backward()
+            losses.append(float(loss.detach()))
+            for side, answer in zip(sides, heard, strict=True):
+                answers[side].append(answer._replace(logp=answer.logp.detach()))
+        return {"loss": mean(losses)} | ({"kl": z0} if form == "kto" else {}) | logged(keys, form, answers)
+
+
+def comparison(rows: list[Row], policy: Any, reference: Any, tokenizer: str | Path, keys: Keys) -> Comparison:
+    """Return rows as a model reads them. tokenizer: its directory"""
+    # Not AutoTokenizer: for some types of models it puts another splitting of words in place of what tokenizer.json says.
+    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    columns = ("completion",) if form_of(keys) in JUDGED else ("chosen", "rejected")
+    samples = [[tokens_of(words, row["prompt"], row[key], keys.max_length) for key in columns] for row in rows]
+    others = mismatched([answer for (answer,) in samples], keys.max_length) if form_of(keys) == "kto" else []
+    return Comparison(keys, rows, samples, others, policy, reference)
+
+
+def train(
+    rows: list[Row], model: str | Path, tokenizer: str | Path, reference: str | Path | None = None, **keys: Any
+) -> list[dict[str, float]]:
     """Train, and return what each step says: means over its items, before its update.
 
-    model: a directory; keys: of Keys
+    model: a directory; reference: likewise; default: the model at the start; keys: of Keys
     Each step has loss, grad_norm (before clipping), rewards/chosen, rewards/rejected and rewards/margins; of pairs also
     rewards/accuracies; logps/chosen and logps/rejected, sums over an answer's tokens, but of a reward model; of KTO kl, its z0.
     NaN stands where a step has no such answer.
     """
     settings = Keys(**keys)
-    form, rows = form_of(settings), kept(rows, settings.validation_split)
-    # Not AutoTokenizer: for some types of models it puts another splitting of words in place of what tokenizer.json says.
-    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    columns = ("completion",) if form in JUDGED else ("chosen", "rejected")
-    samples = [[tokens_of(words, row["prompt"], row[key], settings.max_length) for key in columns] for row in rows]
     policy = load(model, settings.objective)
-    read = score_of if form == "reward" else logp_of
-    reference = None if form in WITHOUT_REFERENCE else copy.deepcopy(policy).requires_grad_(False)
-    others = mismatched([answer for (answer,) in samples], settings.max_length) if form == "kto" else []
+    compared = load(reference, settings.objective) if reference else copy.deepcopy(policy)
+    frozen = None if form_of(settings) in WITHOUT_REFERENCE else compared.requires_grad_(False)
+    batch = comparison(kept(rows, settings.validation_split), policy, frozen, tokenizer, settings)
     decayed, rest = [[p for p in policy.parameters() if (p.ndim > 1) == wide] for wide in (True, False)]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     betas = (settings.adam_beta1, settings.adam_beta2)
@@ -254,46 +307,41 @@ def train(rows: list[Row], model: str | Path, tokenizer: str | Path, **keys: Any
         else torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
     )
     schedule = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
-
-    def said(sample: Tokens) -> Answer:
-        compared = reference_of(sample) if reference else 0.0
-        return Answer(read(policy, sample), sample.end - sample.first, compared)
-
-    @torch.no_grad()
-    def reference_of(sample: Tokens) -> torch.Tensor:
-        return logp_of(reference, sample)
-
-    @torch.no_grad()
-    def divergence(items: list[int]) -> float:
-        return max(0.0, sum(float(said(others[item]).ratio) for item in items) / len(items))
-
     history = []
-    for items in steps(len(rows), settings):
-        losses = []
-        answers: dict[str, list[Answer]] = {"chosen": [], "rejected": []}
-        z0 = divergence(items) if form == "kto" else 0.0
-        for item in items:
-            heard = [said(sample) for sample in samples[item]]
-            good = bool(rows[item].get("label"))
-            sides = ["chosen" if good else "rejected"] if form in JUDGED else ["chosen", "rejected"]
-            judged, pairs = JUDGED.get(form), PAIRS.get(form)
-            loss = judged(settings, heard[0], good, z0) if judged else pairs(settings, *heard)  # type: ignore[misc]
-            (loss / len(items)).backward()
-            losses.append(float(loss.detach()))
-            for side, answer in zip(sides, heard, strict=True):
-                answers[side].append(answer._replace(logp=answer.logp.detach()))
-        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm or math.inf)
+    for items in steps(len(batch.rows), settings):
+        said = batch.means(items)
+        norm = norm_of(policy)
+        torch.nn.utils.clip_grads_with_norm_(policy.parameters(), settings.max_grad_norm or math.inf, norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        kl = {"kl": z0} if form == "kto" else {}
-        history.append({"loss": mean(losses), "grad_norm": float(norm)} | kl | logged(settings, form, answers))
+        history.append(said | {"grad_norm": float(norm)})
     return history
 
 
+def norm_of(model: Any) -> torch.Tensor:
+    """Return the norm of a model's gradient, a scalar; summed in fp64, for in fp32 an embedding's is off by 1e-5 on a CPU."""
+    squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
+    return torch.stack(squares).sum().sqrt().float()
+
+
+@torch.no_grad()
+def held_out(
+    rows: list[Row], model: str | Path, reference: str | Path, tokenizer: str | Path, **keys: Any
+) -> dict[str, float]:
+    """Return what a model says of rows that it was not trained on: as train() of a step, without grad_norm.
+
+    model, reference: directories; keys: of Keys
+    """
+    settings = Keys(**keys)
+    frozen = None if form_of(settings) in WITHOUT_REFERENCE else load(reference, settings.objective)
+    batch = comparison(rows, load(model, settings.objective), frozen, tokenizer, settings)
+    return batch.means(list(range(len(rows))))
+
+
 def logged(keys: Keys, form: str, answers: dict[str, list[Answer]]) -> dict[str, float]:
-    """Return what a step says of its answers. A reward is beta times a log-ratio; where no reference is, beta times the mean
-    log-probability of a token; of a reward model the score."""
+    """Return what a step says of its answers. A reward is beta times a log-ratio, of IPO that of a token; where no reference is,
+    beta times the mean log-probability of a token; of a reward model the score."""
     rewards = {side: [reward_of(keys, form, answer) for answer in given] for side, given in answers.items()}
     found = {f"rewards/{side}": mean(values) for side, values in rewards.items()}
     found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
@@ -308,6 +356,8 @@ def reward_of(keys: Keys, form: str, answer: Answer) -> float:
     """Return one answer's reward."""
     if form == "reward":
         return float(answer.logp)
+    if form == "ipo":
+        return keys.beta * float(answer.ratio) / answer.tokens
     return keys.beta * float(answer.mean if form in WITHOUT_REFERENCE else answer.ratio)
 
 

@@ -167,6 +167,7 @@ def run_all(
 ) -> Any:
     """Run train.main with the "flags" of each case in the directory `folder`, all in one group of ranks.
 
+    One with "cache" keeps derived files in this directory, as do those after it.
     longest_answer: tokens, where a case asks for answers
     Returns name -> {"said": what rank 0 printed, "log": its log_history} of the cases that went well, and how the group ended.
     """
@@ -203,6 +204,8 @@ def _work(job: Path) -> None:
         said, counted = io.StringIO(), waits.Waits()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
+        if "cache" in case:
+            os.environ["BRIGADE_CACHE"] = case["cache"]
         for step in case.get("stops", ()):
             _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):

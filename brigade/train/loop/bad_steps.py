@@ -141,6 +141,8 @@ def _treat(
         trainer.engine.drop_step(trainer)
         trainer.nonfinite.dropped = True
         upstream.forget_step(trainer, trainer.nonfinite.logged_before)
+        for feature in trainer.features:
+            feature.forget_step()
     done = "it is left out"
     if back_to:
         with trainer.meter.pause():

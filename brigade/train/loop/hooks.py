@@ -37,6 +37,9 @@ class Feature(TrainerCallback):
         loss: this rank's part of the step's, times the ranks that are averaged over
         """
 
+    def forget_step(self) -> None:
+        """Once a step is left out: nothing of it is logged."""
+
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """Add to what is logged of the steps up to this one."""
 

@@ -35,6 +35,7 @@ class Preferences(Feature):
     """Computes the recipe's objective.
 
     sums: name of a figure -> its sum, and how many values that is of, since the last log entry: (2,) in fp32
+    sums_before: the same, before the current step
     """
 
     def __init__(self, trainer: "Trainer") -> None:
@@ -48,6 +49,7 @@ class Preferences(Feature):
         if named := reference_of(settings.recipe):
             self.reference = Reference(self, named, precomputes(settings.recipe))
         self.sums: dict[str, torch.Tensor] = {}
+        self.sums_before: dict[str, torch.Tensor] = {}
 
     def begin(self, checkpoint: Path | None) -> None:
         if self.reference:
@@ -139,6 +141,12 @@ class Preferences(Feature):
             values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
             own = torch.stack([(values * which).sum(), which.sum()]).float()
             self.sums[name] = self.sums[name] + own if name in self.sums else own
+
+    def before_step(self) -> None:
+        self.sums_before = dict(self.sums)
+
+    def forget_step(self) -> None:
+        self.sums = self.sums_before
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """The figures of the objective, as means over the pairs or answers since the last entry."""

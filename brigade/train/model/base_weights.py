@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ..recipe import remote_code
-from ..upstream import causal_models, unpickling
+from ..upstream import causal_models, unpickling, without_zero3
 from . import scores
 from .config_json import published_quantization
 from .finite import AGAIN
@@ -42,15 +42,16 @@ def check(source: str, trust_remote_code: bool) -> None:
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
     try:
-        model, report = scores.auto_class(source, trust_remote_code).from_pretrained(
-            source,
-            trust_remote_code=trust_remote_code,
-            device_map="meta",
-            dtype=torch.bfloat16,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            quantization_config=Mxfp4Config(dequantize=True) if quantised else None,
-        )
+        with without_zero3():  # it takes no device_map, and a second model is read where the first is sharded
+            model, report = scores.auto_class(source, trust_remote_code).from_pretrained(
+                source,
+                trust_remote_code=trust_remote_code,
+                device_map="meta",
+                dtype=torch.bfloat16,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                quantization_config=Mxfp4Config(dequantize=True) if quantised else None,
+            )
     except pickle.UnpicklingError as error:  # of pytorch_model.bin, where there are no *.safetensors
         raise unpickling.refusal(source, error) from None
     except RuntimeError as error:

@@ -1,0 +1,199 @@
+"""What a run keeps of its reference beside the prepared data; the best checkpoint by accuracy; a step whose loss is NaN."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import train
+from brigade.train.distributed import ranks
+from brigade.train.loop import bad_steps
+from brigade.train.loop.preferences import Preferences
+from brigade.train.loop.reference import Reference
+from testing import preferences
+from testing.preferences import NAMED, SECOND, Case
+from testing.runs_of_one import losses
+
+DPO = Case("sigmoid")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preferences")
+    preferences.write_inputs(folder)
+    return folder
+
+
+@pytest.fixture
+def run(folder, tmp_path, monkeypatch):
+    """run(name, case, *flags): its log, and of how many sequences of each split the reference was asked."""
+
+    def fail(error, *_):
+        raise error
+
+    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    asked, sound = [], Reference._compute
+
+    def compute(self, file, split, numbers):
+        asked.append(len(numbers))
+        sound(self, file, split, numbers)
+
+    monkeypatch.setattr(Reference, "_compute", compute)
+
+    def call(name, case=DPO, *flags):
+        asked.clear()
+        words = [*case.run(folder)["flags"], *flags, "--output_dir", str(tmp_path / name)]
+        return train.main(words).state.log_history, tuple(asked)
+
+    return call
+
+
+def kept(tmp_path):
+    """The files of log-probabilities."""
+    return sorted((tmp_path / "cache").rglob("reference-*.npy"))
+
+
+def test_a_second_run_reads_what_the_first_has_computed(run, tmp_path):
+    first, asked = run("first")
+    assert asked == (preferences.TRAINED, preferences.HELD_OUT)
+    second, asked = run("second")
+    assert asked == () and losses(second) == losses(first)
+    (file,) = kept(tmp_path)
+    known = np.load(file)
+    assert known.shape == (2 * 24, 1) and known.dtype == np.float32 and (known < 0).all()
+
+
+def test_a_computation_that_was_interrupted_goes_on(run, tmp_path):
+    first, _ = run("first")
+    (file,) = kept(tmp_path)
+    whole = np.load(file)
+    known = whole.copy()
+    known[4:9] = math.nan  # of three pairs, the third's better answer alone
+    known[12] *= 1.01  # which the second run takes as it is
+    np.save(file, known)
+    second, asked = run("second")
+    assert sum(asked) == 3
+    known[4:9] = whole[4:9]
+    assert np.load(file) == pytest.approx(known, rel=1e-6)
+    (difference,) = [preferences.worst(preferences.steps_of(second), preferences.steps_of(first))]
+    assert difference["loss"] > 10 * preferences.TOLERANCE  # an error of 1 % in one answer's reference shows
+
+
+@pytest.mark.slow
+def test_other_weights_have_a_file_of_their_own(run, folder, tmp_path):
+    own, _ = run("own")
+    others, asked = run("others", Case("sigmoid", variant=NAMED))
+    assert sum(asked) == 24 and len(kept(tmp_path)) == 2 and losses(own) != losses(others)
+    _, asked = run("again", Case("sigmoid", variant=NAMED))
+    assert asked == ()
+    _, asked = run("by its path", DPO, "--reference", str(folder / preferences.MODEL))
+    assert asked == () and len(kept(tmp_path)) == 2, "the same weights, whatever they are called"
+
+
+@pytest.mark.slow
+def test_a_file_that_is_gone_is_computed_again_from_the_weights_at_the_start(run, tmp_path):
+    whole, _ = run("run", DPO, "--save_steps", "2", "--save_total_limit", "9")
+    (file,) = kept(tmp_path)
+    before = np.load(file)
+    file.unlink()
+    further, asked = run("further", DPO, "--resume_from_checkpoint", str(tmp_path / "run/checkpoint-4"))
+    assert sum(asked) == 24
+    assert np.load(file) == pytest.approx(before, rel=1e-6)
+    assert losses(further)[4:] == pytest.approx(losses(whole)[4:], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_second_model_in_memory_keeps_nothing(run, tmp_path):
+    _, asked = run("run", Case("sigmoid", variant=SECOND))
+    assert asked == () and not kept(tmp_path)
+
+
+@pytest.mark.slow
+def test_each_kto_answer_has_two_numbers(run, tmp_path):
+    run("run", Case("kto"))
+    (file,) = kept(tmp_path)
+    known = np.load(file)
+    assert known.shape == (24, 2) and np.isfinite(known).all() and (known[:, 0] != known[:, 1]).all()
+
+
+OWN = """
+from torch.nn.functional import logsigmoid
+from brigade.train.objective.contract import Result, figures_of
+
+def loss(pairs, options):
+    chosen, rejected = (options.beta * ratio for ratio in pairs.log_ratios)
+    return Result(-logsigmoid(chosen - rejected), figures_of(pairs, chosen, rejected))
+"""
+
+
+@pytest.mark.slow
+def test_an_objective_of_ones_own(run, folder, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own, asked = run("own", DPO, "--objective", f"{tmp_path / 'own.py'}:loss", "--reference", "model")
+    assert sum(asked) == 24
+    assert preferences.is_equal(preferences.worst(preferences.steps_of(own), preferences.plain(folder, DPO)))
+
+
+# ---- the best checkpoint -------------------------------------------------------------------------------------------------
+BEST = ["--eval_steps", "1", "--save_steps", "1", "--save_total_limit", "9", "--load_best_model_at_end", "true"]
+BY_ACCURACY = ["--metric_for_best_model", "eval_rewards/accuracies"]
+
+
+def test_the_best_checkpoint_by_accuracy_is_loaded_and_stops_the_run(run, monkeypatch, tmp_path):
+    """The accuracy falls after step 2 while the loss falls on, as of a run that learns the wrong thing."""
+    sound, accuracies = Preferences.held_out, iter([0.25, 0.5, 0.75, 0.5])
+
+    def held_out(self):
+        return sound(self) | {"eval_rewards/accuracies": next(accuracies, 0.75)}
+
+    monkeypatch.setattr(Preferences, "held_out", held_out)
+    log, _ = run("run", DPO, *BEST, *BY_ACCURACY, "--early_stopping_patience", "2")
+    assert len(losses(log)) == 4  # 0.75 once more is no better
+    success = json.loads((tmp_path / "run/success.json").read_text())
+    assert success["saved_step"] == 2
+    losses_of = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
+    assert success["held_out_loss"] == pytest.approx(losses_of[2], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_accuracy_is_no_measure_of_an_objective_without_pairs(run):
+    with pytest.raises(SystemExit):
+        run("run", Case("kto"), *BY_ACCURACY)
+
+
+# ---- a step whose loss is NaN --------------------------------------------------------------------------------------------
+STEP, MICRO_BATCHES = 3, 3
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """The log-probabilities of a step's answers are NaN, once."""
+    monkeypatch.setattr(bad_steps, "FEWEST", 3)
+    sound, steps = Preferences.compare, []
+
+    def compare(self, found, answers):
+        bad = self.trainer.state.global_step == STEP - 1 and steps.count(STEP) < MICRO_BATCHES
+        steps.append(self.trainer.state.global_step + 1)
+        return sound(self, found * math.nan if bad else found, answers)
+
+    monkeypatch.setattr(Preferences, "compare", compare)
+
+
+def test_a_step_whose_loss_is_nan_is_left_out(run, poisoned, tmp_path):
+    log, _ = run("run", DPO, "--nonfinite", "skip", "--save_steps", "null")
+    assert sorted(entry["step"] for entry in log if "loss" in entry) == [1, 2, 4, 5, 6]
+    assert all(map(math.isfinite, losses(log)))
+    (named,) = [json.loads(line) for line in (tmp_path / "run/bad_steps.jsonl").read_text().splitlines()]
+    assert named["step"] == STEP and named["action"] == "skip"
+    figures = [value for entry in log for key, value in entry.items() if key.startswith(("rewards/", "logps/"))]
+    assert len(figures) == 5 * 6 and all(map(math.isfinite, figures)), "the step's figures are left out, too"
+
+
+@pytest.mark.slow
+def test_a_run_goes_back_before_a_step_whose_loss_is_nan(run, poisoned, tmp_path):
+    log, _ = run("run", DPO, "--nonfinite", "rollback", "--save_steps", "2")
+    named = json.loads((tmp_path / "run/bad_steps.jsonl").read_text().splitlines()[0])
+    assert named["action"] == "rollback" and named["back_to"].endswith("checkpoint-2")
+    assert all(map(math.isfinite, losses(log))) and (tmp_path / "run/success.json").exists()

@@ -1,0 +1,104 @@
+"""A mistake in a recipe of preferences is told with one short message, before the model is built."""
+
+import json
+
+import pytest
+
+from testing import marks, preferences, runs
+from testing.preferences import MIXTURE, MODEL, NAMED, OTHER, REWARD, SECOND, Case
+
+OWN = """
+from brigade.train.objective.contract import Result
+
+def squares(pairs, options):
+    return Result((pairs.chosen - pairs.rejected) ** 2, {})
+
+def mean(pairs, options):
+    return Result((pairs.chosen - pairs.rejected).mean(), {})
+
+def figure(pairs, options):
+    return Result(-pairs.chosen, {"words": pairs.chosen[:1]})
+
+def frozen(pairs, options):
+    return Result(-pairs.chosen.detach(), {})
+
+def ratios(pairs, options):
+    return Result(-pairs.log_ratios[0], {})
+
+def bare(pairs, options):
+    return -pairs.chosen
+
+SIZE = 3
+"""
+DPO = ["--objective", "dpo"]
+PAIRS = {
+    # name: flags, words of the message
+    "no file of an objective": (["--objective", "none.py:loss"], ["--objective", "there is no file none.py"]),
+    "no function of an objective": (["--objective", "own.py:cube"], ["no function 'cube'", "squares"]),
+    "a number for an objective": (["--objective", "own.py:SIZE"], ["no function 'SIZE'", "squares"]),
+    "an objective with an error": (["--objective", "broken.py:loss"], ["broken.py cannot be imported", "ZeroDivisionError"]),
+    "an objective's mean": (["--objective", "own.py:mean"], ["of two pairs, losses has the shape ()", "for each pair"]),
+    "a figure of one pair": (["--objective", "own.py:figure"], ["of two pairs, words has the shape (1,)"]),
+    "an objective without a gradient": (["--objective", "own.py:frozen"], ["its losses have no gradient"]),
+    "an objective without its reference": (["--objective", "own.py:ratios"], ["tried with two pairs", "the recipe names none"]),
+    "an objective that returns losses alone": (["--objective", "own.py:bare"], ["tried with two pairs, it raises"]),
+    "no such objective": (["--objective", "ppo"], ["--objective", "'ppo'", "dpo, ipo", "path/to/file.py:function"]),
+    "a key of another objective": ([*DPO, "--simpo_gamma", "1"], ["--simpo_gamma", "dpo does not read it", "simpo"]),
+    "a weight of KTO's": (["--objective", "ipo", "--desirable_weight", "2"], ["--desirable_weight", "kto"]),
+    "a reference for ORPO": (["--objective", "orpo", "--reference", OTHER], ["--reference", "orpo does not read it"]),
+    "a loss of another objective": ([*DPO, "--loss_type", "kto"], ["--loss_type", "kto is no form of dpo", "sigmoid, hinge"]),
+    "smoothing of a hinge": ([*DPO, "--loss_type", "hinge", "--label_smoothing", "0.1"], ["--label_smoothing", "hinge"]),
+    "robust against nothing": ([*DPO, "--loss_type", "robust"], ["--loss_type", "label_smoothing (0.1)"]),
+    "adapters off without adapters": ([*DPO, "--reference", "adapters_off"], ["--reference", "use_peft"]),
+    "a beta of zero": ([*DPO, "--beta", "0"], ["--beta", "greater than 0"]),
+    "replicas that train independently": ([*DPO, "--sync_every", "4"], ["--sync_every"]),
+    "a reference of another architecture": ([*DPO, "--reference", MIXTURE], ["--reference", "qwen3_moe", "llama"]),
+    "a reference with other tokens": ([*DPO, "--reference", "wide"], ["--reference", "4,097 tokens", "4,096"]),
+    "no such reference": ([*DPO, "--reference", "nowhere"], ["--reference", "'nowhere'"]),
+    "a reward model's tiles": (["--objective", "reward", "--tiled_loss", "24"], ["--tiled_loss", "no logits"]),
+    "a padded reward model": (["--objective", "reward", "--padding_free", "false"], ["--padding_free", "end to end"]),
+    "an accuracy of answers": (["--metric_for_best_model", "eval_rewards/accuracies"], ["--metric_for_best_model", "sft"]),
+}  # fmt: skip
+QUICK = (
+    "no file of an objective",
+    "an objective's mean",
+    "a key of another objective",
+    "a reference with other tokens",
+)
+
+
+@pytest.fixture
+def inputs(folder):
+    """The rows and models of preferences beside good.jsonl; own.py, broken.py, and a model with one more token."""
+    preferences.write_inputs(folder)
+    runs.write_model(folder / MIXTURE, MIXTURE)
+    (folder / "own.py").write_text(OWN)
+    (folder / "broken.py").write_text("1 / 0")
+    (folder / "wide").mkdir()
+    config = json.loads((folder / MODEL / "config.json").read_text()) | {"vocab_size": 4097}
+    (folder / "wide" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", marks.cases(*QUICK, slow=[name for name in PAIRS if name not in QUICK]))
+def test_mistake_is_told_before_the_model_is_built(name, inputs, told):
+    flags, words = PAIRS[name]
+    of_rows = ["--train_file", "pairs-train.jsonl", "--validation_file", "pairs-heldout.jsonl"]
+    model = REWARD if "reward" in flags else MODEL
+    message = told("--recipe", "preferences.yaml", "--model_name_or_path", model, *of_rows, *flags)
+    for word in words:
+        assert word in message, message
+    assert not (inputs / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [SECOND, NAMED])
+@pytest.mark.parametrize("strategy", ["zero1_tp2", "zero1_pp2", "fsdp2_ep2"])
+def test_no_second_model_beside_one_that_is_divided(strategy, variant, tmp_path):
+    preferences.write_inputs(tmp_path)
+    runs.write_model(tmp_path / MIXTURE, MIXTURE)
+    case = Case("sigmoid", strategy, 2, variant)
+    found, done = runs.run_all(2, [case.run(tmp_path)], tmp_path, 300)
+    assert not found and done.returncode == 2
+    assert "divides the model that is trained, and no second one beside it" in done.stderr
+    assert "  cure: compute its log-probabilities in a run under ZeRO or FSDP2: they are kept" in done.stderr
