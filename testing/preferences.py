@@ -171,7 +171,7 @@ def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]
     write_inputs(folder)
     if any(case.model == MIXTURE for case in cases):
         runs.write_model(folder / MIXTURE, MIXTURE)
-    found = {}
+    found: dict[Case, list[dict[str, Any]]] = {}
     for group in sorted({case.group for case in cases}):
         of_group = [case for case in dict.fromkeys(cases) if case.group == group]
         found |= run_group(folder, group[0], {case: case.run(folder) for case in of_group})
