@@ -4,8 +4,8 @@
 
 The questions and answers were written for Brigade, and stand under its licence. Both answers of a pair begin with the same
 sentence; the worse one goes on. What they differ in is therefore only where an answer ends. Each thing that is trained on is
-asked about in all FORMS, and those of one thing stand side by side, because train.py shuffles. One thing in three is held out,
-and asked about once, in forms that take turns: no answer stands in both files.
+asked about in all FORMS. One thing in three is held out, and asked about once, in forms that take turns: no answer stands in
+both files.
 """
 
 import json
@@ -94,12 +94,12 @@ a penguin | A penguin is a bird that swims and cannot fly. Most kinds live in th
 
 
 def sentences(text: str) -> list[str]:
-    """Return a text's sentences: they end at . ! or ? before a blank and a capital letter, digit or quotation mark, and at a line's
-    end, so that each item of a list is one."""
+    """Return a text's sentences: they end at . ! or ? before a blank and a capital letter, digit or mark, and at the end of a
+    line, so that each item of a list is one, whose number is none."""
     return [
         part
         for line in text.splitlines()
-        for part in re.split(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z0-9\"'`(*])", line.strip())
+        for part in re.split(r"(?<=[.!?])(?<!^\d\.)[\"')*]*\s+(?=[A-Z0-9\"'`(*])", line.strip())
         if part
     ]
 
