@@ -95,7 +95,7 @@ def generate(
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), size):
             index = (first + rank) % len(questions)
-            how = {"synced_gpus": size > 1, "streamer": _Beat()}
+            how: dict[str, Any] = {"synced_gpus": size > 1, "streamer": _Beat()}
             (mine[index],) = _greedy(model, tokenizer, questions, [questions[index]], device, **how)
     given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
