@@ -95,35 +95,43 @@ def generate(
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), size):
             index = (first + rank) % len(questions)
-            how = {"synced_gpus": size > 1, "streamer": _Beat()}
+            how: dict[str, Any] = {"synced_gpus": size > 1, "streamer": _Beat()}
             (mine[index],) = _greedy(model, tokenizer, questions, [questions[index]], device, **how)
     given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
 
 
-def generate_together(model: Any, tokenizer: Any, questions: list[Question], device: Any) -> list[list[int]]:
-    """Return what generate() does on one process, TOGETHER questions at a time."""
+def generate_together(
+    model: Any, tokenizer: Any, questions: list[Question], device: Any, longest: int = LONGEST
+) -> list[list[int]]:
+    """Return what generate() does on one process, TOGETHER questions at a time. longest: of an answer, in tokens"""
     given = []
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), TOGETHER):
-            given += _greedy(model, tokenizer, questions, questions[first : first + TOGETHER], device)
+            given += _greedy(model, tokenizer, questions, questions[first : first + TOGETHER], device, longest)
     return given
 
 
 def _greedy(
-    model: Any, tokenizer: Any, questions: list[Question], asked: list[Question], device: Any, **how: Any
+    model: Any,
+    tokenizer: Any,
+    questions: list[Question],
+    asked: list[Question],
+    device: Any,
+    longest: int = LONGEST,
+    **how: Any,
 ) -> list[list[int]]:
     """Answer some of the questions at once, padded on the left; an answer ends with its end."""
     ends, pad = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    prompts = [question.prompt[-max(1, positions - LONGEST) :] for question in asked]
+    prompts = [question.prompt[-max(1, positions - longest) :] for question in asked]
     width = max(map(len, prompts))
     tokens = model.generate(
         input_ids=torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device),
         attention_mask=torch.tensor(
             [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
         ),
-        max_new_tokens=LONGEST,
+        max_new_tokens=longest,
         do_sample=False,
         num_beams=1,
         use_cache=True,
