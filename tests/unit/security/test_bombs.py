@@ -252,4 +252,4 @@ def test_data_that_never_ends_is_refused(name, tmp_path):
     path = tmp_path / f"{name}.jsonl"
     os.mkfifo(path) if name == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(UserError, match="a pipe, a socket or a device"):
-        sources._files(str(path), "flag --train_file")
+        sources.files_of(str(path), "flag --train_file")
