@@ -125,6 +125,28 @@ def test_layers_that_are_computed_again_count_once():
     torch.testing.assert_close(found, expected[1])
 
 
+def test_a_step_that_is_left_out_is_not_logged():
+    """As one whose loss was NaN, which would stay in all that follow."""
+    model, alone, logs = of("qwen3_moe"), {}, {}
+    loss = attached(model)
+    for bad in (False, True, False):
+        loss.before_micro_batches([rows()])
+        loss.before_micro_batch(rows())
+        passed(model, rows())
+        loss.term()
+        if bad:
+            loss.sum += torch.nan
+            loss.forget_step()
+    loss.add_figures(logs, 3)
+    first = attached(model)
+    first.before_micro_batches([rows()])
+    first.before_micro_batch(rows())
+    passed(model, rows())
+    first.term()
+    first.add_figures(alone, 1)
+    assert logs["aux_loss"] == pytest.approx(alone["aux_loss"])
+
+
 def test_evaluations_are_not_looked_at():
     model = of("qwen3_moe")
     loss = attached(model)

@@ -42,10 +42,12 @@ class RouterLoss(Feature):
         self.logits: list[torch.Tensor] = []  # of each layer: (tokens, experts)
         self.weights: torch.Tensor | None = None  # of this step's probabilities: (experts)
         self.sum, self.steps = torch.zeros((), device=trainer.args.device), 0
+        self.before = self.sum, self.steps  # of the step that is computed
         for module, index in routers(trainer.model):
             module.register_forward_hook(partial(self._record, index))
 
     def before_micro_batches(self, micro_batches: list[dict[str, Any]]) -> None:
+        self.before = self.sum.clone(), self.steps
         self.weights, self.steps = None, self.steps + 1
         if len(micro_batches) == 1:
             return  # its own forward pass counts
@@ -64,6 +66,9 @@ class RouterLoss(Feature):
         self.real, self.logits = None, []
         self.sum += term.detach()  # type: ignore[union-attr]
         return self.coefficient * term  # type: ignore[return-value]
+
+    def forget_step(self) -> None:
+        self.sum, self.steps = self.before
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """aux_loss: the routers' loss, mean over steps since the last entry; where all experts are used alike, it is top_k"""
