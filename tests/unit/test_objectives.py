@@ -12,7 +12,7 @@ from brigade.train.data.answers import ANSWERS, MISMATCHED, REFERENCE, RUNS, WHI
 from brigade.train.data.collate import ABOUT, Collate, on_device
 from brigade.train.data.store import IGNORED
 from brigade.train.model import scores, token_losses
-from brigade.train.objective.contract import Pairs
+from brigade.train.objective.contract import Pairs, Result, means_of
 from brigade.train.objective.load import loss_of, options_of
 from brigade.train.objective.log_probabilities import sums
 from brigade.train.parallel import tiled
@@ -85,6 +85,15 @@ def test_a_loss_that_breaks_the_contract_is_refused_before_the_model_is_built(tm
     training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
     with pytest.raises(UserError, match=problem):
         loss_of(training, "here")
+
+
+def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():
+    good, values = torch.tensor([True, True, False]), torch.tensor([1.0, 3.0, -1.0])
+    figures = {"rewards/chosen": (values, good), "rewards/rejected": (values, ~good)}
+    found = means_of(Result(values, figures))
+    assert found == {"loss": 1.0, "rewards/chosen": 2.0, "rewards/rejected": -1.0, "rewards/margins": 3.0}
+    one_kind = {"rewards/chosen": (values, good), "rewards/rejected": (values, good & ~good)}
+    assert means_of(Result(values, one_kind)) == {"loss": 1.0, "rewards/chosen": 2.0}
 
 
 # ---- log-probabilities -------------------------------------------------------------------------------------------

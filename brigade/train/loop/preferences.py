@@ -18,7 +18,7 @@ from ..data import answers as of_batch
 from ..data.answers import ANSWERS, MISMATCHED, REFERENCE
 from ..distributed import heartbeat, ranks
 from ..objective import load
-from ..objective.contract import Result
+from ..objective.contract import Result, margin_of, means_of
 from ..objective.log_probabilities import compare, sums
 from ..parallel import sequence
 from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
@@ -158,6 +158,7 @@ class Preferences(Feature):
             )
             if count:
                 logs[name] = total / count
+        logs |= margin_of(logs)
         self.sums.clear()
 
     # ---- an evaluation -----------------------------------------------------------------------------------------------
@@ -205,9 +206,4 @@ class Preferences(Feature):
         divergence = others.mean().clamp(min=0) if self.rows == JUDGED else None
         about = tokens, known, desirable.bool() if self.rows == JUDGED else None, divergence
         result = compare(self.function, self.options, self.rows, found, *about)
-        metrics = {f"{prefix}loss": float(result.losses.mean())}
-        for name, figure in result.figures.items():
-            values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-            if count := float(which.sum()):
-                metrics[f"{prefix}{name}"] = float((values * which).sum()) / count
-        return metrics
+        return {prefix + name: mean for name, mean in means_of(result).items()}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -88,3 +89,23 @@ def figures_of(pairs: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tens
         "logps/chosen": pairs.chosen,
         "logps/rejected": pairs.rejected,
     }
+
+
+def means_of(result: Result) -> dict[str, float]:
+    """Return the mean loss and figures of held-out pairs or answers: {"loss": ..., name: mean}, without those that have no
+    values."""
+    means = {"loss": float(result.losses.mean())}
+    for name, figure in result.figures.items():
+        values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
+        if count := float(which.sum()):
+            means[name] = float((values * which).sum()) / count
+    return means | margin_of(means)
+
+
+def margin_of(means: Mapping[str, float]) -> dict[str, float]:
+    """Return {"rewards/margins": ...} of means over good and over bad answers, whose margin is the difference, as TRL logs it; {}
+    where it is there, or one of the two is not."""
+    better, worse = means.get("rewards/chosen"), means.get("rewards/rejected")
+    if better is None or worse is None or "rewards/margins" in means:
+        return {}
+    return {"rewards/margins": better - worse}

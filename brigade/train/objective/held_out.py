@@ -9,6 +9,7 @@ from ..data.answers import DESIRABLE, MISMATCHED, last_tokens, samples_of
 from ..data.store import IGNORED, TokenSequence
 from ..recipe.objectives import JUDGED, objective_of
 from ..recipe.schema import TrainingSection
+from .contract import means_of
 from .load import loss_of, options_of
 from .log_probabilities import compare
 
@@ -62,9 +63,4 @@ def judge(
         about += [torch.tensor([bool(good) for each in sequences for good in each[DESIRABLE]]), divergence]
     rows = objective_of(training).rows
     result = compare(loss_of(training, place), options_of(training), rows, found.own, *about)
-    figures = {"loss": float(result.losses.mean())}
-    for name, figure in result.figures.items():
-        values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-        if which.any():
-            figures[name] = float((values * which).sum() / which.sum())
-    return figures
+    return means_of(result)
