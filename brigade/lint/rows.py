@@ -6,6 +6,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.findings import Finding
+from ..train.data.preferences import check_columns
+from ..train.data.rows import BadRow
+from ..train.data.sources import files_of
 from ..train.recipe.data_section import Source
 from ..train.recipe.flags import Settings
 from ..train.recipe.objectives import ANSWERS, objective_of
@@ -34,10 +37,6 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
 
 def _problem(file: str, source: Source, rows: str) -> tuple[str, str] | None:
     """Return (problem, cure) of the first row of a file; None where there is none, or it cannot be read."""
-    from ..train.data.preferences import check_columns  # which loads numpy
-    from ..train.data.rows import BadRow
-    from ..train.data.sources import files_of
-
     try:
         with suppress(UserError, OSError, StopIteration):
             _, row = next(iter(next(iter(files_of(file, "").chunks())).rows()))

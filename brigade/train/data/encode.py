@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..recipe.objectives import ANSWERS, PAIRS
-from . import preferences, thinking, turn_by_turn
+from . import preferences, thinking, token_pairs, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .keys import Columns, names_of, says_nothing
@@ -249,7 +249,7 @@ class LoadedEncoder:
             if not isinstance(texts, tuple):
                 dropped.append((len(samples), BAD if texts else EMPTY))
                 continue
-            if self.encoder.rows == PAIRS and preferences.is_lost(parts, longest):
+            if self.encoder.rows == PAIRS and token_pairs.is_lost(parts, longest):
                 dropped.append((len(samples), CUT if max(len(ids) for ids, _ in parts) > longest else WHOLE))
                 continue
             for text, (ids, mask) in zip(texts, parts, strict=True):
@@ -288,7 +288,7 @@ class LoadedEncoder:
         if longest > self.encoder.max_length and not self.encoder.truncation:
             problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
-        return preferences.refusal(parts) if len(parts) == 2 else None
+        return token_pairs.refusal(parts) if len(parts) == 2 else None
 
     def _texts(self, row: Any, columns: Columns) -> tuple[Text, ...] | BadRow | None:
         """Return the texts of a row: one, or two of a pair."""

@@ -7,8 +7,6 @@ chat template stay as they are.
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...errors import shown
 from ..recipe.objectives import PAIRS
 from .keys import Columns, Row, says_nothing
@@ -169,20 +167,6 @@ def _refuse_empty(name: str, answer: list[Message]) -> None:
 
 def _empty(name: str) -> BadRow:
     return BadRow(f"the answer in column {name!r} is empty, so nothing is supervised", NO_ANSWER)
-
-
-Part = tuple[np.ndarray, np.ndarray]  # token ids, and which of them are supervised
-
-
-def refusal(parts: list[Part]) -> BadRow | None:
-    """Return why the tokens of two answers cannot be used; None where they can."""
-    return BadRow(SAME, DROP) if np.array_equal(parts[0][0], parts[1][0]) else None
-
-
-def is_lost(parts: list[Part], max_length: int) -> bool:
-    """Whether within max_length nothing is left of one of two answers, or both are the same."""
-    better, worse = (ids[:max_length] for ids, _ in parts)
-    return np.array_equal(better, worse) or not all(mask[1:max_length].any() for _, mask in parts)
 
 
 # ---- judged answers --------------------------------------------------------------------------------------------------

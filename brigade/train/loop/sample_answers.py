@@ -102,9 +102,9 @@ def generate(
 
 
 def generate_together(
-    model: Any, tokenizer: Any, questions: list[Question], device: Any, longest: int = LONGEST
+    model: Any, tokenizer: Any, questions: list[Question], device: Any, longest: int = 0
 ) -> list[list[int]]:
-    """Return what generate() does on one process, TOGETHER questions at a time. longest: of an answer, in tokens"""
+    """Return what generate() does on one process, TOGETHER questions at a time. longest: of an answer, in tokens; 0: LONGEST"""
     given = []
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), TOGETHER):
@@ -118,12 +118,13 @@ def _greedy(
     questions: list[Question],
     asked: list[Question],
     device: Any,
-    longest: int = LONGEST,
+    longest: int = 0,
     **how: Any,
 ) -> list[list[int]]:
     """Answer some of the questions at once, padded on the left; an answer ends with its end."""
     ends, pad = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    longest = longest or LONGEST
     prompts = [question.prompt[-max(1, positions - longest) :] for question in asked]
     width = max(map(len, prompts))
     tokens = model.generate(
