@@ -21,6 +21,12 @@ LORA = ("--use_peft", "--learning_rate", "2")
 PACKING = ("--packing", "true", "--learning_rate", "0.3")
 PREFERENCES = REPOSITORY / "tests/data/preferences"
 DPO = ("--objective", "dpo", "--train_file", str(PREFERENCES / "pairs.jsonl"), "--validation_file", "null")
+# What objectives need of a device besides: a second model, a pass over mismatched answers, and another head.
+OBJECTIVES: dict[str, list[str]] = {
+    "second model": [*DPO, "--precompute_ref_log_probs", "false"],
+    "kto": [*DPO, "--objective", "kto", "--train_file", str(PREFERENCES / "judged.jsonl")],
+    "reward": [*DPO, "--objective", "reward", "--learning_rate", "0.05"],
+}
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,

@@ -92,6 +92,24 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
         assert not waits.in_each_micro_step(found[name]["waits"]), name
 
 
+@pytest.mark.slow
+def test_objectives_are_those_of_the_cpu_and_wait_for_nothing_in_each_micro_step(tmp_path_factory):
+    alone, cases = [], []
+    for name, asked in gpu_lane.OBJECTIVES.items():
+        for strategy in ("zero3", "fsdp2", "ddp"):
+            case = gpu_lane.run_case(strategy)
+            case |= {"name": f"{name}, {strategy}", "flags": [*case["flags"], *asked], "waits": gpu_lane.STEPS}
+            cases.append(case)
+        case = gpu_lane.reference("zero3")
+        alone.append(case | {"name": name, "flags": [*case["flags"], *asked]})
+    expected = runs.run_cases(1, alone, tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS)
+    found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
+    for name, result in found.items():
+        differences = parity.worst(result, expected[name.partition(",")[0]])
+        assert all(differences[key] <= parity.TOLERANCE for key in ("loss", "eval_loss")), (name, differences)
+        assert not waits.in_each_micro_step(result["waits"]), name
+
+
 HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
 
 

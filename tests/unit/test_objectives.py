@@ -33,6 +33,8 @@ PAD = 96
     (["--objective", "dpo", "--loss_type", "robust"], "robust corrects for wrong pairs"),
     (["--objective", "dpo", "--loss_type", "hinge", "--label_smoothing", "0.1"], "loss_type hinge does not read it"),
     (["--objective", "dpo", "--reference", "adapters_off"], "the recipe trains no adapters"),
+    (["--objective", "dpo", "--use_peft", "--load_in_4bit", "--reference", "model", "--precompute_ref_log_probs", "false"],
+     "a second model is not in 4 bits"),
     (["--objective", "kto", "--metric_for_best_model", "eval_rewards/accuracies"], "objective kto does not read it"),
     (["--objective", "grpo"], "'grpo' is not sft, dpo"),
 ])  # fmt: skip

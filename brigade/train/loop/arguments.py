@@ -42,9 +42,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
     if training.save_steps:
         # auto: by no number, but when save_interval.py says so
         options["save_steps"] = NEVER if training.save_steps == "auto" else training.save_steps
-    if (
-        objective_of(training).rows != ANSWERS
-    ):  # Liger's own loss is a sum over tokens, and what is asked for is each one's
+    if objective_of(training).rows != ANSWERS:  # Liger's own loss is a sum over tokens, and each one's is asked for
         options["liger_kernel_config"] = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     if training.eval_steps:
         options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps}  # checkpoints.py keeps the best one

@@ -40,6 +40,9 @@ class Reference:
     def __init__(self, preferences: "Preferences", reference: str, precomputes: bool) -> None:
         self.preferences, self.trainer = preferences, preferences.trainer
         self.reference, self.precomputes = reference, precomputes
+        # With adapters the weights that training begins with are there at any time, in their own precision.
+        begins = precomputes and reference == MODEL and self.trainer.run.settings.recipe.model.use_peft
+        self.by_adapters = reference == ADAPTERS_OFF or begins
         self.model: Any = None  # beside the trained one
 
     def prepare(self, checkpoint: Path | None) -> None:
@@ -58,7 +61,7 @@ class Reference:
         ranks.barrier()
         missing = self._missing(file, splits)
         if any(missing):
-            if self.reference not in (ADAPTERS_OFF, MODEL) or (self.reference == MODEL and checkpoint):
+            if not self.by_adapters and (self.reference != MODEL or checkpoint):
                 reference_model.check(self.trainer.run, self.reference, self.trainer.model.config)
                 self.model = reference_model.load_reference(self.trainer, self.reference)
             for split, numbers in zip(splits, missing, strict=True):
@@ -71,7 +74,7 @@ class Reference:
     def token_losses(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return the reference's loss of each target of a micro-batch: (targets,) in fp32."""
         trainer = self.trainer
-        if self.reference == ADAPTERS_OFF:
+        if self.by_adapters:
             with trainer.engine.adapters_off(trainer):
                 return trainer.token_losses(batch)
         if self.model is None:

@@ -187,3 +187,6 @@ def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
     if training.reference == ADAPTERS_OFF and not recipe.model.use_peft:
         problem = "adapters_off, but the recipe trains no adapters (use_peft)"
         raise UserError(place("reference"), problem, "write model, or train adapters")
+    if recipe.model.load_in_4bit and reference_of(recipe) == MODEL and not precomputes(recipe):
+        problem = "a second model is not in 4 bits, as the weights are that training begins with"
+        raise UserError(place("reference"), problem, "write adapters_off: the same weights, without a second model")
