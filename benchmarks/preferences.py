@@ -7,16 +7,20 @@
     python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
-(fp32), learning rate and optimizer for all. A rejected answer is another row's. Nothing is downloaded; TRL lives in .venv/peers
-(benchmarks/peers.py). Where TRL computes something else than the papers do is told in docs/evidence/preferences.md.
+(fp32), learning rate and optimizer for all. A rejected answer is another row's. A row has one to eight sentences, their number
+log-normal, for the lengths of answers that people compare are as uneven; with --tiny it has one. Nothing is downloaded; TRL lives in
+.venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers do is told in docs/evidence/preferences.md.
 """
 
 import argparse
 import json
+import multiprocessing
+import random
 import shutil
 import statistics
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +31,8 @@ from testing.command_line import as_flags
 WORK = REPOSITORY / "outputs" / "preferences"
 SOURCE = REPOSITORY / "recipes/smollm2-135m/tool_calls/train.jsonl"
 STEPS, BATCH, HELD_OUT = 10, 4, 4  # one epoch; pairs or judged answers of a step; rows
-MAX_LENGTH = 256  # no row is as long
+MAX_LENGTH = 512  # no row is as long
+SENTENCES, SPREAD, MOST = 2, 0.8, 8  # median, standard deviation of the logarithm, and limit of a row's sentences
 SHARED: Row = {"optim": "adamw_torch_fused", "bf16": False, "seed": 1}
 LEARNING_RATE = {False: 1e-5, True: 1e-3}  # of the real model, and of the tiny one, which is random
 ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
@@ -85,10 +90,16 @@ NAMES = {OURS: "Brigade", PLAIN: "plain loop", TRL: "TRL"}
 
 
 # ---- the data ------------------------------------------------------------------------------------------------------
-def rows_of(kind: str, count: int) -> list[Row]:
-    """Return pairs, or judged answers of which two in three are good, from the first rows of SOURCE."""
-    chats = [json.loads(line)["messages"] for line in SOURCE.read_text().splitlines()[:count]]
-    texts = [(chat[1]["content"] + "\n", chat[2]["content"]) for chat in chats]
+def rows_of(kind: str, count: int, single: bool = False) -> list[Row]:
+    """Return pairs, or judged answers of which two in three are good, of SOURCE's rows. single: a row has one sentence"""
+    draw = random.Random(0)
+    sizes = [1 if single else round(min(MOST, max(1.0, SENTENCES * draw.lognormvariate(0, SPREAD)))) for _ in range(count)]
+    chats = iter([json.loads(line)["messages"] for line in SOURCE.read_text().splitlines()[: sum(sizes)]])
+    texts = []
+    for size in sizes:
+        parts = [next(chats) for _ in range(size)]
+        asked, answered = (" ".join(part[at]["content"] for part in parts) for at in (1, 2))
+        texts.append((asked + "\n", answered))
     pairs: list[Row] = [
         {"prompt": prompt, "chosen": answer, "rejected": texts[at - 1][1]} for at, (prompt, answer) in enumerate(texts)
     ]
@@ -120,7 +131,7 @@ def build(run: Run, tiny: bool) -> Row:
 
     WORK.mkdir(parents=True, exist_ok=True)
     kind = run.rows
-    every = rows_of(kind, STEPS * BATCH + HELD_OUT)
+    every = rows_of(kind, STEPS * BATCH + HELD_OUT, single=tiny)
     rows, heldout = every[:-HELD_OUT], every[-HELD_OUT:]
     order = GlobalBatches(len(rows), BATCH, 1, 0, 1, SHARED["seed"]).order().flatten()
     recipe = as_flags(recipe=str(REPOSITORY / "recipes/smollm2-135m/full.yaml"))
@@ -217,13 +228,15 @@ def trl(run: Run, data: Row) -> Row:
 
 
 def plain(run: Run, data: Row) -> Row:
-    """The plain loop's history, in this process."""
+    """The plain loop's history, in a process of its own: the next ones would inherit this one's peak memory."""
     from testing import plain_preferences
 
     keys = run.keys | ADAM | {"learning_rate": data["learning_rate"], "seed": SHARED["seed"]}
     keys.pop("precompute_ref_log_probs", None)
     sizes = {"max_length": MAX_LENGTH, "global_batch_size": BATCH, "max_steps": STEPS, "validation_split": None}
-    return {"history": plain_preferences.train(data["rows"], data["model"], data["model"], **keys | sizes)}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        done = pool.submit(plain_preferences.train, data["rows"], data["model"], data["model"], **keys | sizes)
+        return {"history": done.result()}
 
 
 PROGRAMS = {OURS: ours, PLAIN: plain, TRL: trl}

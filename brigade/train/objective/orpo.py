@@ -11,10 +11,11 @@ def loss(pairs: Pairs, options: Options) -> Result:
     """Return the losses of pairs: the chosen answer's mean negative log-probability, and beta times -log sigmoid of the log odds
     ratio of chosen and rejected (equations 6 and 7, where beta is called lambda)."""
     chosen, rejected = pairs.means
-    log_odds_ratio = _log_odds(chosen) - _log_odds(rejected)
-    losses = -chosen - options.beta * logsigmoid(log_odds_ratio)
+    log_odds = _log_odds(chosen) - _log_odds(rejected)
+    ratio = logsigmoid(log_odds)
     figures = figures_of(pairs, options.beta * chosen, options.beta * rejected)
-    return Result(losses, figures | {"nll": -chosen, "log_odds_ratio": log_odds_ratio})
+    own = {"nll_loss": -chosen, "log_odds_chosen": log_odds, "log_odds_ratio": ratio}  # by TRL's names
+    return Result(-chosen - options.beta * ratio, figures | own)
 
 
 def _log_odds(log_probability: Tensor) -> Tensor:
