@@ -178,12 +178,12 @@ def incidents(record: Record) -> Table:
 
 def answers(record: Record) -> list[dict[str, Any]]:
     """Each question with its reference and the model's answers at the newest evaluations. Several empty lines become one."""
-    questions: dict[tuple[str, str], dict[str, Any]] = {}
+    questions: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in record.answers:
-        source, question = str(entry.get("source", "")), str(entry.get("question", ""))
-        reference = str(entry.get("reference", ""))
-        entries = {"source": source, "question": question, "reference": reference}
-        asked = questions.setdefault((source, question), entries)
+        source, question, reference = (str(entry.get(key, "")) for key in ("source", "question", "reference"))
+        images = entry.get("images", [])
+        entries = {"source": source, "question": question, "reference": reference, "images": images}
+        asked = questions.setdefault((source, question, *images), entries)
         answer = re.sub(r"\n\s*\n", "\n\n", str(entry.get("answer", "")).strip())
         asked.setdefault("answers", []).append((entry.get("step", ""), answer))
     for asked in questions.values():

@@ -4,7 +4,7 @@ import math
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
@@ -21,6 +21,9 @@ from .engine import Engine
 from .preferences import Preferences
 from .throughput import Meter
 
+if TYPE_CHECKING:
+    from ..images.processor import Processor
+
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
 
 
@@ -36,6 +39,7 @@ class EvaluatingTrainer(HookedTrainer):
     looks_as: tuple[int, int]
     control: Any
     preferences: Preferences | None
+    images: "Processor | None"
 
     @abstractmethod
     def eval_loader(self, samples: Any) -> Loader:
@@ -114,6 +118,7 @@ class EvaluatingTrainer(HookedTrainer):
                 questions,
                 *self.looks_as,
                 self.args.device,
+                self.images,
             )
 
     def final_evaluation(self) -> float:

@@ -1,5 +1,7 @@
 """What the model answers to held-out questions: greedily generated on all ranks together, shown, and kept in a file."""
 
+import base64
+import io
 import itertools
 import json
 import sys
@@ -13,25 +15,30 @@ import torch
 from ...errors.console import console
 from ...errors.disk import exists
 from .. import files
+from ..data.collate import on_device
+from ..data.images import ImageSource
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import ANSWERS
 
 if TYPE_CHECKING:
+    from ..images.processor import Processor
     from .trainer import Trainer
 
 LONGEST = 64  # new tokens
 TOGETHER = 27  # questions
+THUMBNAIL = 128  # pixels
 
 
 @dataclass(frozen=True)
 class Question:
     """Token ids of a held-out sample up to its first supervised token, and of the supervised ones that follow; of a pair the
-    better answer's."""
+    better answer's. images: those of the prompt, in order"""
 
     source: str
     prompt: list[int]
     reference: list[int]
+    images: tuple[ImageSource, ...] = ()
 
 
 def ask(trainer: "Trainer") -> None:
@@ -41,7 +48,7 @@ def ask(trainer: "Trainer") -> None:
     given = trainer.answers(questions)
     trainer.model_wrapped.train()
     if trainer.run.world.is_main_rank:
-        kept = entries(trainer.processing_class, questions, given, trainer.state.global_step)
+        kept = entries(trainer.processing_class, questions, given, trainer.state.global_step, trainer.images)
         trainer.run.check_directory()
         store(kept, trainer.run.directory)
         show(kept)
@@ -78,37 +85,53 @@ def question(source: str, sample: Mapping[str, Any]) -> Question:
     if begin == 1:
         begin = max(1, len(ids) // 2)
     end = next((i for i in range(begin, len(ids)) if not own[i]), len(ids))
-    return Question(source, ids[:begin], ids[begin:end] if _is_good(sample) else [])
+    return Question(source, ids[:begin], ids[begin:end] if _is_good(sample) else [], tuple(sample.get("images", ())))
 
 
 def generate(
-    model: Any, tokenizer: Any, questions: list[Question], rank: int, size: int, device: Any
+    model: Any,
+    tokenizer: Any,
+    questions: list[Question],
+    rank: int,
+    size: int,
+    device: Any,
+    processor: "Processor | None" = None,
 ) -> list[list[int]]:
     """Greedy answers in token ids, at most LONGEST each. A collective.
 
     rank, size: data-parallel ones; ranks that compute a layer together have the same, and generate together
+    processor: what reads the questions' images, where they have some
+
     Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
-    that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others.
+    that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others. With images all ranks answer
+    the same question together, for a tower's parameters are gathered too, and a question without an image needs no tower.
     """
     mine: dict[int, list[int]] = {}
+    shared = any(question.images for question in questions)
     # A compiled model would be compiled again for each length.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(questions), size):
-            index = (first + rank) % len(questions)
-            how: dict[str, Any] = {"synced_gpus": size > 1, "streamer": _Beat()}
+        for first in range(0, len(questions), 1 if shared else size):
+            index = first if shared else (first + rank) % len(questions)
+            how: dict[str, Any] = {"synced_gpus": size > 1, "streamer": _Beat(), "processor": processor}
             (mine[index],) = _greedy(model, tokenizer, questions, [questions[index]], device, **how)
     given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
 
 
 def generate_together(
-    model: Any, tokenizer: Any, questions: list[Question], device: Any, longest: int = 0
+    model: Any,
+    tokenizer: Any,
+    questions: list[Question],
+    device: Any,
+    longest: int = 0,
+    processor: "Processor | None" = None,
 ) -> list[list[int]]:
     """Return what generate() does on one process, TOGETHER questions at a time. longest: of an answer, in tokens; 0: LONGEST"""
     given = []
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(questions), TOGETHER):
-            given += _greedy(model, tokenizer, questions, questions[first : first + TOGETHER], device, longest)
+            some = questions[first : first + TOGETHER]
+            given += _greedy(model, tokenizer, questions, some, device, longest, processor)
     return given
 
 
@@ -119,19 +142,25 @@ def _greedy(
     asked: list[Question],
     device: Any,
     longest: int = 0,
+    processor: "Processor | None" = None,
     **how: Any,
 ) -> list[list[int]]:
-    """Answer some of the questions at once, padded on the left; an answer ends with its end."""
+    """Answer some of the questions at once, padded on the left; an answer ends with its end. A prompt that leaves no room for an
+    answer loses its beginning, unless it has images, which would be cut."""
     ends, pad = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     longest = longest or LONGEST
-    prompts = [question.prompt[-max(1, positions - longest) :] for question in asked]
+    room = max(1, positions - longest)
+    prompts = [question.prompt[0 if question.images else -room :] for question in asked]
     width = max(map(len, prompts))
+    inputs = {
+        "input_ids": torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts]),
+        "attention_mask": torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+    }
+    if processor:
+        inputs |= processor.inputs(inputs["input_ids"], [image for question in asked for image in question.images])
     tokens = model.generate(
-        input_ids=torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device),
-        attention_mask=torch.tensor(
-            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
-        ),
+        **on_device(inputs, device),
         max_new_tokens=longest,
         do_sample=False,
         num_beams=1,
@@ -175,15 +204,33 @@ def stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:
     return {int(token) for token in ends if token is not None}
 
 
-def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], step: int) -> list[dict[str, Any]]:
+def entries(
+    tokenizer: Any,
+    questions: list[Question],
+    given: list[list[int]],
+    step: int,
+    processor: "Processor | None" = None,
+) -> list[dict[str, Any]]:
     """One record per question: step, source, question, reference, answer, as text with its control tokens: what the model read,
-    and where it ended."""
+    and where it ended. Of the tokens that an image became one is shown, and `images` holds the images, made small, as data URLs."""
     found = []
     for asked, answer in zip(questions, given, strict=True):
-        texts = tokenizer.batch_decode([asked.prompt, asked.reference, answer])
+        prompt, pictures = asked.prompt, {}
+        if processor and asked.images:
+            prompt = processor.with_one_token_each(prompt)
+            pictures = {"images": [thumbnail(image.open()) for image in asked.images]}
+        texts = tokenizer.batch_decode([prompt, asked.reference, answer])
         named = dict(zip(("question", "reference", "answer"), texts, strict=True))
-        found.append({"step": step, "source": asked.source, **named})
+        found.append({"step": step, "source": asked.source, **named, **pictures})
     return found
+
+
+def thumbnail(picture: Any) -> str:
+    """Return a picture, at most THUMBNAIL pixels wide and high, as the data URL of a PNG file."""
+    file, small = io.BytesIO(), picture.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def store(found: list[dict[str, Any]], directory: Path) -> None:

@@ -4,12 +4,15 @@ nobody who looks at a run shall fail by them. Fields that are in no table are ke
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 MOST = 2**53  # what a count may be: floats hold it exactly
 LONGEST = 100_000  # characters of a text
 DEEPEST = 6  # tables within tables
+
+_PICTURE = re.compile("data:image/png;base64,[A-Za-z0-9+/]+=*")
 
 Fields = dict[str, Callable[[Any], bool]]
 
@@ -32,6 +35,11 @@ def is_amount(value: Any) -> bool:
 def is_text(value: Any) -> bool:
     """Whether a value is a text that is not too long."""
     return isinstance(value, str) and len(value) <= LONGEST
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is the data URL of a small PNG file."""
+    return is_text(value) and _PICTURE.fullmatch(value) is not None
 
 
 def are_texts(value: Any) -> bool:
@@ -94,6 +102,7 @@ GPU: Fields = {
 ANSWER: Fields = {  # its texts are as long as the run's sequences
     "step": is_count,
     **dict.fromkeys(("source", "question", "reference", "answer"), lambda value: isinstance(value, str)),
+    "images": lambda value: isinstance(value, list) and all(map(is_picture, value)),
 }
 
 TASK: Fields = {

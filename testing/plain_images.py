@@ -1,0 +1,132 @@
+"""Fine-tuning on images and texts in plain PyTorch and Transformers: what the runs of train.py are compared with.
+
+It shares no code with brigade but for how a processor is made without video files (upstream/image_processors.py). Each sample is
+read by itself: the model's own chat template and its processor make its tokens and its pixels, in one call, without padding, in
+fp32 and without dropout; the loss is the mean over the supervised tokens of the global batch.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForImageTextToText
+
+from .plain_preferences import norm_of
+from .plain_preferences import steps as steps_of
+
+Row = dict[
+    str, Any
+]  # {"messages": [...]}: of user and assistant; contents are texts or lists of parts; an image is a path
+
+# Model type -> where its tower and its projector stand, by the beginnings of their parameters' names.
+TOWERS = {
+    "gemma3": ("model.vision_tower.",),
+    "gemma4": ("model.vision_tower.",),
+    "internvl": ("model.vision_tower.",),
+    "llava_onevision": ("model.vision_tower.",),
+    "mistral3": ("model.vision_tower.",),
+    "qwen2_5_vl": ("model.visual.patch_embed.", "model.visual.blocks."),
+    "qwen3_vl": ("model.visual.patch_embed.", "model.visual.pos_embed.", "model.visual.blocks."),
+    "qwen3_5": ("model.visual.patch_embed.", "model.visual.pos_embed.", "model.visual.blocks."),
+    "smolvlm": ("model.vision_model.",),
+}
+
+
+class Keys(NamedTuple):
+    """The keys of a recipe that the loop reads."""
+
+    global_batch_size: int = 8
+    max_steps: int = 6
+    seed: int = 0
+    learning_rate: float = 0.1
+    freeze_vision_tower: bool = True
+
+
+class Sample(NamedTuple):
+    """One sample. inputs: forward()'s arguments, each of a batch of one; labels: (tokens,), -100 where nothing is learned"""
+
+    inputs: dict[str, Any]
+    labels: torch.Tensor
+
+
+def sample_of(processor: Any, row: Row, folder: Path) -> Sample:
+    """Return a row's only answer as a sample. folder: where the paths of images begin"""
+    chat = [turn | {"content": parts_of(turn["content"])} for turn in row["messages"]]
+    paths = [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
+    images = [Image.open(folder / path).convert("RGB") for path in paths]
+
+    def read(messages: list[Row], prompt: bool) -> tuple[str, dict[str, Any]]:
+        marked = [
+            turn | {"content": [{k: v for k, v in part.items() if k != "image"} for part in turn["content"]]}
+            for turn in messages
+        ]
+        text = processor.apply_chat_template(marked, add_generation_prompt=prompt, tokenize=False)
+        given = {"images": [images]} if images else {}
+        return text, dict(processor(text=[text], **given, add_special_tokens=False, return_tensors="pt"))
+
+    (asked, prompt), (text, whole) = read(chat[:-1], True), read(chat, False)
+    if not text.startswith(asked):
+        raise ValueError("the template writes the question otherwise once it is answered")
+    ids, first = whole["input_ids"][0], prompt["input_ids"].shape[1]
+    end = len(ids)
+    while processor.tokenizer.decode(ids[end - 1]).isspace():  # some templates put a line's end behind the turn's
+        end -= 1
+    labels = torch.full_like(ids, -100)
+    labels[first:end] = ids[first:end]
+    return Sample({key: value for key, value in whole.items() if key != "attention_mask"}, labels)
+
+
+def parts_of(content: str | list[Row]) -> list[Row]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def loss_of(model: Any, sample: Sample) -> torch.Tensor:
+    """Return the sum of the cross-entropies of a sample's supervised tokens, in nats."""
+    logits = model(**sample.inputs, use_cache=False).logits[0, :-1].float()
+    return cross_entropy(logits, sample.labels[1:], reduction="sum")
+
+
+def supervised(samples: Sequence[Sample]) -> int:
+    return sum(int((sample.labels[1:] != -100).sum()) for sample in samples)
+
+
+def load(folder: str | Path, freeze_vision_tower: bool = True) -> Any:
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    for name, parameter in model.named_parameters():
+        if freeze_vision_tower and name.startswith(TOWERS[model.config.model_type]):
+            parameter.requires_grad_(False)
+    return model
+
+
+def train(rows: list[Row], folder: Path, model: str | Path, processor: Any, **keys: Any) -> tuple[list[Row], Any]:
+    """Train by SGD; return what each step says before its update, loss and grad_norm, and the model.
+
+    folder: where the paths of images begin; model: its directory; keys: of Keys
+    """
+    settings = Keys(**keys)
+    trained = load(model, settings.freeze_vision_tower)
+    samples = [sample_of(processor, row, folder) for row in rows]
+    optimizer = torch.optim.SGD([p for p in trained.parameters() if p.requires_grad], settings.learning_rate)
+    history = []
+    for items in steps_of(len(rows), settings):  # type: ignore[arg-type]  # it reads keys that both have
+        of_step, total = [samples[item] for item in items], 0.0
+        count = supervised(of_step)
+        for sample in of_step:
+            loss = loss_of(trained, sample) / count
+            loss.backward()
+            total += float(loss.detach())
+        history.append({"loss": total, "grad_norm": float(norm_of(trained))})
+        optimizer.step()
+        optimizer.zero_grad()
+    return history, trained
+
+
+@torch.no_grad()
+def held_out(rows: list[Row], folder: Path, model: Any, processor: Any) -> float:
+    """Return the mean cross-entropy of the supervised tokens of rows."""
+    samples = [sample_of(processor, row, folder) for row in rows]
+    return math.fsum(float(loss_of(model, sample)) for sample in samples) / supervised(samples)
