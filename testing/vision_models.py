@@ -42,8 +42,9 @@ TURNS = (
     + "{{ 'CLOSE\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'OPENmodel\\n' }}{% endif %}"
 )
 UTTERANCES = """<|im_start|>{% for message in messages %}{{ message.role | capitalize }}\
-{% if message.content[0].type == 'image' %}:{% else %}{{ ': ' }}{% endif %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}\
-{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{{ '<end_of_utterance>\\n' }}{% endfor %}\
+{% if message.content[0].type == 'image' %}:{% else %}{{ ': ' }}{% endif %}{% for part in message.content %}\
+{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}\
+{{ '<end_of_utterance>\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 IMAGES_FIRST = """{% for message in messages %}{{ '<|im_start|>' + message.role + ' ' }}\
 {% for part in message.content if part.type == 'image' %}{{ '<image>' }}{% endfor %}\

@@ -2,7 +2,7 @@
 
 import functools
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,15 @@ from brigade.train.images import processor as processors
 from testing.vision_models import write_vision_model
 
 
-@dataclass
+@dataclass(eq=False)
 class Written:
-    """A model of write_vision_model() with what reads it."""
+    """A model of write_vision_model() with what reads it. sources: the images of each of a test's samples"""
 
     folder: Any
     tokenizer: Any
     config: Any
     processor: processors.Processor
+    sources: list[Any] = field(default_factory=list)
 
     def model(self, how: str = "sdpa") -> Any:
         from transformers import AutoModelForImageTextToText

@@ -34,12 +34,9 @@ def vision(written, picture):
 
     def call(kind):
         model = written(kind)
-        if not hasattr(model, "sources"):
-            model.sources = [
-                [picture(10 * number + n, *size) for n, size in enumerate(sizes)]
-                for number, sizes in enumerate(SAMPLES)
-            ]
-            type(model).__hash__ = lambda self: id(self)
+        model.sources = model.sources or [
+            [picture(10 * number + n, *size) for n, size in enumerate(sizes)] for number, sizes in enumerate(SAMPLES)
+        ]
         return model
 
     return call
