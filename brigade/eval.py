@@ -74,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from .train.data.prepare import prepare
+    from .train.images.processor import load as load_processor
     from .train.loop import sample_answers
 
     logging.disable_progress_bar()
@@ -86,11 +87,12 @@ def run(options: argparse.Namespace) -> int:
         )
         model = load_trained(settings, options.output).eval().to(device)
     splits = prepare(settings, tokenizer).heldout
+    processor = load_processor(settings, tokenizer, model.config, str(options.output))
     if objective_of(settings.recipe.training).rows != ANSWERS:
         return _judge_preferences(options, settings, model, tokenizer, splits, recorded)
     heldout = [sequence for split in splits.values() for sequence in split]
 
-    loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
+    loss = held_out_loss(model, heldout, tokenizer.pad_token_id, processor)
     entropy = unigram_entropy(heldout)
     rows = {
         "before training": f"{before:.4f}" if before else "not measured",
@@ -106,16 +108,16 @@ def run(options: argparse.Namespace) -> int:
         for sequence in heldout[: 3 if options.answers is None else options.answers]
     ]
     if options.exact is None:
-        given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
-        shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"])
+        given = sample_answers.generate(model, tokenizer, asked, 0, 1, device, processor)
+        shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"], processor)
     else:
         questions = [sample_answers.question("", sequence) for sequence in heldout]
-        answers = sample_answers.generate_together(model, tokenizer, questions, device)
+        answers = sample_answers.generate_together(model, tokenizer, questions, device, processor=processor)
         with untrained(settings, model, device) as base:
-            first = sample_answers.generate_together(base, tokenizer, questions, device)
+            first = sample_answers.generate_together(base, tokenizer, questions, device, processor=processor)
         ours, theirs = (sample_answers.exact(tokenizer, questions, each) for each in (answers, first))
-        shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"])
-        earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0)
+        shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"], processor)
+        earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0, processor)
         if shown and not settings.recipe.training.eval_answers:  # else the run has answers of its own
             try:
                 sample_answers.store([*earlier, *shown], options.output)
@@ -235,20 +237,23 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     return 0
 
 
-def held_out_loss(model: Any, sequences: Any, pad_token_id: int, batch_size: int = 8) -> float:
-    """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only."""
+def held_out_loss(
+    model: Any, sequences: Any, pad_token_id: int, processor: Any = None, batch_size: int = 8
+) -> float:
+    """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only. processor: of images"""
     import torch
 
-    from .train.data.collate import Collate
+    from .train.data.collate import ABOUT, Collate, on_device
     from .train.data.store import IGNORED
 
-    collate, total, tokens = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False), 0.0, 0
+    total, tokens = 0.0, 0
+    collate = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False, processor=processor)
     with torch.inference_mode():
         for start in range(0, len(sequences), batch_size):
-            batch = collate((sequences[start : start + batch_size], None))
-            batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "labels")}
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
-            labels = batch["labels"][:, 1:]
+            batch = on_device(collate((sequences[start : start + batch_size], None)), model.device)
+            labels = batch.pop("labels")[:, 1:]
+            del batch[ABOUT]
+            logits = model(**batch).logits[:, :-1].float()
             total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
             tokens += int((labels != IGNORED).sum())
     return total / tokens

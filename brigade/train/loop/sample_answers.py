@@ -19,6 +19,7 @@ from ..data.collate import on_device
 from ..data.images import ImageSource
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
+from ..images.prompts import inputs_of, with_one_token_each
 from ..run.directory import ANSWERS
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ def _greedy(
         "attention_mask": torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
     }
     if processor:
-        inputs |= processor.inputs(inputs["input_ids"], [image for question in asked for image in question.images])
+        images = [image for question in asked for image in question.images]
+        inputs |= inputs_of(processor, inputs["input_ids"], images)
     tokens = model.generate(
         **on_device(inputs, device),
         max_new_tokens=longest,
@@ -217,7 +219,7 @@ def entries(
     for asked, answer in zip(questions, given, strict=True):
         prompt, pictures = asked.prompt, {}
         if processor and asked.images:
-            prompt = processor.with_one_token_each(prompt)
+            prompt = with_one_token_each(processor, prompt)
             pictures = {"images": [thumbnail(image.open()) for image in asked.images]}
         texts = tokenizer.batch_decode([prompt, asked.reference, answer])
         named = dict(zip(("question", "reference", "answer"), texts, strict=True))
