@@ -1,0 +1,94 @@
+"""Training on images gives under every strategy the losses of a plain loop that reads one sample at a time."""
+
+import functools
+
+import pytest
+
+from testing import images, marks
+from testing.images import ADAPTERS, EVERYWHERE, PACKED, TOWER, Case
+
+STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+QUICK = [Case("qwen3_vl", "zero3", 2, TOWER), Case("gemma3", "fsdp2", 2), Case("smolvlm", "ddp", 2, TOWER)]
+SLOW = [
+    *(Case(model, variant=TOWER) for model in images.MODELS),
+    *(Case(model, strategy, 2, TOWER) for model, strategy in (
+        ("qwen2_5_vl", "fsdp2"), ("internvl", "zero3"), ("llava_onevision", "ddp"), ("mistral3", "fsdp2"),
+        ("gemma4", "zero3"), ("qwen3_5", "zero3"), ("gemma3", "zero3"), ("qwen3_vl", "fsdp2"),
+    )),
+    *(Case("qwen3_vl", variant=variant) for variant in (PACKED, "sdpa", "eager", "padded", "tiled")),
+    *(Case("gemma3", variant=variant) for variant in (PACKED, "eager")),
+    Case("qwen3_vl", "zero2_offload", 2), Case("qwen3_vl", "ddp", 3, TOWER), Case("gemma3", "fsdp2", 3, TOWER),
+    Case("qwen3_vl", "fsdp2", 2, PACKED), Case("qwen3_vl", "zero3", 2, "tower trained, checkpointing"),
+]  # fmt: skip
+MATRIX = [Case(model, strategy, 3, TOWER) for model in images.MODELS for strategy in STRATEGIES]
+ADAPTED = [
+    Case("qwen3_vl", "zero3", 2, ADAPTERS),
+    Case("gemma3", "fsdp2", 2, EVERYWHERE),
+    Case("internvl", "ddp", 2, EVERYWHERE),
+]
+ADAPTED_MATRIX = [
+    Case(model, strategy, 3, variant)
+    for model in images.MODELS
+    for strategy in STRATEGIES
+    for variant in (ADAPTERS, EVERYWHERE)
+]
+
+
+def tiers(quick, slow, matrix):
+    """Cases by their names, which are the tests' ids."""
+    names = [dict.fromkeys(map(str, each)) for each in (quick, slow, matrix)]
+    return marks.cases(*names[0], slow=[name for name in names[1] if name not in names[0]], matrix=names[2])
+
+
+BY_NAME = {str(case): case for case in QUICK + SLOW + MATRIX + ADAPTED + ADAPTED_MATRIX}
+
+
+def alone(case):
+    """One process with the same adapters."""
+    return Case(case.model, variant=case.variant)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(scope="module")
+def logs(folder, asked_for):
+    """What each case logged that a selected test asks for, and those that adapters are compared with."""
+    wanted = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("adapted"))]
+    return images.run_cases(folder, wanted + [alone(BY_NAME[name]) for name in sorted(asked_for("adapted"))])
+
+
+@pytest.fixture(scope="module")
+def plain(folder, logs):
+    rows = images.write_rows(folder)
+
+    @functools.cache
+    def call(model, trains_tower, packed):
+        variant = PACKED if packed else TOWER if trains_tower else ""
+        return images.plain(folder, Case(model, variant=variant), rows)
+
+    return lambda case: call(
+        case.model, "--freeze_vision_tower" in images.VARIANTS[case.variant], case.variant == PACKED
+    )
+
+
+@pytest.mark.parametrize("name", tiers(QUICK, SLOW, MATRIX))
+def test_each_step_is_that_of_one_sample_at_a_time(name, logs, plain):
+    case = BY_NAME[name]
+    history, loss = plain(case)
+    differences = images.worst(logs[case], history)
+    assert max(differences.values()) <= images.TOLERANCE, differences
+    assert images.held_out(logs[case]) == pytest.approx(loss, rel=images.TOLERANCE)
+    assert abs(history[-1]["loss"] - history[0]["loss"]) > 0.02 * history[0]["loss"], "the loss hardly moves"
+
+
+@pytest.mark.parametrize("adapted", tiers([], ADAPTED, ADAPTED_MATRIX))
+def test_adapters_give_the_losses_of_one_process(adapted, logs):
+    case = BY_NAME[adapted]
+    history = [entry for entry in logs[alone(case)] if "loss" in entry]
+    differences = images.worst(logs[case], history)
+    assert max(differences.values()) <= images.TOLERANCE, differences
+    assert abs(history[-1]["loss"] - history[0]["loss"]) > 0.02 * history[0]["loss"]
+    assert images.held_out(logs[case]) == pytest.approx(images.held_out(logs[alone(case)]), rel=images.TOLERANCE)
