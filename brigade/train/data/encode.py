@@ -1,8 +1,9 @@
 """Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from ..recipe.objectives import ANSWERS, PAIRS
 from . import preferences, token_pairs
 from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
+from .image_tokens import ImageTokens
+from .images import NO_RULES, ImageReader, ImageRules, ImageSource
 from .keys import Columns, names_of
 from .rendering import Chats
 from .rows import BadRow, Chunk, bounded
@@ -23,6 +26,7 @@ class Encoder:
 
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
     end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
+    images: the model's processor, where rows may have images; image_rules: what the recipe says of them
     """
 
     tokenizer: str
@@ -35,6 +39,8 @@ class Encoder:
     train_on_last_turn_only: bool = False
     thinking: str = "template"
     rows: str = ANSWERS
+    images: Any = None
+    image_rules: ImageRules = NO_RULES
 
 
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
@@ -49,13 +55,18 @@ class LoadedEncoder:
         self.encoder = encoder
         self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
-        self.special, last_only = set(special), encoder.train_on_last_turn_only
-        self.chats = Chats(encoder.templates, encoder.variables, set(special.values()), encoder.thinking, last_only)
+        last_only, images = encoder.train_on_last_turn_only, encoder.images
+        if images is not None:  # what the model reads as an image is never a user's text
+            for number in (images.image_token_id, self.tokenizer.token_to_id(images.image_token)):
+                special[number] = self.tokenizer.id_to_token(number)
+        self.special, tokens = set(special), set(special.values())
+        self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
+        self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, Any]], images: Sequence[ImageSource] = ()) -> list[int]:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
-        template refuses the chat."""
-        text = self.chats.render(messages, None, {"add_generation_prompt": True})
+        template refuses the chat. images: those whose images.MARK stands in the messages"""
+        text = self.chats.render(messages, None, {"add_generation_prompt": True}, images=images)
         return next(iter(self._ids([text])))[0].tolist()
 
     def beginning(self, text: str) -> list[int]:
@@ -63,23 +74,27 @@ class LoadedEncoder:
         ids = self.tokenizer.encode(text, add_special_tokens=True).ids
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.encoder.end else ids
 
-    def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
-        """Return all samples of a chunk, and which of its rows cannot be used."""
+    def encode(self, chunk: Chunk, columns: Columns, folder: str | None = None) -> Encoded:
+        """Return all samples of a chunk, and which of its rows cannot be used. folder: Source.image_folder"""
+        reader = None
+        if self.encoder.images is not None:
+            reader = ImageReader(self.encoder.image_rules, folder_of_images(folder, chunk.where.source))
         rows, absent = list[tuple[int, tuple[Text, ...] | BadRow | None]](), names_of(columns)
         with bounded(lambda: chunk.where.place(rows[-1][0] + 1 if rows else 0)):
             for number, row in chunk.rows():
-                rows.append((number, self._texts(row, columns)))
+                rows.append((number, self._texts(row, columns, reader)))
                 absent = absent.difference(row) if absent and isinstance(row, dict) else absent
         encodings = iter(self._ids([text for _, texts in rows if isinstance(texts, tuple) for text in texts]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         samples: list[tuple[int, ...]] = []
+        images: list[tuple[ImageSource, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
         unread: dict[tuple[str, ...], int] = {(): 0}
         for number, texts in rows:
             parts = [next(encodings) for _ in texts] if isinstance(texts, tuple) else []
-            texts = self._refusal(parts) or texts
+            texts = self._refusal(texts, parts) or texts
             if isinstance(texts, BadRow):
                 bad.append((number, texts))
             if not isinstance(texts, tuple):
@@ -93,14 +108,18 @@ class LoadedEncoder:
                 counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
                 if text is not texts[0]:  # what was counted of the first answer's prompt is the same
                     counts = (*text.counts[:2], 0, 0, 0)
+                room, pictures = longest, text.images
+                if self.image_tokens:
+                    room, pictures = self.image_tokens.cut(text, ids, mask, longest)
                 for begin in range(0, len(ids), longest) if text.splits else (0,):
-                    part, own = ids[begin : begin + longest], mask[begin : begin + longest]
+                    part, own = ids[begin : begin + room], mask[begin : begin + room]
                     own[:1] = False  # nothing comes before it that could predict it
                     if own.any():
                         tokens.append(part)
                         masks.append(own)
                         how = WHOLE if begin else fate, number, counts, text.desirable
-                        samples.append(entry(part, own, *how))
+                        samples.append(entry(part, own, *how, pictures))
+                        images.append(pictures)
                         counts = (0,) * len(counts)
                     elif begin == 0:
                         dropped.append((len(samples), fate))
@@ -116,23 +135,28 @@ class LoadedEncoder:
             bad,
             list(unread),
             frozenset(absent),
+            images if self.image_tokens else [],
         )
 
-    def _refusal(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
+    def _refusal(self, texts: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
         """Return why token ids and masks of a row cannot be used; None where they can."""
+        if self.image_tokens:
+            for text, part in zip(texts if parts else (), parts, strict=True):
+                if refusal := self.image_tokens.refusal(text, *part):
+                    return refusal
         longest = max((len(ids) for ids, _ in parts), default=0)
         if longest > self.encoder.max_length and not self.encoder.truncation:
             problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
         return token_pairs.refusal(parts) if len(parts) == 2 else None
 
-    def _texts(self, row: Any, columns: Columns) -> tuple[Text, ...] | BadRow | None:
+    def _texts(self, row: Any, columns: Columns, reader: ImageReader | None) -> tuple[Text, ...] | BadRow | None:
         """Return the texts of a row: one, or two of a pair."""
         if isinstance(row, BadRow):
             return row
         try:
             if self.encoder.rows == ANSWERS:
-                text = convert(row, columns, self.chats)
+                text = convert(row, columns, self.chats, reader)
                 return (self._checked(text),) if text else None
             return tuple(map(self._checked, preferences.convert(row, columns, self.chats, self.encoder.rows)))
         except BadRow as error:
@@ -190,6 +214,14 @@ class LoadedEncoder:
         tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+
+def folder_of_images(given: str | None, source: str) -> Path:
+    """Return where relative paths of images begin. given: Source.image_folder; source: the file or data set with the rows"""
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    place = Path(source).absolute()
+    return place if place.is_dir() else place.parent
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:

@@ -2,20 +2,26 @@
 
 import functools
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from ...errors import UserError
 from . import thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
+from .images import MARK, ImageSource
 from .keys import says_nothing
 from .messages import READ, THOUGHTS
+from .row_images import in_parts
 from .rows import BadRow
 from .samples import Text
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 HIDDEN = "\ue000"  # of Unicode's private use
+ASKED, ANSWERED = "Which one?", "That one."  # a chat on which templates are tried
 
 
 class Chats:
@@ -23,6 +29,7 @@ class Chats:
 
     templates: how chats are rendered; variables: special tokens that templates use; control_tokens: all special tokens
     how: data.thinking; last_turn_only: data.train_on_last_turn_only
+    images: the model's processor, where rows may have images
     """
 
     def __init__(
@@ -32,8 +39,10 @@ class Chats:
         control_tokens: set[str],
         how: str = "template",
         last_turn_only: bool = False,
+        images: Any = None,
     ) -> None:
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
+        self.images = images
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
         self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
@@ -60,10 +69,12 @@ class Chats:
         tools: list[Any] | None,
         variables: dict[str, Any],
         learned: Sequence[bool] | None = None,
+        images: Sequence[ImageSource] = (),
     ) -> Text:
         """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
 
         learned: of each turn of the assistant's; None: the chat is a prompt
+        images: those whose MARKs stand in the messages; in the text stands what the processor makes of each one's size
 
         Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
@@ -105,9 +116,73 @@ class Chats:
             answered += spelled_out * (message["role"] == "assistant")
             asked += spelled_out * (message["role"] != "assistant")
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
-            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
-        plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
-        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
+            whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
+        else:
+            plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
+            counts = (thoughts, answered, asked, 0)
+            whole = Text(text, spans, rendered=True, plain=plain, counts=counts, unread=unread)
+        return whole if self.images is None else self._with_images(whole, messages, tuple(images))
+
+    def _with_images(self, text: Text, messages: list[dict[str, Any]], images: tuple[ImageSource, ...]) -> Text:
+        """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow
+        where there are not as many tokens as images, and UserError for a template that writes none."""
+        token = self.images.image_token
+        if images and not self.writes_images:
+            problem = f"it does not write {token} for an image, once for each"
+            cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
+            raise UserError("the chat template", problem, cure)
+        meant = [message for message in messages if message["role"] == "assistant" or not text.plain]
+        if any(token in message["content"] for message in meant):
+            raise BadRow(f"a text spells out {token}, which stands for an image", "remove it from the text")
+        places = [match.span() for match in self.control.finditer(text.text) if match[0] == token]
+        places = [(a, b) for a, b in places if not any(first < b and a < stop for first, stop in text.plain)]
+        if len(places) != len(images):
+            problem = f"the chat template writes {len(places):,} times {token}, and the row has {len(images):,} images"
+            raise BadRow(problem, "drop the row, or name a chat_template that writes each image once")
+        if not images:
+            return text
+        expansions = tuple(self.images.expansion(image.width, image.height) for image in images)
+        begins = [begin for begin, _ in places]
+        grown = [0, *accumulate(len(expansion) - len(token) for expansion in expansions)]
+
+        def moved(span: tuple[int, int]) -> tuple[int, int]:
+            begin, end = (at + grown[bisect_left(begins, at)] for at in span)
+            return begin, end
+
+        pieces, done = list[str](), 0
+        for (begin, end), expansion in zip(places, expansions, strict=True):
+            pieces += [text.text[done:begin], expansion]
+            done = end
+        return replace(
+            text,
+            text="".join([*pieces, text.text[done:]]),
+            spans=[moved(span) for span in text.spans],
+            plain=tuple(moved(span) for span in text.plain),
+            images=images,
+            expansions=expansions,
+        )
+
+    @functools.cached_property
+    def takes_lists(self) -> bool:
+        """Whether the template shows contents that are lists of parts only, as SmolVLM's and LLaVA-OneVision's do: tried on a
+        chat."""
+
+        def shows(asked: Any, answer: Any) -> bool:
+            with suppress(Exception):
+                text = self._rendered([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])[0]
+                return ASKED in text and ANSWERED in text
+            return False
+
+        return not shows(ASKED, ANSWERED) and shows(in_parts(ASKED), in_parts(ANSWERED))
+
+    @functools.cached_property
+    def writes_images(self) -> bool:
+        """Whether the template writes the processor's token once for an image: tried on a chat."""
+        with suppress(Exception):
+            turns = [{"role": "user", "content": MARK + ASKED}, {"role": "assistant", "content": ANSWERED}]
+            text = self._render(turns, None)[0]
+            return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
+        return False
 
     def _turns(
         self,
@@ -164,6 +239,18 @@ class Chats:
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return a chat as its template writes it, and the spans that it marks."""
+        if self.images is not None:
+            lists = self.takes_lists
+            messages = [
+                turn | {"content": in_parts(turn["content"])} if lists or MARK in turn["content"] else turn
+                for turn in messages
+            ]
+        return self._rendered(messages, tools, variables)
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, variables: dict[str, Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
