@@ -48,6 +48,8 @@ class DataSection(Source):
 
     datasets: Annotated[list[WeightedSource], not_empty] | None = None
     """Several sources, instead of dataset_name or train_file."""
+    images: bool = False
+    """Rows may have images (docs/images.md)."""
     streaming: bool = False
     """Read and tokenise while training, a window at a time: for sets larger than the disk. Needs max_steps."""
     validation_split: float = Field(0.02, gt=0, lt=1)

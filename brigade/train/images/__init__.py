@@ -1,0 +1,1 @@
+"""Images beside text: the model's parts, its processor, and the batches that hold both."""
