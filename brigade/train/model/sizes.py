@@ -3,6 +3,7 @@
 import copy
 from typing import TYPE_CHECKING, Any
 
+from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 
@@ -18,11 +19,9 @@ def half_or_full(settings: Settings) -> "torch.dtype":
     return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
 
 
-def model_class(images: bool) -> Any:
-    """Return Transformers' class that builds the model of a config: for texts, or for images and texts."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+def model_class(settings: Settings) -> Any:
+    """Return Transformers' class that builds a run's model: with its vision tower where rows have images."""
+    return upstream.auto_class_for(settings.recipe.data.images)
 
 
 def empty_model(settings: Settings, config: Any) -> Any:
@@ -37,8 +36,8 @@ def empty_model(settings: Settings, config: Any) -> Any:
         with torch.device("meta"):
             return scores.class_of(config)(config)
     with torch.device("meta"):
-        kind, trusts = model_class(settings.recipe.data.images), settings.recipe.model.trust_remote_code
-        return kind.from_config(config, trust_remote_code=trusts)
+        trusts = settings.recipe.model.trust_remote_code
+        return model_class(settings).from_config(config, trust_remote_code=trusts)
 
 
 def largest_parameter(settings: Settings, config: Any) -> int:

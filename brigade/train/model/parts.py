@@ -7,18 +7,18 @@ from typing import Any
 
 from ...errors import UserError
 from ...errors.tables import table
-from ..model.sizes import untaught
-from ..recipe import images as recipe_of_images
 from ..recipe.flags import Settings
 from ..recipe.images import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
+from .sizes import elements, untaught
 
+MODELS = Path(__file__).parents[1] / "images" / "models.yaml"
 # What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
 _WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)")
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return models.yaml: model_type -> what is known of such models."""
-    models: dict[str, dict[str, Any]] = table(Path(__file__).with_name("models.yaml"))
+    """Return what images/models.yaml says: model_type -> what is known of such models."""
+    models: dict[str, dict[str, Any]] = table(MODELS)
     return models
 
 
@@ -38,17 +38,23 @@ def needs_masks(config: Any) -> bool:
     return bool(known().get(config.model_type, {}).get("masks"))
 
 
+def takes_images(config: Any) -> bool:
+    """Whether a model of this config is one of those that are proven with images."""
+    return config.model_type in known()
+
+
+def position_rows(config: Any) -> int:
+    """Return how many positions each token has: with M-RoPE that in its text, and those in time, height and width."""
+    return 4 if known().get(config.model_type, {}).get("positions") == "mrope" else 1
+
+
 # ---- which parameters are whose --------------------------------------------------------------------------------------
 def _paths(config: Any) -> dict[str, str]:
     """Return path in the model -> part, the longest path first. {} for models that are not in models.yaml."""
     row = known().get(config.model_type, {})
-    named = {VISION_TOWER: row.get("tower", []), PROJECTOR: row.get("projector", [])}
-    paths = {f"model.{path}": part for part, given in named.items() for path in _listed(given)}
+    named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
+    paths = {f"model.{path}": part for part, given in named.items() for path in given}
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
-
-
-def _listed(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
 
 
 def _part_of(name: str, paths: Mapping[str, str]) -> str:
@@ -85,32 +91,22 @@ def unreached(model: Any, images: bool) -> dict[str, Any]:
 
 
 def _unread(model: Any) -> dict[str, Any]:
-    """Return name -> module of what lies in the tower and has no part in the features: layers above the one that they are taken
-    from, and norms and heads that come after it."""
+    """Return name -> module of what lies in the tower and has no part in the features: layers above the one that these are taken
+    from, and what models.yaml names."""
     base = _base(model)
-    row, config = known().get(base.config.model_type, {}), base.config
-    if not row:
+    config, row = base.config, known().get(base.config.model_type)
+    if row is None:
         return {}
-    found = {name: module for path in row.get("unread", []) if (module := _find(base, name := f"model.{path}")) is not None}
-    chosen = getattr(config, "vision_feature_layer", -1)
-    count = getattr(config.vision_config, "num_hidden_layers", None)
-    if count is None:
-        return found
-    # Of hidden states: before the first layer, and after each.
-    top = max(each if each >= 0 else count + 1 + each for each in ([chosen] if isinstance(chosen, int) else chosen))
-    tower = base.get_submodule(f"model.{row['tower']}")
-    for name, module in tower.named_modules():
-        if type(module).__name__ == "ModuleList" and len(module) == count:
-            prefix = f"model.{row['tower']}.{name}"
-            return found | {f"{prefix}.{number}": module[number] for number in range(top, count)}
-    return found
-
-
-def _find(model: Any, path: str) -> Any:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None
+    modules = dict(base.named_modules())
+    names = [f"model.{path}" for path in row.get("unread", ())]
+    if count := getattr(config.vision_config, "num_hidden_layers", None):
+        chosen = getattr(config, "vision_feature_layer", -1)
+        # Of the hidden states before the first layer and after each.
+        last = max(each % (count + 1) for each in ([chosen] if isinstance(chosen, int) else chosen))
+        inside = [name for name in modules if any(name.startswith(f"model.{path}.") for path in row["tower"])]
+        layers = next((n for n in inside if type(modules[n]).__name__ == "ModuleList" and len(modules[n]) == count), None)
+        names += [f"{layers}.{number}" for number in range(last, count) if layers]
+    return {name: modules[name] for name in names if name in modules}
 
 
 # ---- what is trained -------------------------------------------------------------------------------------------------
@@ -140,8 +136,6 @@ def adapted(model: Any, parts: list[str]) -> dict[str, Any]:
 
 def count_of(model: Any, trained: bool = False) -> dict[str, int]:
     """Return part -> number of its parameters, or of those that are trained, even where this rank holds a shard."""
-    from ..model.sizes import elements
-
     parameters = dict(model.named_parameters())
     return {
         part: sum(elements(parameters[name]) for name in names if parameters[name].requires_grad or not trained)
@@ -155,9 +149,8 @@ def divide_groups(optimizer: Any, model: Any, rates: Mapping[str, float]) -> Non
 
     optimizer: one that has made no step; rates: of each part (recipe.images.learning_rates)
     """
-    parts = parts_of(model)
-    part_of = {id(parameter): part for name, parameter in model.named_parameters() for part in PARTS if name in {*parts[part]}}
-    groups = []
+    parameters, groups = dict(model.named_parameters()), []
+    part_of = {id(parameters[name]): part for part, names in parts_of(model).items() for name in names}
     for part in PARTS:
         for group in optimizer.param_groups:
             if members := [parameter for parameter in group["params"] if part_of[id(parameter)] == part]:
@@ -169,8 +162,3 @@ def order(model: Any, names: list[str]) -> list[str]:
     """Return names of parameters as divide_groups() orders their parts; within a part they stay in their order."""
     paths = _paths(_base(model).config)
     return sorted(names, key=lambda name: PARTS.index(_part_of(name, paths)))  # stable
-
-
-def has_groups(settings: Settings) -> bool:
-    """Whether a run's optimizer has groups of parts."""
-    return recipe_of_images.has_own_rates(settings.recipe.training)

@@ -1,1 +1,0 @@
-"""Images beside text: the model's parts, its processor, and the batches that hold both."""
