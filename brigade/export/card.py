@@ -17,6 +17,7 @@ CARD = "<!-- This card was made by `python -m brigade export --push`, which repl
 _PATHS = (
     "model_name_or_path",
     "tokenizer_name_or_path",
+    "processor_name_or_path",
     "train_file",
     "validation_file",
     "dataset_name",

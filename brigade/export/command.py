@@ -100,7 +100,9 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
         )
     cure = gguf.cure_by_converter(destination, exported=False)
     if settings.recipe.data.images:
-        problem = "a GGUF file holds a language model; llama.cpp keeps its tower in another one, which is not written here"
+        problem = (
+            "a GGUF file holds a language model; llama.cpp keeps its tower in another one, which is not written here"
+        )
         raise UserError("flag --gguf", problem, "leave the flag out, and convert the exported model with llama.cpp")
     config = load_config(settings)
     gguf.check_config(config, settings.place("model_name_or_path"), cure)

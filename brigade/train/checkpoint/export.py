@@ -74,7 +74,7 @@ def export(
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
-            processor_files.copy(settings, folder)
+            processor_files.write(processor_files.read(settings), folder)
             file_modes.by_umask(*folder.glob("*.safetensors"))
     base = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, base)

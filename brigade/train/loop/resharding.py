@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import UserError
 from ..checkpoint import compatibility, states
 from ..model import parts
-from ..recipe import images
+from ..recipe.parts import has_own_rates
 from ..upstream import unpickling
 from .hooks import Feature
 
@@ -120,7 +120,7 @@ def _order(model: Any, trainer: "Trainer") -> list[str]:
     decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
     names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     names.sort(key=lambda name: name not in decayed)  # stable
-    return parts.order(model, names) if images.has_own_rates(trainer.run.settings.recipe.training) else names
+    return parts.order(model, names) if has_own_rates(trainer.run.settings.recipe.training) else names
 
 
 def saved_names(model: Any, names: Any) -> dict[str, str]:

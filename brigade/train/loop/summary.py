@@ -10,7 +10,7 @@ from ..checkpoint.manifest import other_versions
 from ..data import report
 from ..model import adapters, packed_samples, parts
 from ..model.sizes import parameter_count
-from ..recipe import images
+from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
 from .environment import ALLOCATOR
@@ -99,7 +99,7 @@ def _parts(run: Run, trainer: Any) -> dict[str, str]:
     recipe = run.settings.recipe
     if not recipe.data.images:
         return {}
-    rates, own = images.learning_rates(recipe.training, run.batch.learning_rate), images.has_own_rates(recipe.training)
+    rates, own = learning_rates(recipe.training, run.batch.learning_rate), has_own_rates(recipe.training)
     every, trained = parts.count_of(trainer.model), parts.count_of(trainer.model, trained=True)
     words = []
     for part, count in every.items():

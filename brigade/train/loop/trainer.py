@@ -23,8 +23,9 @@ from ..distributed import heartbeat, ranks
 from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
-from ..recipe import images, objectives
+from ..recipe import objectives
 from ..recipe.objectives import objective_of
+from ..recipe.parts import has_own_rates, learning_rates
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
@@ -126,6 +127,7 @@ class Trainer(EvaluatingTrainer):
             model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         if objective.rows != objectives.ANSWERS:
             self.preferences = Preferences(self)
+        self.processor_files = processor_files.read(run.settings)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -188,12 +190,12 @@ class Trainer(EvaluatingTrainer):
         self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the optimizer as Transformers does; where a part of the model has its own learning rate, with groups of each part."""
+        """Make the optimizer as Transformers does, with groups of each part where one has its own learning rate."""
         is_made = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         training = self.run.settings.recipe.training
-        if images.has_own_rates(training) and not is_made:
-            rates = images.learning_rates(training, self.run.batch.learning_rate)
+        if has_own_rates(training) and not is_made:
+            rates = learning_rates(training, self.run.batch.learning_rate)
             parts.divide_groups(optimizer, self.model if model is None else model, rates)
         return optimizer
 
@@ -373,4 +375,4 @@ class Trainer(EvaluatingTrainer):
         else:
             saved_model.save(self, folder)
         if self.args.should_save and self.replica.speaks:
-            processor_files.copy(self.run.settings, folder)
+            processor_files.write(self.processor_files, folder)

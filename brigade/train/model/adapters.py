@@ -10,9 +10,9 @@ from ...errors import UserError, first_line
 from ...errors.console import millions
 from .. import upstream
 from ..recipe.flags import Settings
-from ..recipe.images import LANGUAGE
 from ..recipe.method import method_name
 from ..recipe.objectives import objective_of
+from ..recipe.parts import LANGUAGE
 from ..recipe.schema import ModelSection
 from ..upstream.experts import beside_mamba, taken_for_experts
 from . import parts

@@ -96,8 +96,8 @@ def _by_masks(settings: Settings, config: Any, wanted: str) -> tuple[str, str]:
 
 
 def of_parts(implementation: str) -> dict[str, str]:
-    """Return what from_pretrained is told where a model of images and texts computes with this attention: its tower with SDPA, for
-    the others speak of tokens. By the keys of its config; "" is the model's own."""
+    """Return what from_pretrained is told where a model of images and texts computes with this attention, by the keys of its
+    config ("": its own). The tower has SDPA, for varlen and FlashAttention are told where samples of tokens begin."""
     return {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
 
 

@@ -70,9 +70,7 @@ def download(name: str, settings: Settings) -> str:
     return folder
 
 
-def materialise(
-    config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False, images: bool = False
-) -> str:
+def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False, images: bool = False) -> str:
     """Return a directory in the cache with random weights for `config`, the same for the same seed. images: with a vision tower
 
     Random weights go through a directory so that every strategy loads them as it would load a real model: built in

@@ -110,12 +110,12 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
             sample_by_sample.divide(model)
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
-            parts = []
+            each = []
             for ids in sequence.split(samples, dim=1):
                 count = ids.shape[1]
                 borders = cumulative(np.array([count])) if by_lengths else {}
-                parts.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
-            apart = torch.cat(parts, dim=1)
+                each.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
+            apart = torch.cat(each, dim=1)
         except Exception as error:
             return NOTHING, _untried(error)
         for name, more in ways.items():

@@ -8,12 +8,14 @@ from typing import Any
 from ...errors import UserError
 from ...errors.tables import table
 from ..recipe.flags import Settings
-from ..recipe.images import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
+from ..recipe.parts import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
 from .sizes import elements, untaught
 
 MODELS = Path(__file__).parents[1] / "images" / "models.yaml"
 # What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
-_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)")
+_WRAPPERS = re.compile(
+    r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)"
+)
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -69,8 +71,8 @@ def _base(model: Any) -> Any:
 def parts_of(model: Any) -> dict[str, list[str]]:
     """Return part -> names of its parameters, in the model's order; with adapters, theirs among them.
 
-    The parts are language, projector and vision_tower. Each parameter is in exactly one; but what neither texts nor images reach (a
-    tower of sounds) is in none.
+    The parts are language, projector and vision_tower, and each parameter is in exactly one. What neither texts nor images reach,
+    such as a tower of sounds, is in none.
     """
     paths, parts = _paths(_base(model).config), {part: list[str]() for part in PARTS}
     beyond = {id(p) for name, module in unreached(model, images=True).items() for p in module.parameters()}
@@ -104,7 +106,9 @@ def _unread(model: Any) -> dict[str, Any]:
         # Of the hidden states before the first layer and after each.
         last = max(each % (count + 1) for each in ([chosen] if isinstance(chosen, int) else chosen))
         inside = [name for name in modules if any(name.startswith(f"model.{path}.") for path in row["tower"])]
-        layers = next((n for n in inside if type(modules[n]).__name__ == "ModuleList" and len(modules[n]) == count), None)
+        layers = next(
+            (n for n in inside if type(modules[n]).__name__ == "ModuleList" and len(modules[n]) == count), None
+        )
         names += [f"{layers}.{number}" for number in range(last, count) if layers]
     return {name: modules[name] for name in names if name in modules}
 
@@ -130,7 +134,9 @@ def adapted(model: Any, parts: list[str]) -> dict[str, Any]:
     outside = {module for part in unreached(model, images=True).values() for module in part.modules()}
     paths = _paths(_base(model).config)
     return {
-        name: module for name, module in model.named_modules() if module not in outside and _part_of(name, paths) in parts
+        name: module
+        for name, module in model.named_modules()
+        if module not in outside and _part_of(name, paths) in parts
     }
 
 
@@ -147,7 +153,7 @@ def count_of(model: Any, trained: bool = False) -> dict[str, int]:
 def divide_groups(optimizer: Any, model: Any, rates: Mapping[str, float]) -> None:
     """Divide an optimizer's parameter groups into groups of one part each, with that part's learning rate; language comes first.
 
-    optimizer: one that has made no step; rates: of each part (recipe.images.learning_rates)
+    optimizer: one that has made no step; rates: of each part (recipe.parts.learning_rates)
     """
     parameters, groups = dict(model.named_parameters()), []
     part_of = {id(parameters[name]): part for part, names in parts_of(model).items() for name in names}

@@ -1,6 +1,6 @@
 """The files of a model's processor of images, which go with every model that a run saves: others load it with them."""
 
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import UserError
@@ -14,17 +14,24 @@ NAMES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
-def copy(settings: Settings, folder: Path) -> None:
-    """Copy the files of the recipe's processor into the directory of a saved model; nothing where rows have no images.
+def read(settings: Settings) -> dict[str, bytes]:
+    """Return name -> content of the files of the recipe's processor; {} where rows have no images. A run reads them before it trains,
+    for where they lie may be gone when it saves.
 
-    Raises UserError where they cannot be had any more.
+    Raises UserError where they cannot be had.
     """
     if not settings.recipe.data.images:
-        return
-    source = _folder(settings)
-    for name in NAMES if (folder / TEMPLATES[0]).is_file() else NAMES + TEMPLATES:
-        if (file := source / name).is_file() and file.resolve() != (folder / name).resolve():
-            shutil.copyfile(file, folder / name)
+        return {}
+    folder = _folder(settings)
+    return {name: (folder / name).read_bytes() for name in (*NAMES, *TEMPLATES) if (folder / name).is_file()}
+
+
+def write(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what read() returned into the directory of a saved model, in which the tokenizer's files lie already."""
+    has_template = (folder / TEMPLATES[0]).is_file()
+    for name, content in files.items():
+        if name not in TEMPLATES or not has_template:
+            (folder / name).write_bytes(content)
 
 
 def _folder(settings: Settings) -> Path:

@@ -51,8 +51,8 @@ def parameter_count(model: Any, trained: bool = False) -> int:
 
 
 def elements(parameter: Any) -> int:
-    """Return the number of elements of a whole parameter, even where this rank holds a shard (DeepSpeed's ds_numel, DTensor's numel)
-    or 4-bit weights in containers (bitsandbytes' quant_state)."""
+    """Return the number of elements of a whole parameter, even where this rank holds a shard (DeepSpeed's ds_numel, DTensor's
+    numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
     quantised = getattr(parameter, "quant_state", None)
     return int(quantised.shape.numel() if quantised else getattr(parameter, "ds_numel", parameter.numel()))
 

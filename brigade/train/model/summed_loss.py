@@ -27,7 +27,9 @@ def why_not_divided(config: Any, trust_remote_code: bool = False, images: bool =
     """Return why the loss of this config's model is no sum over num_items_in_batch, "" where it is.
 
     Transformers marks most models of images and texts so (accepts_loss_kwargs, Transformers issue 37208), also Gemma 4's, whose
-    loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers; images: one with a tower.
+    loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers.
+
+    images: whether it is built with its vision tower
     """
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)

@@ -75,7 +75,8 @@ def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_fewer_positions(rope: Any, tiny: dict[str, Any]) -> Any:
-    """Return the rotary embedding of a tiny model: where it divides each head among time, height and width (M-RoPE), tiny heads."""
+    """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), parts of a tiny
+    head."""
     sections = rope.get("mrope_section") if isinstance(rope, dict) and not rope.get("mrope_interleaved") else None
     if not sections:
         return rope

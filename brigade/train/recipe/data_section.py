@@ -48,8 +48,6 @@ class DataSection(Source):
 
     datasets: Annotated[list[WeightedSource], not_empty] | None = None
     """Several sources, instead of dataset_name or train_file."""
-    images: bool = False
-    """Rows may have images (docs/images.md)."""
     streaming: bool = False
     """Read and tokenise while training, a window at a time: for sets larger than the disk. Needs max_steps."""
     validation_split: float = Field(0.02, gt=0, lt=1)
@@ -58,6 +56,8 @@ class DataSection(Source):
     """Default: the tokenizer's own, or the one in brigade/train/data/templates/ that renders the same and has generation marks;
     if there is neither, its own is rendered turn by turn (docs/data.md). A name of one in there, or a .jinja file with generation
     marks. none: there is none, and prompt and completion are joined as they are."""
+    images: bool = False
+    """Rows may have images, for a model that reads them (docs/images.md). false: a row with an image is an error."""
     max_length: int = Field(2048, ge=8)
     """The longest sequence, in tokens."""
     truncation: bool = True

@@ -1,4 +1,4 @@
-"""Which keys of a recipe are about images, and where they contradict each other. This module imports no torch."""
+"""The parts of a model of images and texts: which ones a recipe trains, and how fast. This module imports no torch."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .schema import Recipe, TrainingSection
 
 LANGUAGE, PROJECTOR, VISION_TOWER = "language", "projector", "vision_tower"
-PARTS = (LANGUAGE, PROJECTOR, VISION_TOWER)  # of a model of images and texts
-# Keys that only runs with images read, by section.
+PARTS = (LANGUAGE, PROJECTOR, VISION_TOWER)
+# Section -> its keys that nobody reads without data.images: true.
 KEYS = {
     "model": ("processor_name_or_path", "freeze_vision_tower", "freeze_projector", "lora_parts"),
     "training": ("vision_tower_learning_rate", "projector_learning_rate"),
@@ -43,18 +43,21 @@ def has_own_rates(training: "TrainingSection") -> bool:
 
 
 def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
-    """Raise UserError for keys about images that the recipe does not read, or that contradict each other."""
+    """Raise UserError for keys about parts that the recipe does not read, or that contradict each other."""
     model, training = recipe.model, recipe.training
     if not recipe.data.images:
         for section, keys in KEYS.items():
             values = getattr(recipe, section)
             for key in keys:
                 if getattr(values, key) != type(values).model_fields[key].default:
-                    raise UserError(place(key), "it is about images, and the recipe trains on texts", "set images: true")
+                    problem = "data.images is not true, so nobody reads it"
+                    raise UserError(place(key), problem, "set data.images: true, or remove it")
         return
     for key in FREEZES.values():
         if model.use_peft and getattr(model, key) != type(model).model_fields[key].default:
-            problem = "with adapters (use_peft) all weights stay as they are, and lora_parts says which parts get adapters"
+            problem = (
+                "with adapters (use_peft) all weights stay as they are, and lora_parts says which parts get adapters"
+            )
             raise UserError(place(key), problem, "leave it out, and set lora_parts")
     trained = trained_parts(recipe)
     for part, key in RATES.items():
