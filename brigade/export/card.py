@@ -17,6 +17,7 @@ CARD = "<!-- This card was made by `python -m brigade export --push`, which repl
 _PATHS = (
     "model_name_or_path",
     "tokenizer_name_or_path",
+    "processor_name_or_path",
     "train_file",
     "validation_file",
     "dataset_name",
@@ -25,6 +26,7 @@ _PATHS = (
 
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of reward models
+WITH_IMAGES = "AutoModelForImageTextToText"
 
 
 def write(folder: Path, name: str, settings: Settings, base: Base, output: Path, whole: bool, final: bool) -> Path:
@@ -49,7 +51,7 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
     data = ModelCardData(
         base_model=base.name or None,
         library_name="transformers" if whole else "peft",
-        pipeline_tag="text-generation",
+        pipeline_tag="image-text-to-text" if settings.recipe.data.images else "text-generation",
         license=base.licence or None,
         datasets=_on_hub(settings) or None,
         tags=["brigade", method_name(model).lower().replace(" ", "-"), *(["gguf"] if files else [])],
@@ -75,8 +77,9 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
 
 def auto_class(settings: Settings) -> str:
     """Return the name of Transformers' class that loads the run's model."""
-    scores = objective_of(settings.recipe.training).scores
-    return CLASSIFIER if scores else "AutoModelForCausalLM"
+    if objective_of(settings.recipe.training).scores:
+        return CLASSIFIER
+    return WITH_IMAGES if settings.recipe.data.images else "AutoModelForCausalLM"
 
 
 def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
@@ -95,7 +98,8 @@ def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
 
 def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path], auto: str) -> str:
     load = f'model = {auto}.from_pretrained("{name}")'
-    imports = [f"from transformers import {auto}, AutoTokenizer", ""]
+    reader = "AutoProcessor" if auto == WITH_IMAGES else "AutoTokenizer"
+    imports = [f"from transformers import {auto}, {reader}", ""]
     if not whole and dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         imports.insert(0, "from peft import PeftModel")
         load = f'base = {auto}.from_pretrained("{base.name}")\n'
@@ -107,7 +111,8 @@ def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path], 
             "",
         ]
         load = f'model = AutoPeftModelForSequenceClassification.from_pretrained("{name}", num_labels=1)'
-    lines = ["```python", *imports, f'tokenizer = AutoTokenizer.from_pretrained("{name}")', load, "```"]
+    variable = reader.removeprefix("Auto").lower()
+    lines = ["```python", *imports, f'{variable} = {reader}.from_pretrained("{name}")', load, "```"]
     for file in files:
         lines += ["", f"llama.cpp: `llama-cli -hf {name} --hf-file {file.name}`"]
     return "\n".join(lines)

@@ -99,6 +99,11 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
             "flag --gguf", "a reward model is no language model, and has no such file", "leave the flag out"
         )
     cure = gguf.cure_by_converter(destination, exported=False)
+    if settings.recipe.data.images:
+        problem = (
+            "a GGUF file holds a language model; llama.cpp keeps its tower in another one, which is not written here"
+        )
+        raise UserError("flag --gguf", problem, "leave the flag out, and convert the exported model with llama.cpp")
     config = load_config(settings)
     gguf.check_config(config, settings.place("model_name_or_path"), cure)
     if (output / "tokenizer.json").is_file():  # else it comes with the checkpoint, or with the base

@@ -13,7 +13,7 @@ import torch
 from ...errors import UserError
 from ...errors.disk import writing
 from ..data import chat_template
-from ..model import adapters
+from ..model import adapters, processor_files
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
@@ -74,6 +74,7 @@ def export(
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
+            processor_files.write(processor_files.read(settings), folder)
             file_modes.by_umask(*folder.glob("*.safetensors"))
     base = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, base)

@@ -147,7 +147,7 @@ def _fused(folder: Path, in_files: Set[str], trained: Set[str] = frozenset()) ->
     trained: names of parameters of which other ones are left out; none: all
     """
     with without_zero3():
-        model, loading = scores.auto_class(folder).from_pretrained(
+        model, loading = scores.auto_class(folder, images=None).from_pretrained(
             folder, dtype="auto", device_map="cpu", trust_remote_code=False, output_loading_info=True
         )
     buffers = {name for name, _ in model.named_buffers()}

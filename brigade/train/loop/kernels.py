@@ -18,7 +18,8 @@ from ..strategy import Strategy
 
 def prove_kernels(settings: Settings, strategy: Strategy, world: World, config: Any, offers: Offers) -> Proofs:
     """What is proven on all of this run's GPUs (docs/kernels.md), of which `auto` takes the fastest. A collective."""
-    if any(ranks.gather(torch.cuda.is_available())):  # a run on a CPU proves nothing
+    # A run on a CPU proves nothing, and proofs have no vision tower.
+    if any(ranks.gather(torch.cuda.is_available())) and not settings.recipe.data.images:
         return offers.prove_kernels(settings, strategy, world, config, has_compiler(gpu=True))
     return Proofs()
 

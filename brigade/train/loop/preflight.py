@@ -36,6 +36,11 @@ def check_run(run: Run, config: Any) -> None:
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_beside(settings, config)
     if experts.router_loss_coef(settings, config):
+        if settings.recipe.data.images:
+            problem = (
+                f"{type(config).__name__} has a loss for its routers, and nobody has compared it where rows have images"
+            )
+            raise UserError(settings.place("router_aux_loss_coef"), problem, "set router_aux_loss_coef: 0")
         experts.check_router_loss(settings, config, run.strategy.axes.stages)
     if settings.recipe.training.router_bias_update_rate:
         experts.check_router_bias(settings, config, run.strategy)

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import UserError
 from ..checkpoint import compatibility, states
+from ..model import parts
+from ..recipe.parts import has_own_rates
 from ..upstream import unpickling
 from .hooks import Feature
 
@@ -114,10 +116,11 @@ def name_of(name: str) -> str:
 
 
 def _order(model: Any, trainer: "Trainer") -> list[str]:
-    """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
+    """Names of the trained parameters as the Trainer's optimizer numbers them (create_optimizer, Transformers' and ours)."""
     decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
     names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return sorted(names, key=lambda name: name not in decayed)  # stable
+    names.sort(key=lambda name: name not in decayed)  # stable
+    return parts.order(model, names) if has_own_rates(trainer.run.settings.recipe.training) else names
 
 
 def saved_names(model: Any, names: Any) -> dict[str, str]:

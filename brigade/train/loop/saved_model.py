@@ -68,7 +68,7 @@ def _check(trainer: "Trainer", folder: Path) -> None:
             _compare_adapters(trainer, folder)
         else:
             with upstream.without_zero3():
-                base_weights.check(str(folder), section.trust_remote_code)
+                base_weights.check(str(folder), section.trust_remote_code, trainer.run.settings.recipe.data.images)
     except UserError as error:
         problem = f"the model that was saved here is not the one that was trained: {error.problem}"
         cure = (

@@ -8,8 +8,9 @@ from ...errors.console import console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import other_versions
 from ..data import report
-from ..model import adapters, packed_samples
-from ..model.sizes import beyond_texts, parameter_count, untaught
+from ..model import adapters, packed_samples, parts
+from ..model.sizes import parameter_count
+from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
 from .environment import ALLOCATOR
@@ -33,7 +34,8 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **_adapters(run, trainer, data),
-        **_frozen(trainer.model),
+        **_parts(run, trainer),
+        **_frozen(trainer.model, run.settings.recipe.data.images),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": template} if (template := report.chat_template(data)) else {}),
         **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
@@ -92,13 +94,30 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
     )
 
 
-def _frozen(model: Any) -> dict[str, str]:
+def _parts(run: Run, trainer: Any) -> dict[str, str]:
+    """{"parts": "language 1,234 parameters, all trained at 2e-05; vision tower ..."}, or {} where rows have no images."""
+    recipe = run.settings.recipe
+    if not recipe.data.images:
+        return {}
+    rates, own = learning_rates(recipe.training, run.batch.learning_rate), has_own_rates(recipe.training)
+    every, trained = parts.count_of(trainer.model), parts.count_of(trainer.model, trained=True)
+    words = []
+    for part, count in every.items():
+        share = "all" if trained[part] == count else f"{trained[part]:,}"
+        rate = f" at {rates[part]:.3g}" if own else ""
+        what = f"{share} trained{rate}" if trained[part] else "frozen"
+        words.append(f"{part.replace('_', ' ')} {count:,} parameters, {what}")
+    return {"parts": "; ".join(words)}
+
+
+def _frozen(model: Any, with_images: bool = False) -> dict[str, str]:
     """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} where all gets gradients."""
-    parts = beyond_texts(model)
-    count = sum(map(parameter_count, parts.values()))
-    words = [f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"] if parts else []
-    choosing = [module for name, module in untaught(model).items() if name not in parts]
-    count = sum(map(parameter_count, choosing))
+    every = parts.unreached(model, with_images)
+    choosing = {name: module for name, module in every.items() if name.rpartition(".")[2] == "indexer"}
+    beyond = {name: module for name, module in every.items() if name not in choosing}
+    count, samples = sum(map(parameter_count, beyond.values())), "samples" if with_images else "texts"
+    words = [f"{', '.join(beyond)}: {count:,} parameters, which {samples} do not reach"] if beyond else []
+    count = sum(map(parameter_count, choosing.values()))
     words += (
         [f"{len(choosing)} indexers: {count:,} parameters, which get no gradient: a choice of tokens has none"]
         if choosing

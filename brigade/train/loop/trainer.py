@@ -20,11 +20,12 @@ from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, sample_by_sample, summed_loss
+from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
+from ..recipe.parts import has_own_rates, learning_rates
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
@@ -102,7 +103,7 @@ class Trainer(EvaluatingTrainer):
             self.model_accepts_loss_kwargs = True
         elif summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
-            if why := summed_loss.why_not_divided(model.config, trusts):
+            if why := summed_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images):
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
                 raise UserError(place, problem, "choose a causal language model of Transformers")
             self.model_accepts_loss_kwargs = True
@@ -126,6 +127,7 @@ class Trainer(EvaluatingTrainer):
             model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         if objective.rows != objectives.ANSWERS:
             self.preferences = Preferences(self)
+        self.processor_files = processor_files.read(run.settings)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -186,6 +188,16 @@ class Trainer(EvaluatingTrainer):
         # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
         every[1:1] = [Figures(self), self.checkpoints, *([TaskEvaluation(self)] if training.eval_tasks else [])]
         self.features = [callback for callback in every if isinstance(callback, Feature)]
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Make the optimizer as Transformers does, with groups of each part where one has its own learning rate."""
+        is_made = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        training = self.run.settings.recipe.training
+        if has_own_rates(training) and not is_made:
+            rates = learning_rates(training, self.run.batch.learning_rate)
+            parts.divide_groups(optimizer, self.model if model is None else model, rates)
+        return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from a checkpoint, or from the beginning. A checkpoint that is on its way is finished whatever happens."""
@@ -357,7 +369,10 @@ class Trainer(EvaluatingTrainer):
 
         _internal_call: the engine's part of a checkpoint, which Transformers writes
         """
+        folder = Path(output_dir or self.args.output_dir)
         if _internal_call:
             super().save_model(output_dir, _internal_call)
         else:
-            saved_model.save(self, Path(output_dir or self.args.output_dir))
+            saved_model.save(self, folder)
+        if self.args.should_save and self.replica.speaks:
+            processor_files.write(self.processor_files, folder)

@@ -1,7 +1,7 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.objectives import objective_of
+from ..recipe.parts import LANGUAGE
 from ..recipe.schema import ModelSection
 from ..upstream.experts import beside_mamba, taken_for_experts
+from . import parts
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -26,13 +28,16 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
         return {}
     everywhere, experts = section.lora_target_modules == ALL_LINEAR, ""
     on = "all linear layers" if everywhere else ", ".join(section.lora_target_modules)
-    own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
+    on += f" of {' and '.join(section.lora_parts).replace('_', ' ')}" if section.lora_parts != [LANGUAGE] else ""
+    reached = parts.adapted(model, section.lora_parts).values()
+    own = [parameter for module in reached for parameter in module.parameters(recurse=False)]
     if adapted := target_parameters(section, model):
         on += f", {', '.join(adapted)}"
     elif any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
         experts = "; experts are no linear layers and stay as they are"
     if everywhere:
-        plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
+        layers = linear_layers(model, section.lora_parts)
+        plain = [layer for layer in layers if ".base_layer" not in layer and ".lora_" not in layer]
         if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
         if refused := sorted(beside_mamba(model.get_base_model(), plain)):
@@ -45,8 +50,8 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
-    parts = trains(trained - whole, whole, section.lora_modules_to_save)
-    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {parts}: {share}"}
+    what = trains(trained - whole, whole, section.lora_modules_to_save)
+    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {what}: {share}"}
 
 
 def trains(adapters: int, whole: int, modules: list[str]) -> str:
@@ -81,13 +86,14 @@ def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model
     return {"chat tokens": f"{', '.join(used)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
-def linear_layers(model: Any) -> list[str]:
-    """Return the names of the layers that adapters fit: linear, the output layer included, and trained by texts."""
+def linear_layers(model: Any, of: Sequence[str] = (LANGUAGE,)) -> list[str]:
+    """Return the names of the layers in these parts of a model that adapters fit: linear, the output layer included."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
     kinds = (torch.nn.Linear, Conv1D)
-    return [name for name, module in _reached(model).items() if isinstance(module, kinds) and _only_multiplies(module)]
+    reached = parts.adapted(model, of)
+    return [name for name, module in reached.items() if isinstance(module, kinds) and _only_multiplies(module)]
 
 
 def _only_multiplies(layer: Any) -> bool:
@@ -104,12 +110,6 @@ def _only_multiplies(layer: Any) -> bool:
         result = twin(torch.empty(3, 5, layer.in_features))
         return isinstance(result, torch.Tensor) and result.shape == (3, 5, layer.out_features)
     return False
-
-
-def _reached(model: Any) -> dict[str, Any]:
-    """Return name -> module of all that gets a gradient from texts."""
-    outside = {module for part in untaught(model).values() for module in part.modules()}
-    return {name: module for name, module in model.named_modules() if module not in outside}
 
 
 def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
@@ -142,7 +142,11 @@ def check_targets(settings: Settings, config: Any) -> None:
         return
     model = empty_model(settings, config)
     place, name = settings.place("lora_target_modules"), type(model).__name__
-    layers, modules = linear_layers(model), _reached(model)
+    layers, modules = linear_layers(model, section.lora_parts), parts.adapted(model, section.lora_parts)
+    for part in section.lora_parts:
+        if not linear_layers(model, [part]):
+            problem = f"the {part.replace('_', ' ')} of {name} has no linear layer that an adapter fits"
+            raise UserError(settings.place("lora_parts"), problem, f"leave {part} out")
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     if section.load_in_4bit:
         _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
@@ -236,7 +240,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
 
     section = settings.recipe.model
     targets: Any = section.lora_target_modules
-    layers = linear_layers(model)
+    layers = linear_layers(model, section.lora_parts)
     if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
         head, taken = model.get_output_embeddings(), taken_for_experts(model, layers) | beside_mamba(model, layers)
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]

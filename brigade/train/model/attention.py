@@ -14,13 +14,14 @@ from ...errors import UserError
 from .. import upstream
 from ..data.collate import on_host
 from ..recipe.flags import Settings
-from . import per_layer
+from . import parts, per_layer
 
 VARLEN = "varlen"
 FLASH_WIDTH = 256  # of a head, the most that FlashAttention takes
 # Whether sequences of this forward pass hold several samples end to end, where that is known.
 END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
+MASKED = ("sdpa", "eager")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
 # Implementations that compute no products between the samples of a sequence. Others compute them, and hide them by a mask.
 SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
@@ -49,6 +50,8 @@ def choose(
     from transformers.utils import is_flash_attn_2_available
 
     wanted, training = settings.recipe.model.attn_implementation, settings.recipe.training
+    if settings.recipe.data.images and parts.needs_masks(config):
+        return _by_masks(settings, config, wanted)
     classes = [getattr(transformers, name, None) for name in config.architectures or []]
     classes.append(upstream.model_class(config))
     model = next(filter(None, classes), None)
@@ -80,6 +83,22 @@ def choose(
     if not beyond and _has_varlen_kernel(config):
         return VARLEN, "it computes nothing between samples"
     return "sdpa", "flash-attn is not installed"
+
+
+def _by_masks(settings: Settings, config: Any, wanted: str) -> tuple[str, str]:
+    """Return what choose() does, for a model in which the tokens of an image see each other in both directions."""
+    if wanted in MASKED:
+        return wanted, ""
+    if wanted != "auto":
+        problem = f"the tokens of an image see each other in {type(config).__name__}, which only masks can say"
+        raise UserError(settings.place("attn_implementation"), problem, f"use auto, {' or '.join(MASKED)}")
+    return "sdpa", "the tokens of an image see each other, which only masks can say"
+
+
+def of_parts(implementation: str) -> dict[str, str]:
+    """Return what from_pretrained is told where a model of images and texts computes with this attention, by the keys of its
+    config ("": its own). The tower has SDPA, for varlen and FlashAttention are told where samples of tokens begin."""
+    return {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
 
 
 def _has_varlen_kernel(config: Any) -> bool:

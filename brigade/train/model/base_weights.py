@@ -21,8 +21,8 @@ _INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
 
 
-def check(source: str, trust_remote_code: bool) -> None:
-    """Compare the files in `source` with the model of its config.json.
+def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
+    """Compare the files in `source` with the model of its config.json; images: with its vision tower
 
     Raises UserError for a file that is damaged or missing; and, with their names, for weights that are missing, unknown,
     integers, of another shape, or two where the config ties them.
@@ -43,7 +43,7 @@ def check(source: str, trust_remote_code: bool) -> None:
         return
     try:
         with without_zero3():  # it takes no device_map, and a second model is read where the first is sharded
-            model, report = scores.auto_class(source, trust_remote_code).from_pretrained(
+            model, report = scores.auto_class(source, trust_remote_code, images).from_pretrained(
                 source,
                 trust_remote_code=trust_remote_code,
                 device_map="meta",

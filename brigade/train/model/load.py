@@ -19,13 +19,13 @@ from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 from ..upstream import fsdp2
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
-from . import attention, base_weights, scores
+from . import attention, base_weights, parts, scores
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
 from .finite import check_finite
 from .location import location
 from .rope import stretch
-from .sizes import untaught
+from .sizes import model_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     """Return where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
     if settings.recipe.model.from_scratch:
-        return materialise(config, settings.recipe.training.seed, settings.recipe.model.trust_remote_code)
+        recipe = settings.recipe
+        return materialise(config, recipe.training.seed, recipe.model.trust_remote_code, recipe.data.images)
     source = location(settings)
     if not Path(source).is_dir():
         source = download(source, settings)
@@ -42,7 +43,7 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
         problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
         cure = "name a model with weights, or set from_scratch: true"
         raise UserError(settings.place("model_name_or_path"), problem, cure)
-    base_weights.check(source, settings.recipe.model.trust_remote_code)
+    base_weights.check(source, settings.recipe.model.trust_remote_code, settings.recipe.data.images)
     return source
 
 
@@ -69,23 +70,21 @@ def download(name: str, settings: Settings) -> str:
     return folder
 
 
-def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False) -> str:
-    """Return a directory in the cache with random weights for `config`, the same for the same seed.
+def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False, images: bool = False) -> str:
+    """Return a directory in the cache with random weights for `config`, the same for the same seed. images: with a vision tower
 
     Random weights go through a directory so that every strategy loads them as it would load a real model: built in
     place, they would be other ones under ZeRO-3, which draws random numbers in an order of its own. Call it before
     TrainingArguments exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    text = json.dumps(
-        [config.to_dict(), seed, torch.__version__, "tied by save_pretrained"], sort_keys=True, default=str
-    )
+    known = [config.to_dict(), seed, torch.__version__, "tied by save_pretrained", *(["images"] if images else [])]
+    text = json.dumps(known, sort_keys=True, default=str)
     folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
     from filelock import FileLock
     from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM
 
     with writing(folder.parent):
         private_folder(folder)
@@ -93,9 +92,8 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
             if not file.exists():
                 torch.manual_seed(seed)
                 config = copy.deepcopy(config)  # the model writes its dtype there
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=torch.float32, trust_remote_code=trust_remote_code
-                )
+                kind = upstream.auto_class_for(images)
+                model = kind.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
                 model.config.save_pretrained(folder)
                 # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own. Of tied weights the
                 # same name stays, by which a model without the other end (a reward model) finds them.
@@ -113,7 +111,8 @@ def load_model(
     """Load the model from `source` in `dtype`, with this implementation of attention (attention.choose). Under ZeRO-3
     TrainingArguments must exist by now: the model is then loaded shard by shard, and is never whole on one rank."""
     attention.register()
-    return load_base(settings, source, dtype, attn_implementation=implementation, **options)
+    how = attention.of_parts(implementation) if settings.recipe.data.images else implementation
+    return load_base(settings, source, dtype, attn_implementation=how, **options)
 
 
 @fsdp2.by_number_on_host()
@@ -122,7 +121,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
 
     options: further ones of from_pretrained; model_class among them: a class instead of the config's own
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.distributed.fsdp import is_fsdp_enabled
     from transformers.distributed.utils import is_local_dist_rank_0
 
@@ -150,15 +149,15 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     biases = biases_in_fp32 if settings.recipe.training.router_bias_update_rate else nullcontext
     with upstream.own_frozen_parameters(), biases():
-        model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
+        kind = options.pop("model_class", None) or model_class(settings)
+        model = kind.from_pretrained(source, dtype=dtype, **options)
     if sent:
         fsdp2.hold_places(model)
     for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if one not in model.all_tied_weights_keys:  # files that base_weights.check() does not read (.bin)
             raise of_two_matrices(source, one, other)
     check_finite(model if own else None, source)
-    for part in untaught(model).values():
-        part.requires_grad_(False)
+    parts.freeze(model, settings)
     upstream.fix_loaded(model, dequantised=quantization is not None and not section.load_in_4bit)
     return model
 

@@ -27,9 +27,10 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
     """
     section = settings.recipe.model
     if not section.use_peft:
-        base_weights.check(str(directory), section.trust_remote_code)
-        options |= {"trust_remote_code": section.trust_remote_code}
-        return scores.auto_class(directory, section.trust_remote_code).from_pretrained(directory, **options)
+        trusts, images = section.trust_remote_code, settings.recipe.data.images
+        base_weights.check(str(directory), trusts, images)
+        kind = scores.auto_class(directory, trusts, images)
+        return kind.from_pretrained(directory, trust_remote_code=trusts, **options)
     from peft import PeftModel
 
     # Not Transformers' class: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.

@@ -8,7 +8,7 @@ from .. import files
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
-from . import gguf_file, packaged, per_layer
+from . import gguf_file, packaged, parts, per_layer
 from .config_json import ALIASES, check_causal, read_config
 from .rope import stretch
 
@@ -65,7 +65,10 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
         problem = f"{model.model_name_or_path!r} has no usable config: {why}"
         raise UserError(place, problem, cure or "give a name on the Hub or a directory with a config.json") from None
     remote_code.check_kernels(place, name, model.revision, model.trust_remote_code)
-    check_causal(config, place)
+    if settings.recipe.data.images:
+        parts.check_model(settings, config)
+    else:
+        check_causal(config, place)
     if model.rope_parameters:
         stretch(settings, config)
     check_length(settings, getattr(config, "max_position_embeddings", None))

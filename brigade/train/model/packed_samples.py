@@ -13,7 +13,7 @@ from ...errors import UserError, first_line
 from .. import upstream
 from ..data.collate import cumulative, positions
 from ..recipe.flags import Settings
-from . import attention, sample_by_sample
+from . import attention, parts, sample_by_sample
 from .tiny import SPAN, shrink, with_short_spans
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
@@ -74,19 +74,22 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
     begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
     for flex attention: they learn it in the same way.
     """
-    from transformers import AutoModelForCausalLM
-
     by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
-        tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
+        tiny = type(config).from_dict(shrink(config.to_dict()))
+        # A decoder that is no language model by itself is tried with its tower.
+        images = upstream.model_class(tiny.get_text_config()) is None and parts.takes_images(config)
+        tiny = tiny if images else tiny.get_text_config()
         tiny = type(tiny).from_dict(with_short_spans(tiny.to_dict()))
         # fp32 rounds each of the sums that a logit comes from; samples that see each other move it a thousand times as much.
-        rounding = torch.finfo(torch.float32).eps * tiny.hidden_size * tiny.num_hidden_layers
+        text = tiny.get_text_config()
+        rounding = torch.finfo(torch.float32).eps * text.hidden_size * text.num_hidden_layers
     except Exception as error:  # what cannot be tried is not trusted
         return NOTHING, f"a tiny model to try it with cannot be described ({type(error).__name__}: {first_line(error)})"
     samples = [2 * SPAN + 3, 3, 2 * SPAN + 1]  # lengths that no span divides
     position_ids = torch.from_numpy(positions(np.array(samples)))[None]
+    rows = parts.position_rows(config) if images else 1
     ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
     if by_lengths:
         ways = {LENGTHS: lambda: cumulative(np.array(samples))}
@@ -97,20 +100,22 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
         torch.manual_seed(0)
         sequence = torch.randint(7, 4000, (1, sum(samples)))
 
-        def logits(ids: torch.Tensor, **more: Any) -> torch.Tensor:
-            return model(ids, use_cache=False, **more).logits
+        def logits(ids: torch.Tensor, position_ids: torch.Tensor, **more: Any) -> torch.Tensor:
+            if rows > 1:
+                position_ids = position_ids.expand(rows, *position_ids.shape)
+            return model(ids, use_cache=False, position_ids=position_ids, **more).logits
 
         try:
-            model = AutoModelForCausalLM.from_config(tiny, **options).eval()
+            model = upstream.auto_class_for(images).from_config(tiny, **options).eval()
             sample_by_sample.divide(model)
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
-            parts = []
+            each = []
             for ids in sequence.split(samples, dim=1):
                 count = ids.shape[1]
                 borders = cumulative(np.array([count])) if by_lengths else {}
-                parts.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
-            apart = torch.cat(parts, dim=1)
+                each.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
+            apart = torch.cat(each, dim=1)
         except Exception as error:
             return NOTHING, _untried(error)
         for name, more in ways.items():

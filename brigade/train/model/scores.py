@@ -12,7 +12,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ...errors import UserError
-from ..upstream import classifier_class, without_zero3
+from ..upstream import auto_class_for, classifier_class, takes_images, without_zero3
 
 HEAD = "score.weight"
 
@@ -64,13 +64,16 @@ def loading(source: str, config: Any, place: str) -> dict[str, Any]:
     return {"config": config, "model_class": kind}
 
 
-def auto_class(source: Any, trust_remote_code: bool = False) -> Any:
+def auto_class(source: Any, trust_remote_code: bool = False, images: bool | None = False) -> Any:
     """Return Transformers' class for what is saved in a directory: that of classifiers where its config.json names one, as of a
-    reward model; else that of causal language models."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    reward model; else that of causal language models, or of models of images and texts.
+
+    images: whether the model has a vision tower; None: where the class that its config.json names has one
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    names = getattr(config, "architectures", None) or [""]
-    return (
-        AutoModelForSequenceClassification if names[0].endswith("ForSequenceClassification") else AutoModelForCausalLM
-    )
+    name = (getattr(config, "architectures", None) or [""])[0]
+    if name.endswith("ForSequenceClassification"):
+        return AutoModelForSequenceClassification
+    return auto_class_for(takes_images(name) if images is None else images)

@@ -3,6 +3,7 @@
 import copy
 from typing import TYPE_CHECKING, Any
 
+from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 
@@ -18,10 +19,14 @@ def half_or_full(settings: Settings) -> "torch.dtype":
     return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
 
 
+def model_class(settings: Settings) -> Any:
+    """Return Transformers' class that builds a run's model: with its vision tower where rows have images."""
+    return upstream.auto_class_for(settings.recipe.data.images)
+
+
 def empty_model(settings: Settings, config: Any) -> Any:
     """Build the model on the meta device: it has names and shapes, and takes no memory."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     if objective_of(settings.recipe.training).scores:
         from . import scores
@@ -31,7 +36,8 @@ def empty_model(settings: Settings, config: Any) -> Any:
         with torch.device("meta"):
             return scores.class_of(config)(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
+        trusts = settings.recipe.model.trust_remote_code
+        return model_class(settings).from_config(config, trust_remote_code=trusts)
 
 
 def largest_parameter(settings: Settings, config: Any) -> int:
@@ -40,13 +46,15 @@ def largest_parameter(settings: Settings, config: Any) -> int:
 
 
 def parameter_count(model: Any, trained: bool = False) -> int:
-    """Return the number of parameters of the whole model, or of those that are trained, even where this rank holds a shard
-    (DeepSpeed's ds_numel, DTensor's numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
-    return sum(
-        quantised.shape.numel() if (quantised := getattr(p, "quant_state", None)) else getattr(p, "ds_numel", p.numel())
-        for p in model.parameters()
-        if p.requires_grad or not trained
-    )
+    """Return the number of parameters of the whole model, or of those that are trained, as elements() counts them."""
+    return sum(elements(parameter) for parameter in model.parameters() if parameter.requires_grad or not trained)
+
+
+def elements(parameter: Any) -> int:
+    """Return the number of elements of a whole parameter, even where this rank holds a shard (DeepSpeed's ds_numel, DTensor's
+    numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
+    quantised = getattr(parameter, "quant_state", None)
+    return int(quantised.shape.numel() if quantised else getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def untaught(model: Any) -> dict[str, Any]:

@@ -23,19 +23,20 @@ def is_doubtful(model: Any, says: bool) -> bool:
     return "self.loss_function(" not in inspect.getsource(inspect.unwrap(type(base).forward))
 
 
-def why_not_divided(config: Any, trust_remote_code: bool = False) -> str:
+def why_not_divided(config: Any, trust_remote_code: bool = False, images: bool = False) -> str:
     """Return why the loss of this config's model is no sum over num_items_in_batch, "" where it is.
 
     Transformers marks most models of images and texts so (accepts_loss_kwargs, Transformers issue 37208), also Gemma 4's, whose
     loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers.
-    """
-    from transformers import AutoModelForCausalLM
 
+    images: whether it is built with its vision tower
+    """
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         try:
             tiny = type(config).from_dict(shrink(config.to_dict()))
-            model = AutoModelForCausalLM.from_config(tiny, trust_remote_code=trust_remote_code, dtype=torch.float32)
+            options = {"trust_remote_code": trust_remote_code, "dtype": torch.float32}
+            model = upstream.auto_class_for(images).from_config(tiny, **options)
             tokens = torch.arange(7, 23)[None]
             given = {"input_ids": tokens, "labels": tokens, "use_cache": False}
             found = [model.eval()(**given, num_items_in_batch=number) for number in (1, 4)]

@@ -22,6 +22,7 @@ TINY = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,  # linear attention's
     "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 16,  # Zamba's
     "embedding_dim": 64,  # xLSTM's
+    "out_hidden_size": 64,  # of a vision tower
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
 
@@ -46,6 +47,8 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
     if "qk_head_dim" in tiny and {"qk_nope_head_dim", "qk_rope_head_dim"} <= tiny.keys():
         tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     tiny["vocab_size"] = VOCABULARY
+    for key in tiny.keys() & {"rope_parameters", "rope_scaling"}:
+        tiny[key] = _with_fewer_positions(tiny[key], tiny)
     if isinstance(config.get("text_config"), dict):
         tiny["text_config"] = shrink(config["text_config"], divisor, layers)
     for key in tiny.keys() & {"vision_config", "audio_config"}:
@@ -69,6 +72,17 @@ def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(text := config.get("text_config"), dict):
         short["text_config"] = with_short_spans(text)
     return config | short
+
+
+def _with_fewer_positions(rope: Any, tiny: dict[str, Any]) -> Any:
+    """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), parts of a tiny
+    head."""
+    sections = rope.get("mrope_section") if isinstance(rope, dict) and not rope.get("mrope_interleaved") else None
+    if not sections:
+        return rope
+    half = (tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]) // 2
+    others = [half * section // sum(sections) for section in sections[1:]]
+    return rope | {"mrope_section": [half - sum(others), *others]}
 
 
 def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> Any:

@@ -15,6 +15,7 @@ from .value_types import (
     AtLeastZero,
     ExpertParameters,
     LinearLayers,
+    ModelParts,
     Pairs,
     Positive,
     Steps,
@@ -44,6 +45,12 @@ class ModelSection(Section):
     samples cost no attention to each other."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model. In a file it says that the model needs them; only the flag permits it."""
+    processor_name_or_path: str | None = None
+    """With images: where the files of the model's processor lie. Default: the model's own."""
+    freeze_vision_tower: bool = True
+    """With images: leave the vision tower as it is. With adapters lora_parts decides."""
+    freeze_projector: bool = False
+    """With images: leave what turns the tower's features into embeddings as it is. With adapters lora_parts decides."""
     rope_parameters: Yarn | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
@@ -56,6 +63,8 @@ class ModelSection(Section):
     """Share of an adapter's inputs that is left out while it is trained."""
     lora_target_modules: LinearLayers = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
+    lora_parts: ModelParts = ["language"]
+    """With images: the parts that get adapters, of language, projector and vision_tower (`language,projector`)."""
     lora_target_parameters: ExpertParameters = []
     """Parameters of no linear layer that get adapters too (PEFT's target_parameters): names (`experts.gate_up_proj`), or experts:
     the weights of every layer's experts, which a mixture of experts holds fused."""
@@ -94,6 +103,10 @@ class TrainingSection(ObjectiveKeys):
     max_steps: Steps = -1
     """Optimizer steps; -1: num_train_epochs decides. A finished run given more of either goes on from its last checkpoint."""
     learning_rate: float = Field(2e-5, gt=0)
+    vision_tower_learning_rate: float | None = Field(None, gt=0)
+    """With images: the vision tower's, where that is trained; the schedule scales it as learning_rate. Default: learning_rate."""
+    projector_learning_rate: float | None = Field(None, gt=0)
+    """With images: the projector's, likewise."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "constant",
         "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"

@@ -85,6 +85,9 @@ Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+ModelParts = Annotated[
+    list[Literal["vision_tower", "projector", "language"]], Field(min_length=1), BeforeValidator(_words)
+]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[

@@ -112,6 +112,20 @@ def model_class(config: Any) -> Any:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
+def auto_class_for(images: bool) -> Any:
+    """Return Transformers' class that builds the model of a config: with its vision tower, or for texts only."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
+def takes_images(name: str) -> bool:
+    """Whether a class of this name is one that AutoModelForImageTextToText builds (models/auto/modeling_auto.py)."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+
+
 def classifier_class(config: Any) -> Any:
     """The class that AutoModelForSequenceClassification builds for a config of texts, or None (as above)."""
     from transformers import AutoModelForSequenceClassification

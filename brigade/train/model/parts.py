@@ -1,0 +1,170 @@
+"""The parts of a model of images and texts: its language model, its vision tower, and the projector between the two."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...errors.tables import table
+from ..recipe.flags import Settings
+from ..recipe.parts import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
+from .sizes import elements, untaught
+
+MODELS = Path(__file__).parents[1] / "images" / "models.yaml"
+# What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
+_WRAPPERS = re.compile(
+    r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)"
+)
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """Return what images/models.yaml says: model_type -> what is known of such models."""
+    models: dict[str, dict[str, Any]] = table(MODELS)
+    return models
+
+
+def check_model(settings: Settings, config: Any) -> None:
+    """Raise UserError where a model of this config takes no images, or is none of those that are proven."""
+    place, kind = settings.place("model_name_or_path"), config.model_type
+    if getattr(config, "vision_config", None) is None:
+        problem = f"{type(config).__name__} has no vision tower, and the recipe says images: true"
+        raise UserError(place, problem, "name a model of images and texts, or remove images")
+    if kind not in known():
+        problem = f"nobody has compared {kind!r} with one sample at a time where rows have images"
+        raise UserError(place, problem, f"name a model of one of these kinds: {', '.join(sorted(known()))}")
+
+
+def needs_masks(config: Any) -> bool:
+    """Whether the tokens of an image see each other in both directions."""
+    return bool(known().get(config.model_type, {}).get("masks"))
+
+
+def takes_images(config: Any) -> bool:
+    """Whether a model of this config is one of those that are proven with images."""
+    return config.model_type in known()
+
+
+def position_rows(config: Any) -> int:
+    """Return how many positions each token has: with M-RoPE that in its text, and those in time, height and width."""
+    return 4 if known().get(config.model_type, {}).get("positions") == "mrope" else 1
+
+
+# ---- which parameters are whose --------------------------------------------------------------------------------------
+def _paths(config: Any) -> dict[str, str]:
+    """Return path in the model -> part, the longest path first. {} for models that are not in models.yaml."""
+    row = known().get(config.model_type, {})
+    named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
+    paths = {f"model.{path}": part for part, given in named.items() for path in given}
+    return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
+
+
+def _part_of(name: str, paths: Mapping[str, str]) -> str:
+    plain = _WRAPPERS.sub("", name)
+    return next((part for path, part in paths.items() if plain == path or plain.startswith(f"{path}.")), LANGUAGE)
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def parts_of(model: Any) -> dict[str, list[str]]:
+    """Return part -> names of its parameters, in the model's order; with adapters, theirs among them.
+
+    The parts are language, projector and vision_tower, and each parameter is in exactly one. What neither texts nor images reach,
+    such as a tower of sounds, is in none.
+    """
+    paths, parts = _paths(_base(model).config), {part: list[str]() for part in PARTS}
+    beyond = {id(p) for name, module in unreached(model, images=True).items() for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in beyond:
+            parts[_part_of(name, paths)].append(name)
+    return parts
+
+
+def unreached(model: Any, images: bool) -> dict[str, Any]:
+    """Return name -> module of what gets no gradient from the loss of a run's samples.
+
+    images: whether these have images; without, a tower and its projector are among them
+    """
+    paths = _paths(_base(model).config) if images else {}
+    beyond = {name: module for name, module in untaught(model).items() if _part_of(name, paths) == LANGUAGE}
+    return beyond | (_unread(model) if images else {})
+
+
+def _unread(model: Any) -> dict[str, Any]:
+    """Return name -> module of what lies in the tower and has no part in the features: layers above the one that these are taken
+    from, and what models.yaml names."""
+    base = _base(model)
+    config, row = base.config, known().get(base.config.model_type)
+    if row is None:
+        return {}
+    modules = dict(base.named_modules())
+    names = [f"model.{path}" for path in row.get("unread", ())]
+    if count := getattr(config.vision_config, "num_hidden_layers", None):
+        chosen = getattr(config, "vision_feature_layer", -1)
+        # Of the hidden states before the first layer and after each.
+        last = max(each % (count + 1) for each in ([chosen] if isinstance(chosen, int) else chosen))
+        inside = [name for name in modules if any(name.startswith(f"model.{path}.") for path in row["tower"])]
+        layers = next(
+            (n for n in inside if type(modules[n]).__name__ == "ModuleList" and len(modules[n]) == count), None
+        )
+        names += [f"{layers}.{number}" for number in range(last, count) if layers]
+    return {name: modules[name] for name in names if name in modules}
+
+
+# ---- what is trained -------------------------------------------------------------------------------------------------
+def freeze(model: Any, settings: Settings) -> None:
+    """Freeze the parts of a model that its recipe does not train, and what its samples do not reach. With adapters, PEFT freezes
+    all weights."""
+    images, section = settings.recipe.data.images, settings.recipe.model
+    for module in unreached(model, images).values():
+        module.requires_grad_(False)
+    if not images:
+        return
+    names = parts_of(model)
+    frozen = {name for part, key in FREEZES.items() if getattr(section, key) for name in names[part]}
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+
+
+def adapted(model: Any, parts: list[str]) -> dict[str, Any]:
+    """Return name -> module of all that gets a gradient in these parts, and may have adapters."""
+    outside = {module for part in unreached(model, images=True).values() for module in part.modules()}
+    paths = _paths(_base(model).config)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if module not in outside and _part_of(name, paths) in parts
+    }
+
+
+def count_of(model: Any, trained: bool = False) -> dict[str, int]:
+    """Return part -> number of its parameters, or of those that are trained, even where this rank holds a shard."""
+    parameters = dict(model.named_parameters())
+    return {
+        part: sum(elements(parameters[name]) for name in names if parameters[name].requires_grad or not trained)
+        for part, names in parts_of(model).items()
+    }
+
+
+# ---- learning rates --------------------------------------------------------------------------------------------------
+def divide_groups(optimizer: Any, model: Any, rates: Mapping[str, float]) -> None:
+    """Divide an optimizer's parameter groups into groups of one part each, with that part's learning rate; language comes first.
+
+    optimizer: one that has made no step; rates: of each part (recipe.parts.learning_rates)
+    """
+    parameters, groups = dict(model.named_parameters()), []
+    part_of = {id(parameters[name]): part for part, names in parts_of(model).items() for name in names}
+    for part in PARTS:
+        for group in optimizer.param_groups:
+            if members := [parameter for parameter in group["params"] if part_of[id(parameter)] == part]:
+                groups.append({**group, "params": members, "lr": rates[part]})
+    optimizer.param_groups[:] = groups
+
+
+def order(model: Any, names: list[str]) -> list[str]:
+    """Return names of parameters as divide_groups() orders their parts; within a part they stay in their order."""
+    paths = _paths(_base(model).config)
+    return sorted(names, key=lambda name: PARTS.index(_part_of(name, paths)))  # stable
