@@ -107,7 +107,7 @@ def _recipe(options: argparse.Namespace) -> int:
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
     money = None if options.tokens == 1e9 else options.tokens, options.price
-    more = {"asked": _asked_of_images(options), "as_json": options.json}
+    more: dict[str, Any] = {"asked": _asked_of_images(options), "as_json": options.json}
     return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, **more)
 
 

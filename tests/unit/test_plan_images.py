@@ -299,8 +299,8 @@ def test_masks_of_images_cost_time_and_memory(in_the_repository):
 
 
 @pytest.mark.parametrize("wrong, problem", [
-    ({"tensor": 2}, "TP 2 parallelism"),
-    ({"context": 2}, "SP 2 parallelism"),
+    ({"tensor": 2}, "tensor 2 parallelism"),
+    ({"context": 2}, "sequence 2 parallelism"),
     ({"method": "qlora", "trained": 10**5}, "weights in four bits"),
     ({"replicas": Replicas(2)}, "train independently"),
     ({"sequence": 16}, "are more than a sequence of 16"),
@@ -333,7 +333,7 @@ def test_a_recipe_of_images_has_one_in_each_sample():
     found = of_recipe(data={"images": True})
     assert (found.images.per_sample, found.images.width, found.images.assumed) == (1, 1024, True)
     assert found.images.trained == (PROJECTOR,) and found.tokens_per_step == 16 * 4096
-    assert job_of_record(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(record(found))))), "run.yaml") == found
+    assert job_of_record(yaml.safe_load(yaml.safe_dump(record(found))), "run.yaml") == found
     fewer = of_recipe(data={"images": True, "max_pixels": 100_000}, asked=Asked(0.5))
     assert fewer.images.tokens < found.images.tokens / 2
     with pytest.raises(NotCovered, match="reads images"):

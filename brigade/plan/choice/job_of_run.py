@@ -120,6 +120,12 @@ def check_kernels(shape: ModelShape) -> None:
         raise NotCovered(f"the formulas count a {shape.mixer.kind} by {' and '.join(lacking)}, which this host lacks")
 
 
+def check_texts(recipe: Recipe) -> None:
+    """Raise NotCovered for a run of images: nothing tells the formulas how many its samples have, and how large they are."""
+    if reads_images(recipe):
+        raise NotCovered("the formulas do not know how many images its samples have, which `plan` is told")
+
+
 def _replicas(training: TrainingSection, count: int) -> Replicas:
     if count == 1:
         return Replicas()
@@ -282,7 +288,10 @@ def record(job: Job) -> dict[str, Any]:
     if compared := values.get("comparison"):
         values["comparison"] = asdict(compared) | {"shape": compared.shape and _plain(compared.shape)}
     if images := values.get("images"):
-        values["images"] = asdict(images) | {"tower": asdict(images.tower) | {"shape": _plain(images.tower.shape)}}
+        values["images"] = asdict(images) | {
+            "each": list(images.each),
+            "tower": asdict(images.tower) | {"shape": _plain(images.tower.shape)},
+        }
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
 
 

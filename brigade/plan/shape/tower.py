@@ -63,7 +63,7 @@ class Tower:
     def of(cls, values: Mapping[str, Any]) -> "Tower":
         """Return the Tower of which JSON or YAML has kept these values."""
         shape = dict(values["shape"])
-        shape |= {"family": Family(**shape.get("family", {}))}
+        shape |= {"family": Family(**shape.get("family", {})), "vocab": 0, "sizes": (), "projections": ()}
         known = {name: tuple(map(tuple, values[name])) for name in ("products", "linears", "of_projector")}
         return cls(**{**values, **known, "shape": MeasuredShape(**shape)})
 
