@@ -18,12 +18,15 @@ from ..train.recipe.method import METHODS
 from ..train.recipe.objectives import OBJECTIVES
 from ..train.recipe.schema import TrainingSection
 from .choice import averaging_advice, goals
+from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named
 from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
+from .costs.job import PROJECTOR
 from .hardware import calibration
 from .hardware.network import hold_name
 from .output import show, write
 from .output.as_json import answer_json
+from .output.images import say_images
 from .output.objective import say_objective
 from .output.show_recipe import show_recipe
 from .output.write import refresh
@@ -47,11 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             kind: Any = TYPES.get(takes.get("type"))
             if "least" in takes:
                 kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
-            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below")}
+            names = [f"--{flag}", *([takes["also"]] if "also" in takes else [])]
+            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below", "also")}
             if isinstance(more.get("choices"), str):
                 more["choices"] = TABLES[more["choices"]]
             more |= {"type": kind} if kind else {}
-            group.add_argument(f"--{flag}", **more)
+            group.add_argument(*names, **more)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,7 +107,12 @@ def _recipe(options: argparse.Namespace) -> int:
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
     money = None if options.tokens == 1e9 else options.tokens, options.price
-    return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, as_json=options.json)
+    more: dict[str, Any] = {"asked": _asked_of_images(options), "as_json": options.json}
+    return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, **more)
+
+
+def _asked_of_images(options: argparse.Namespace) -> Asked:
+    return Asked(options.images_per_sample, size_of(options.image_size) if options.image_size else None)
 
 
 def _choose(options: argparse.Namespace) -> int:
@@ -145,6 +154,7 @@ def _choose(options: argparse.Namespace) -> int:
         return 1
     show.batch(winner)
     say_objective(winner.estimate, workload.length)
+    say_images(winner.estimate)
     show.describe(winner.estimate, options.tokens, options.price)
     if traces:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
@@ -187,7 +197,14 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     """Return what the flags ask for. Raises UserError where they contradict each other, the model or train.py."""
 
     config, place, name = named_config(options.model)
-    shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys
+    method, keys, images = options.method, METHODS[options.method].keys, None
+    if asked := _asked_of_images(options):
+        refused = {"trace": "of images nothing is traced", "write": "a recipe of images is not written yet"}
+        if flag := next((flag for flag in refused if getattr(options, flag)), ""):
+            _refuse(flag, refused[flag], "leave it out, or plan without images")
+        shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
+    else:
+        shape = described(config, place, name)
     shape = shape.scoring if OBJECTIVES[options.objective].scores else shape
     micro = options.micro_batch or 1
     gpus = cluster.gpus
@@ -237,4 +254,5 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         optimizer=options.optim,
         micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
         objective=options.objective,
+        images=images,
     )

@@ -24,7 +24,7 @@ def for_recipe(plan: RecipePlan) -> list[str]:
         changed = training.model_copy(update={"sync_every": CONSTANTS["every"][0]})
         recipe = plan.settings.recipe.model_copy(update={"training": changed})
         try:
-            return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link))
+            return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link, asked=plan.asked))
         except UserError:  # it does not go with this recipe (train/strategy/replicas.py)
             return None
 
@@ -37,7 +37,7 @@ def for_model(found: Answer) -> list[str]:
 
     def with_replicas() -> Estimate | None:
         batch, rest = divmod(workload.batch, cluster.nodes)
-        if rest or cluster.all or workload.objective != SFT:
+        if rest or cluster.all or workload.images or workload.objective != SFT:
             return None
         choices = tuple(choice for choice in workload.choices if not choice.axes and choice.offload != "nvme")
         one_host = replace(workload, batch=batch, choices=choices)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from ...errors import UserError
 from ...errors.console import figure
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
@@ -130,7 +131,12 @@ def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None 
 
     def fits(cluster: Cluster, **changes: Any) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
-        return chosen(candidates(replace(workload, batch=batch, **changes), cluster, traces)) is not None
+        try:
+            return chosen(candidates(replace(workload, batch=batch, **changes), cluster, traces)) is not None
+        except UserError:  # images do not go with it
+            if workload.images:
+                return False
+            raise
 
     ways = [
         next((way for way, larger in clusters.items() if fits(larger)), ""),

@@ -19,6 +19,8 @@ from ..costs.job import Job
 from ..hardware import gpu
 from ..hardware.network import hold_name
 from ..shape.find import RECIPES, described, known_config, named_config
+from ..shape.tower import described_with_tower
+from .images import NOT_ASKED, Asked, reads_images
 from .job_of_run import NotCovered, job_of_run, largest_fit
 from .strategies import CHOICES, with_sizes
 
@@ -89,10 +91,12 @@ def job_of(
     strategy: Strategy | None = None,
     slots: dict[str, int] | None = None,
     kind: str = "",
+    asked: Asked = NOT_ASKED,
 ) -> Job:
     """Return the recipe as a Job, packed full, on its own cluster or on hosts with these slots, by the strategy chosen there.
 
     link: the network between hosts, "" for the recipe's own or the usual one; kind: of GPU, "" for the recipe's
+    asked: what is known of its images, if it has some
 
     Raises UserError for what the run would refuse, or no formula covers.
     """
@@ -100,7 +104,11 @@ def job_of(
     beside = settings.recipe_path.with_name(BESIDE)
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
     hold_name(cluster.network or "", settings.place("network"))
-    hosts, shape = slots or hosts_of(settings), described(config, place, name)
+    hosts, seen = slots or hosts_of(settings), reads_images(settings.recipe)
+    if asked and not seen:
+        problem = "flags say how many images samples have, and this recipe reads none"
+        raise UserError(str(settings.recipe_path), problem, "set data.images: true, or leave the flags out")
+    shape = described_with_tower(config, place, name)[0] if seen else described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"
     strategy = strategy or strategy_of(settings)
@@ -108,9 +116,9 @@ def job_of(
     batch = batch_arithmetic(training, shares, size)
     try:
         if training.per_device_train_batch_size == "auto":
-            fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place)
+            fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place, asked)
             batch = batch_arithmetic(training, shares, size, *fits)
-        job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
+        job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place, asked=asked)
     except NotCovered as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
     return replace(job, shape=replace(job.shape, name=shape.name), link=link or job.link)
@@ -139,11 +147,13 @@ class RecipePlan:
 
     link: the network between hosts, "" for the recipe's own or the GPU kind's usual one
     goes_to: where a recipe will lie that is not there yet
+    asked: what is known of its images, if it has some
     """
 
     settings: Settings
     link: str = ""
     goes_to: Path | None = None
+    asked: Asked = NOT_ASKED
 
     @property
     def path(self) -> str:
@@ -152,7 +162,7 @@ class RecipePlan:
 
     @functools.cached_property
     def estimate(self) -> Estimate:
-        return estimate(job_of(self.settings, self.link))
+        return estimate(job_of(self.settings, self.link, asked=self.asked))
 
     @functools.cached_property
     def strategy(self) -> Strategy:

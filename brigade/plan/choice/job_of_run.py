@@ -13,12 +13,13 @@ from ...train.recipe.schema import Recipe, TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
-from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Images, Job, Replicas, axis_fields, method_fields
 from ..hardware import Gpu
 from ..shape.find import described, named_shape
 from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape, pairs
+from .images import NOT_ASKED, Asked, adapter_widths, of_recipe, reads_images
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -53,19 +54,24 @@ def job_of_run(
     *,
     trained: int = 0,
     place: str = "config.json",
+    asked: Asked = NOT_ASKED,
 ) -> Job:
     """Return `recipe` as a Job on `ranks` GPUs of the kind `gpu`, `node_size` on each host. Samples are max_length long, and of
     preferences two make a sequence.
 
     ranks: of each replica, where several train by themselves
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
-    them where that is known, else counted
+    them where that is known, else counted; asked: what is known of the images of a recipe that has some
     Raises NotCovered for what the formulas do not know.
     """
     training, model = recipe.training, recipe.model
     _check(recipe, strategy, ranks, trained)
+    name, images = model.model_name_or_path.rstrip("/").rpartition("/")[2], None
     try:
-        shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
+        if reads_images(recipe):
+            shape, images = of_recipe(recipe, config, place, name, asked)
+        else:
+            shape = described(config, place, name)
     except UserError as error:
         raise NotCovered(f"{error.place}: {error.problem}") from None
     objective = objective_of(training)
@@ -77,6 +83,7 @@ def job_of_run(
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
+        trained += model.lora_r * adapter_widths(images, model.lora_target_modules) if images else 0
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape,
@@ -98,6 +105,7 @@ def job_of_run(
         link=recipe.cluster.network or "",
         replicas=_replicas(training, strategy.replicas),
         comparison=comparison,
+        images=images,
         **method_fields(method_of(model)),
         **spread | axis_fields(strategy.axes, ranks),
     )
@@ -110,6 +118,12 @@ def check_kernels(shape: ModelShape) -> None:
     lacking = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
     if shape.mixer and lacking:
         raise NotCovered(f"the formulas count a {shape.mixer.kind} by {' and '.join(lacking)}, which this host lacks")
+
+
+def check_texts(recipe: Recipe) -> None:
+    """Raise NotCovered for a run of images: nothing tells the formulas how many its samples have, and how large they are."""
+    if reads_images(recipe):
+        raise NotCovered("the formulas do not know how many images its samples have, which `plan` is told")
 
 
 def _replicas(training: TrainingSection, count: int) -> Replicas:
@@ -154,6 +168,7 @@ def largest_fit(
     config: Mapping[str, Any],
     device: Gpu,
     place: str,
+    asked: Asked = NOT_ASKED,
 ) -> tuple[int, str]:
     """Return (the largest micro-batch that fits `device`, in words how far it fills it).
 
@@ -168,7 +183,7 @@ def largest_fit(
         number for number in range(8, 0, -1) if share % number == 0 and (number == 1 or share // number >= least)
     ):
         tried = replace(batch, micro=micro, accumulation=share // micro)
-        job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place)
+        job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place, asked=asked)
         result = estimate(job, device)
         filled = f"{result.device_gib:.0f} of {device.memory_gib:.0f} GiB"
         if result.safe:
@@ -273,6 +288,11 @@ def record(job: Job) -> dict[str, Any]:
     values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
     if compared := values.get("comparison"):
         values["comparison"] = asdict(compared) | {"shape": compared.shape and _plain(compared.shape)}
+    if images := values.get("images"):
+        values["images"] = asdict(images) | {
+            "each": list(images.each),
+            "tower": asdict(images.tower) | {"shape": _plain(images.tower.shape)},
+        }
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
 
 
@@ -300,6 +320,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         if compared.get("shape"):
             compared["shape"] = _shape_of_record(compared["shape"])
         known["comparison"] = Comparison(**compared)
+        known["images"] = Images.of(known["images"]) if known.get("images") else None
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({error})"

@@ -65,6 +65,7 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or workload.shape.experts
         or workload.shape.mixer
         or workload.shape.sizes
+        or workload.images
         or choice.why_only
         or choice.offload
         or choice.axes
@@ -164,6 +165,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 **method_fields(workload.method),
                 optimizer=workload.optimizer or Job.optimizer,
                 comparison=comparison,
+                images=workload.images,
                 gpu=cluster.gpu,
                 node_size=node,
                 link=cluster.link,
@@ -192,6 +194,8 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> st
 def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
     """Return whether there is anything to shard, replicate or divide in that way, and formulas know it."""
     known = workload.method.removeprefix("rs") in ("full", "lora")
+    if choice.axes and workload.images:  # no rank shares a tower with another one
+        return False
     if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
         return False
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...train.recipe.objectives import OBJECTIVES, PAIRS, SFT
 from ..costs.estimate import Estimate
-from ..costs.job import EAGER, FUSED, Comparison, Kernels, usual_comparison
+from ..costs.job import EAGER, FUSED, Comparison, Images, Kernels, usual_comparison
 from ..shape.model_shape import ModelShape
 from .strategies import CHOICES, Choice
 
@@ -63,7 +63,7 @@ class Workload:
 
     method: a key of METHODS; objective: one of OBJECTIVES, of which those over pairs have two samples in a sequence
     trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
-    margin: share of each card to leave free
+    margin: share of each card to leave free; images: those of a sample, if it has some
     choices, micro_batches, kernels (keys of KERNELS): what the search is among
     optimizer: "" for the usual one, or where that does not fit without offload one with 8-bit moments
     """
@@ -81,6 +81,7 @@ class Workload:
     rank: int = 16
     whole: tuple[str, ...] = ()
     objective: str = SFT
+    images: Images | None = None
 
     @property
     def comparison(self) -> Comparison:

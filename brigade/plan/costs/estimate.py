@@ -42,7 +42,8 @@ class Estimate:
     def time(self) -> StepTime:
         """The time of a step by formula, but no faster than the best published run on such a chip."""
         found, (more, times) = self._by_formula, self._slower
-        return replace(found, compute=found.compute + more, comparing=found.comparing * times)
+        beside = {"comparing": found.comparing * times, "images": found.images * times}
+        return replace(found, compute=found.compute + more, **beside)
 
     @functools.cached_property
     def _by_formula(self) -> StepTime:
@@ -51,7 +52,7 @@ class Estimate:
     @property
     def _slower(self) -> tuple[float, float]:
         """How much longer than by formula a step takes at the best published utilisation: seconds more, and times as long."""
-        trains = self._by_formula.total - self._by_formula.comparing
+        trains = self._by_formula.total - self._by_formula.comparing - self._by_formula.images
         more = max(0.0, self.least_seconds - trains)
         return more, 1 + more / trains
 

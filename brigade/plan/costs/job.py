@@ -1,5 +1,6 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -7,7 +8,9 @@ from ...errors import UserError
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
+from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
+from ..shape.tower import Tower
 from ..shape.trace_settings import EAGER, Kernels
 from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
@@ -15,6 +18,7 @@ FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
+VISION_TOWER, PROJECTOR = "vision_tower", "projector"  # parts of a model that reads images
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
@@ -110,6 +114,40 @@ def usual_comparison(objective: str, adapters: bool) -> Comparison:
 
 
 @dataclass(frozen=True)
+class Images:
+    """The images of a sequence, and what is trained of the parts that read them.
+
+    per_sample: mean number of them in a sequence; width, height: in pixels, before the model's processor; assumed: nobody said so
+    each: what one of them becomes; trained: of vision_tower and projector, those whose weights, or adapters on them, are trained
+    """
+
+    tower: Tower
+    each: Image
+    per_sample: float = 1.0
+    width: int = 0
+    height: int = 0
+    assumed: bool = False
+    trained: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a sequence that stand for images."""
+        return self.per_sample * self.each.tokens
+
+    @property
+    def beside(self) -> int:
+        """Parameters of the parts that are trained, where all weights of them are."""
+        sizes = {VISION_TOWER: self.tower.parameters, PROJECTOR: self.tower.projector}
+        return sum(sizes[part] for part in self.trained)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Images":
+        """Return the Images of which YAML has kept these values."""
+        known = {"tower": Tower.of(values["tower"]), "each": Image(*values["each"])}
+        return cls(**{**values, **known, "trained": tuple(values.get("trained", ()))})
+
+
+@dataclass(frozen=True)
 class Job:
     """One training configuration.
 
@@ -128,6 +166,7 @@ class Job:
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     comparison: what is learned where that is not answers, and what it is compared with
+    images: None for texts only; those of each sequence, whose tokens are among the sequence's
     loss, optimizer: keys of LOGIT_BYTES (conventions.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
     """
 
@@ -167,6 +206,7 @@ class Job:
     link: str = ""
     replicas: Replicas = Replicas()
     comparison: Comparison = Comparison()
+    images: Images | None = None
 
     def __post_init__(self) -> None:
         for name in ("sequence", "micro_batch", "accumulation", *RANKS, "virtual", "every", "node_size"):
@@ -185,6 +225,24 @@ class Job:
             problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
             raise UserError("pipeline parallelism", problem, "use fewer stages")
         self._check_comparison()
+        if self.images:
+            self._check_images(self.images)
+
+    def _check_images(self, images: Images) -> None:
+        """Raise UserError for images that train.py refuses under such a strategy, and for more than a sequence has room for."""
+        reasons = {
+            f"{self.axes} parallelism": self.tensor * self.pipeline * self.context * self.expert > 1,
+            "replicas that train independently": self.replicas.count > 1,
+            f"objective {self.comparison.objective}": self.comparison.objective != SFT,
+            "weights in four bits": self.method == "qlora",
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+            raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")
+        if images.tokens > self.sequence:
+            problem = (
+                f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence of {self.sequence:,}"
+            )
+            raise UserError("images", problem, "give a larger max_length, or fewer or smaller images")
 
     def _check_comparison(self) -> None:
         """Raise UserError for an objective that train.py refuses under such a strategy (train/strategy/refused.yaml)."""
@@ -220,6 +278,11 @@ class Job:
     def deepspeed(self) -> bool:
         """Whether DeepSpeed trains it, in any version."""
         return self.engine.startswith("zero")
+
+    @property
+    def frozen_beside(self) -> int:
+        """Parameters beside the decoder that full fine-tuning leaves as they are."""
+        return self.shape.other - (self.images.beside if self.images else 0)
 
     @property
     def order(self) -> Schedule:

@@ -18,10 +18,11 @@ from .adapters import NORM_STANDS, adapter_bytes
 from .comparing import reference_job, reference_weights
 from .conventions import LOGIT_BYTES
 from .division import division
-from .job import Job
+from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import NORM_BACK, layer_ops
 from .stages import NF4, Stage, stages
 from .states import SUB_GROUP_SIZE, stage_states
+from .tower import pixel_bytes, projector_bytes, tower_job
 
 GIB = 2**30
 TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/parallel/tiled.py)
@@ -195,7 +196,35 @@ def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
         of_stages = [replace(moment, reference=weights) for moment in of_stages]
     if job.comparison.second:
         of_stages.append(_reference_moment(job))
+    if job.images:
+        of_stages.append(_tower_moment(job))
     return of_stages
+
+
+def tower_bytes(job: Job) -> tuple[float, float]:
+    """Return the bytes per micro-batch that images add (from forward to backward pass, at the peak of the tower's own pass).
+
+    A frozen tower keeps its output only, for a projector that is trained; its layers come and go. The pixels stay in any case.
+    """
+    if not job.images:
+        return 0.0, 0.0
+    tower, pixels, projected = tower_job(job), pixel_bytes(job), projector_bytes(job)
+    one_layer, back = activation_bytes(tower)
+    if VISION_TOWER in job.images.trained:
+        kept = pixels + projected + one_layer * tower.shape.layers
+        return kept, kept + back
+    kept = pixels + projected * (PROJECTOR in job.images.trained)
+    return kept, pixels + max(one_layer, projected)
+
+
+def _tower_moment(job: Job) -> Memory:
+    """Return the moment of the tower's own pass: forward where it is frozen, before the decoder keeps anything, and backward
+    where it is trained, after the decoder's backward pass."""
+    engine, stage = job.conventions, stages(job)[0]
+    states, held = stage_states(job, stage)
+    trains = job.images is not None and VISION_TOWER in job.images.trained
+    gradients = max(states.gradients, held) if trains else held if engine.held or job.accumulation > 1 else 0.0
+    return Memory(states.parameters, gradients, states.optimizer, tower_bytes(job)[1], 0.0, buffers(job, stage))
 
 
 def _reference_moment(job: Job) -> Memory:
@@ -225,6 +254,8 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
         kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
     back += norm_bytes(job)
+    seen = tower_bytes(job)[0]  # of images: it stands until the decoder's backward pass has ended
+    kept += seen
     standing = buffers(job, stage)
     waiting = held if engine.held or job.accumulation > 1 else 0.0
     head, at_end = 0.0, stage.head or stage.embedding
@@ -242,7 +273,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, standing),
         Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing),
-        Memory(weights, max(at_step, held), optimizer, last_layer, 0.0, whole_pass),
+        Memory(weights, max(at_step, held), optimizer, last_layer + seen, 0.0, whole_pass),
         # Autocast's copies go with the backward pass.
         Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, whole_pass - 2 * psi * job.autocast),
     ]
@@ -279,7 +310,11 @@ def buffers(job: Job, stage: Stage) -> float:
         moe = weight * s.moe_base / job.tensor + experts if s.moe_layers else 0
         layer = max(dense, moe)
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
-        return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
+        # A tower's layers, smaller than the decoder's, are gathered one by one too; what lies around them belongs to the root.
+        around = (
+            job.images.tower.parameters + job.images.tower.projector - job.images.tower.in_layers if job.images else 0
+        )
+        return 2 * layer + gradients + 2 * (stage.embedding + stage.head + around)
     if job.deepspeed and job.data > 1:
         return 2.0 * BUCKET
     if job.engine == "stages" and full:

@@ -55,7 +55,7 @@ def stages(job: Job) -> list[Stage]:
         experts = layers / s.layers * s.moe_layers * s.experts * s.expert / parts.experts
         ends = embedding + head + last * divided(s.final_norm, s.final_norm) + first * s.other
         psi = layers * per_layer + ends + experts
-        trained = job.trained * parts.adapters * layers / s.layers if job.trained else psi - first * s.other
+        trained = job.trained * parts.adapters * layers / s.layers if job.trained else psi - first * job.frozen_beside
         spread = experts if job.expert > 1 else 0.0
         ends_whole = embedding * (parts.embedding == 1) + head * (parts.head == 1) + last * s.final_norm
         undivided = layers * whole_per_layer + ends_whole * whole

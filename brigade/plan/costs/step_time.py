@@ -13,10 +13,11 @@ from .communication import between_layers, border_seconds, data_seconds, gatheri
 from .comparing import Looks, looks_before_training, looks_of_a_step
 from .conventions import LOGIT_BYTES
 from .division import division
-from .job import Job
+from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
 from .operation import Op
 from .stages import gathered_bytes, stages
+from .tower import tower_job
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
@@ -47,6 +48,7 @@ class StepTime:
     offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
     synchronising: a step's share of a round's end, where replicas meet every so many steps
     comparing: forward passes without gradients, of a reference and over mismatched answers
+    images: a vision tower and its projector, forward, and backward where they are trained
     """
 
     compute: float
@@ -58,6 +60,7 @@ class StepTime:
     offload: float
     synchronising: float = 0.0
     comparing: float = 0.0
+    images: float = 0.0
 
     @property
     def total(self) -> float:
@@ -178,7 +181,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     offload = _offload(job, g, stepped, psi, compute)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
-    return replace(found, synchronising=synchronising(job, g, found.total), comparing=comparing_seconds(job, g))
+    beside = {"comparing": comparing_seconds(job, g), "images": image_seconds(job, g)}
+    return replace(found, synchronising=synchronising(job, g, found.total), **beside)
 
 
 def head_seconds(job: Job, g: Gpu) -> tuple[float, float]:
@@ -222,6 +226,31 @@ def forward_seconds(job: Job, g: Gpu) -> float:
     if job.offload in ("all", "nvme"):
         busy = max(busy, _fetching(job, g, stage.parameters))
     return m * busy + border_seconds(job, net) / 2
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+def image_seconds(job: Job, g: Gpu) -> float:
+    """Return the seconds that the images of a step take in tower and projector, over all micro-batches of a rank.
+
+    A frozen tower computes forward only. What ranks gather and reduce of it data_seconds() has.
+    """
+    if not job.images:
+        return 0.0
+    tower, images, m = tower_job(job), job.images, job.accumulation
+    trains = VISION_TOWER in images.trained
+    forward, backward, again = layer_seconds(tower, g, moe=False)
+    if trains:
+        each = forward + backward + waiting_seconds(tower, again, forward + backward)
+    else:  # a third of the time in which Python launches a layer is for the forward pass
+        each = forward + waiting_seconds(tower, 0.0, 3 * forward) / 3
+    seconds = m * tower.shape.layers * each
+    products = [(images.each.patches, images.tower.pixels, tower.shape.hidden, trains)]
+    projects = trains or PROJECTOR in images.trained
+    products += [(images.each.projected, *widths, projects) for widths in images.tower.products]
+    count = job.micro_batch * images.per_sample
+    for rows, inner, outer, backward_too in products:
+        seconds += m * product_seconds(g, max(1.0, count * rows), inner, outer) * (3 if backward_too else 1)
+    return seconds / g.efficiency
 
 
 @functools.singledispatch

@@ -9,6 +9,7 @@ from ..choice.goals import BILLION, Answer, price
 from ..costs.estimate import Estimate
 from ..costs.host_memory import host
 from ..costs.memory import GIB
+from .images import of_images
 
 # What a plan that does not fit has none of.
 OF_RUNS = (
@@ -62,12 +63,13 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
     numbers = {
         "model": job.shape.name,
         "parameters": job.shape.parameters,
-        "trained": job.trained or job.shape.parameters,
+        "trained": job.trained or job.shape.parameters - job.frozen_beside,
         "method": job.method,
         "objective": job.comparison.objective,
         "reference": job.comparison.reference or None,
         "reference_precomputed": job.comparison.precomputed,
         "reference_hours_per_billion_tokens": result.hours_before(BILLION),
+        "images": of_images(job) if job.images else None,
         "gpu": result.gpu.kind,
         "gpu_seen": result.gpu.seen,
         "crowded": result.crowded,

@@ -65,7 +65,7 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
         said.append(of_hybrid(shape))
     if shape.masked:
         said.append(of_wide_heads(shape))
-    if shape.other:
+    if shape.other and not workload.images:
         towers = [name for key, name in (("vision_config", "vision"), ("audio_config", "audio")) if config.get(key)]
         tower = (
             f"{' and '.join(towers)} towers"

@@ -11,6 +11,7 @@ from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
 from ..choice import averaging_advice, goals
+from ..choice.images import NOT_ASKED, Asked
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import refusal
 from ..choice.workload import Cluster
@@ -19,6 +20,7 @@ from ..costs.states import first_stage_states
 from ..shape.find import positions_of
 from . import header
 from .as_json import recipe_json
+from .images import say_images
 from .objective import say_objective
 from .show import (
     describe,
@@ -50,14 +52,16 @@ def show_recipe(
     tokens: float | None = None,
     price: float | None = None,
     as_json: bool = False,
+    asked: Asked = NOT_ASKED,
 ) -> int:
     """Print the estimate of the recipe at `path`; return 1 if it does not fit with a share of `margin` left free, else 0.
 
     tokens: to train on, None for what its max_steps take, else a billion; price: US dollars for an hour of a GPU
+    asked: what flags say of its images
     cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
     """
     words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
-    plan = RecipePlan(flags.load(["--recipe", path, *words], loads_model=False), hosts.link)
+    plan = RecipePlan(flags.load(["--recipe", path, *words], loads_model=False), hosts.link, asked=asked)
     result, recipe = plan.estimate, plan.settings.recipe
     if recipe.training.bf16 and not result.gpu.bf16:
         raise UserError(plan.settings.place("bf16"), f"the {result.gpu.kind} has no bf16", "use fp16")
@@ -65,6 +69,8 @@ def show_recipe(
     if beside.is_file():  # else train.py looks at the model's
         check_length(plan.settings, positions_by(recipe.model.rope_parameters, positions_of(read_config(beside))))
     job, whole = result.job, result.gpu.memory_gib
+    if trace and job.images:
+        raise UserError("flag --trace", "of images nothing is traced", "leave it out")
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
     refused = refusal(job, usual, result.gpu)
@@ -90,6 +96,7 @@ def show_recipe(
     )
     describe_recipe(plan)
     say_objective(result, recipe.data.max_length)
+    say_images(result)
     describe(result, tokens or own or goals.BILLION, price)
     if tokens is None:
         steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"

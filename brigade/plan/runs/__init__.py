@@ -53,6 +53,7 @@ def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: Wor
     sizes = (replica.size, replica.local_size)
     known, place = config.to_dict(), "the model's config"
     try:
+        job_of_run.check_texts(recipe)
         fits = job_of_run.largest_fit(recipe, strategy, batch, *sizes, known, device, place)
         job_of_run.check_kernels(described(known, place))
         return fits

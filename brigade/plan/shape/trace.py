@@ -29,6 +29,7 @@ NAMES = (
     "layer_sizes",
     "lora",
     "model_shape",
+    "tower",
 )
 CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 HALL = Path(__file__).parents[2] / "train"

@@ -1,0 +1,91 @@
+"""What a recipe or the flags say of images, as the formulas count it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import UserError
+from ...train.recipe.schema import Recipe
+from ..costs.job import PROJECTOR, VISION_TOWER, Images
+from ..shape.image_tokens import bounded, image_of
+from ..shape.model_shape import ModelShape
+from ..shape.tower import described_with_tower, row_of
+
+USUAL = (1024, 1024)  # pixels of an image, where nobody says: few processors have a size of their own
+PARTS = (VISION_TOWER, PROJECTOR)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What --images-per-sample and --image-size say; None where they are not given. size: width and height in pixels"""
+
+    per_sample: float | None = None
+    size: tuple[int, int] | None = None
+
+    def __bool__(self) -> bool:
+        return self.per_sample is not None or self.size is not None
+
+
+NOT_ASKED = Asked()
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Read `1280x720`. Raises UserError."""
+    found = re.fullmatch(r"([1-9]\d{0,5})[x*]([1-9]\d{0,5})", text.strip())
+    if not found:
+        raise UserError("flag --image-size", f"{text!r} is no width and height", "give pixels, for example 1280x720")
+    return int(found[1]), int(found[2])
+
+
+def described_with_images(
+    config: Mapping[str, Any],
+    place: str,
+    name: str,
+    asked: Asked,
+    trained: tuple[str, ...],
+    pixels: tuple[int | None, int | None] = (None, None),
+) -> tuple[ModelShape, Images]:
+    """Return (the model's shape, tower included, the images of a sample).
+
+    trained: of PARTS those that are trained; pixels: to how many at most, and at least, images are scaled
+    Raises UserError for a model that reads no images, or is not known.
+    """
+    shape, tower, whole = described_with_tower(config, place, name)
+    width, height = asked.size or USUAL
+    each = image_of(row_of(config, place), whole, *bounded(width, height, *pixels))
+    per_sample = 1.0 if asked.per_sample is None else asked.per_sample
+    return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)
+
+
+def reads_images(recipe: Recipe) -> bool:
+    """Return whether rows of a recipe may have images."""
+    return bool(getattr(recipe.data, "images", False))
+
+
+def of_recipe(
+    recipe: Recipe, config: Mapping[str, Any], place: str, name: str, asked: Asked
+) -> tuple[ModelShape, Images]:
+    """Return what described_with_images() does, of a recipe with data.images."""
+    data, model = recipe.data, recipe.model
+    pixels = (getattr(data, "max_pixels", None), getattr(data, "min_pixels", None))
+    return described_with_images(config, place, name, asked, trained_parts(model), pixels)
+
+
+def trained_parts(model: Any) -> tuple[str, ...]:
+    """Return which of PARTS a recipe trains: with all weights what is not frozen, with adapters what lora_parts names.
+
+    model: its `model` section, of which the keys' defaults are train.py's
+    """
+    if model.use_peft:
+        return tuple(part for part in PARTS if part in getattr(model, "lora_parts", ["language"]))
+    frozen = {
+        VISION_TOWER: getattr(model, "freeze_vision_tower", True),
+        PROJECTOR: getattr(model, "freeze_projector", False),
+    }
+    return tuple(part for part in PARTS if not frozen[part])
+
+
+def adapter_widths(images: Images, targets: Any) -> int:
+    """Return the widths of the linear layers beside the decoder that have adapters, summed: what one rank of adapters has."""
+    return sum(images.tower.adapted(targets, part) for part in images.trained)

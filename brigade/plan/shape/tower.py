@@ -1,0 +1,268 @@
+"""Describe a model's vision tower and its projector in numbers, read off the model itself on the meta device.
+
+Remembered like a trace, so that only the first call imports torch. towers.yaml names the models; of no other are images counted.
+"""
+
+import copy
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, first_line
+from ...errors.tables import table
+from .find import described
+from .from_code import ATTENTION, MeasuredShape
+from .layer_sizes import keeps_fp32
+from .model_shape import Family, ModelShape
+from .trace import remembered
+
+MEASURE = "measure it with a short run instead"
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower and what projects its output into the decoder's width.
+
+    shape: its layers as a decoder's; its parameters are those of the tower without its projector
+    projector: parameters; products: (inner, outer) width of the projector's linear layers
+    linears: (name, how many, inner and outer width together) of the linear layers of the tower, and of its projector
+    pixels: numbers of a patch; windowed layers see each other within so many patches as shape.window says
+    masks: whether the decoder's attention is given masks because of images
+    """
+
+    shape: MeasuredShape
+    projector: int
+    products: tuple[tuple[int, int], ...]
+    linears: tuple[tuple[str, int, int], ...]
+    of_projector: tuple[tuple[str, int, int], ...]
+    pixels: int
+    masks: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.shape.parameters
+
+    @property
+    def in_layers(self) -> int:
+        """Parameters of its layers, without what lies before and behind them."""
+        return self.shape.layers * self.shape.dense_layer
+
+    def adapted(self, targets: Any, part: str) -> int:
+        """Return the widths of the linear layers of a part that have adapters, summed: what one rank of adapters has.
+
+        targets: a recipe's lora_target_modules; part: vision_tower or projector
+        """
+        names = {targets} if isinstance(targets, str) else set(targets)
+        found = self.linears if part == "vision_tower" else self.of_projector
+        return sum(count * widths for name, count, widths in found if targets == "all-linear" or name in names)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Tower":
+        """Return the Tower of which JSON or YAML has kept these values."""
+        shape = dict(values["shape"])
+        shape |= {"family": Family(**shape.get("family", {})), "vocab": 0, "sizes": (), "projections": ()}
+        known = {name: tuple(map(tuple, values[name])) for name in ("products", "linears", "of_projector")}
+        return cls(**{**values, **known, "shape": MeasuredShape(**shape)})
+
+
+@functools.cache
+def towers() -> dict[str, dict[str, Any]]:
+    """Return the rows of towers.yaml by model_type."""
+    return table(Path(__file__).with_name("towers.yaml"))
+
+
+def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
+    kind = config.get("model_type")
+    if not config.get("vision_config"):
+        raise UserError(
+            place, "the model reads no images: its config.json has no vision_config", "plan it without them"
+        )
+    if kind not in towers():
+        known = ", ".join(sorted(towers()))
+        raise UserError(
+            f"model_type {kind!r}", "no formula counts its vision tower", f"plan one of {known}, or {MEASURE}"
+        )
+    return towers()[str(kind)]
+
+
+def described_with_tower(
+    config: Mapping[str, Any], place: str, name: str = ""
+) -> tuple[ModelShape, Tower, dict[str, Any]]:
+    """Return (the decoder with its tower among `other`, the tower, the config with all that Transformers adds).
+
+    Raises UserError for a model that towers.yaml does not know, and for one whose parts are not what the model has in all.
+    """
+    row = row_of(config, place)
+    values = remembered(config, {"tower": row}, lambda: _measure(config, row))
+    tower, whole = Tower.of(values["tower"]), values["config"]
+    if "text" in row:
+        kind = whole["text_config"]["model_type"] if row["text"] == "own" else row["text"]
+        shape = described(
+            {**whole["text_config"], "model_type": kind, "tie_word_embeddings": values["tied"]}, place, name
+        )
+    else:
+        shape = described(config, place, name)
+    others = tower.parameters + tower.projector
+    if not shape.other:
+        counted: dict[str, Any] = {"other": others}
+        if isinstance(shape, MeasuredShape):
+            counted["parameters"] = shape.parameters + others
+        shape = replace(shape, **counted)
+    if shape.parameters != values["parameters"] or shape.other < others:
+        problem = f"its parts have {shape.parameters:,} parameters by formula, and the model {values['parameters']:,}"
+        raise UserError(f"model_type {config['model_type']!r}", problem, MEASURE)
+    return shape, tower, whole
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """Build the model of images and texts of a config.json, on whatever device is the default. Raises UserError."""
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, __version__
+    from transformers.initialization import no_init_weights
+
+    kind = str(config["model_type"])
+    try:
+        plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
+        with no_init_weights():
+            model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind].from_dict(plain))
+        model.tie_weights()  # which is not done with weights that are not initialised
+    except Exception as error:
+        problem = f"Transformers {__version__} cannot build it: {first_line(error)}"
+        raise UserError(f"model_type {kind!r}", problem, "check the config.json") from error
+    return model
+
+
+def _measure(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values: of a Tower, of the config, all parameters, and whether the two ends are one."""
+    import torch
+
+    with torch.device("meta"):
+        model = build(config)
+    tower = tower_of_model(model, row)
+    text = model.config.get_text_config()
+    whole = {
+        **_plain(model.config.to_dict()),
+        "text_config": _plain(text.to_dict()),
+        "vision_config": _plain(model.config.vision_config.to_dict()),
+    }
+    output = model.get_output_embeddings()
+    return {
+        "tower": asdict(tower),
+        "config": whole,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tied": output.weight is model.get_input_embeddings().weight,
+    }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if isinstance(value, (int, float, str, list, tuple))}
+
+
+def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
+    """Return the tower of a model of AutoModelForImageTextToText. row: its row of towers.yaml
+
+    Raises UserError for layers that are not attention and an MLP, as the formulas have them.
+    """
+    import torch
+
+    core, kind, vision = model.model, model.config.model_type, model.config.vision_config
+    beside = tuple(row["projector"])
+
+    def projects(name: str) -> bool:
+        return any(name == part or name.startswith(f"{part}.") for part in beside)
+
+    of_tower = [n for n, _ in core.named_modules() if f"{n}.".startswith(f"{row['tower']}.") and not projects(n)]
+    counts = {name: parameter.numel() for name, parameter in core.named_parameters()}
+    projector = sum(count for name, count in counts.items() if projects(name))
+    parameters = sum(count for n, count in counts.items() if n.startswith(f"{row['tower']}.") and not projects(n))
+    lists = [module for name in of_tower if isinstance(module := core.get_submodule(name), torch.nn.ModuleList)]
+    layers = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))
+    shape = _shape(kind, vision, layers, parameters, any("rotary" in name.lower() for name in of_tower))
+    linears = [(n, m) for n, m in core.named_modules() if isinstance(m, torch.nn.Linear)]
+    patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    channels = getattr(vision, "in_channels", 0) or getattr(vision, "num_channels", 0) or 3
+    return Tower(
+        shape,
+        projector,
+        tuple((m.in_features, m.out_features) for n, m in linears if projects(n)),
+        _named(linears, lambda name: name in set(of_tower)),
+        _named(linears, projects),
+        channels * patch**2 * int(getattr(vision, "temporal_patch_size", 1)),
+        bool(row.get("masks")),
+    )
+
+
+def _named(linears: Any, wanted: Any) -> tuple[tuple[str, int, int], ...]:
+    """Return (name, how many, widths) of linear layers of the same name and widths."""
+    found: dict[tuple[str, int], int] = {}
+    for name, module in linears:
+        if wanted(name):
+            key = (name.removesuffix(".linear").rpartition(".")[2], module.in_features + module.out_features)
+            found[key] = found.get(key, 0) + 1
+    return tuple((name, count, widths) for (name, widths), count in found.items())
+
+
+def _shape(kind: str, vision: Any, layers: Any, parameters: int, rotary: bool) -> MeasuredShape:
+    """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/tower.py counts."""
+    import torch
+
+    hidden = vision.hidden_size
+    heads = next(number for key in ("num_attention_heads", "num_heads") if (number := getattr(vision, key, None)))
+    modules = list(layers[0].named_modules())
+    linear = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
+    attention = [(m.in_features, m.out_features) for name, m in linear.items() if ATTENTION.search(name)]
+    mlp = [(m.in_features, m.out_features) for name, m in linear.items() if not ATTENTION.search(name)]
+    norms = [
+        (name, module)
+        for name, module in modules
+        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
+    ]
+    outer = [module for name, module in norms if not re.search(r"attn|attention", name.rpartition(".")[0])]
+    outer = [module for module in outer if module.weight.numel() == hidden]
+    ffn = vision.intermediate_size
+    each = sum(p.numel() for p in layers[0].parameters())
+    known = sorted(attention) in ([(hidden, hidden)] * 4, [(hidden, hidden), (hidden, 3 * hidden)])
+    known = known and sorted(mlp) == sorted([(hidden, ffn)] * (len(mlp) - 1) + [(ffn, hidden)])
+    same = all(sum(p.numel() for p in layer.parameters()) == each for layer in layers)
+    if not known or len(mlp) not in (2, 3) or len(outer) not in (2, 4) or not same:
+        problem = "no formula describes the layers of its vision tower"
+        raise UserError(f"model_type {kind!r}", problem, MEASURE)
+    family = Family(
+        gated=len(mlp) == 3,
+        norms=len(outer),
+        qk_norm=any(re.search(r"(q|k)_norm$", name) for name, _ in norms),
+        layer_norm=isinstance(outer[0], torch.nn.LayerNorm),
+        fp32_norm=not isinstance(outer[0], torch.nn.LayerNorm) and keeps_fp32(outer[0]),
+        v_norm=any(name.endswith("v_norm") for name, _ in modules),
+        fused_qkv=len(attention) == 2,
+        rotary=rotary,
+    )
+    window, windowed = _windows(vision, len(layers))
+    return MeasuredShape(
+        f"{kind}'s vision tower",
+        len(layers),
+        hidden,
+        ffn,
+        heads,
+        heads,
+        hidden // heads,
+        0,
+        tied=True,
+        family=family,
+        window=window,
+        windowed_layers=windowed,
+        scores=True,
+        parameters=parameters,
+        embedding=parameters - len(layers) * each,
+        dense_layer=each,
+    )
+
+
+def _windows(vision: Any, layers: int) -> tuple[int, int]:
+    """Return (the patches that see each other in layers with a window, how many layers have one), as Qwen2.5-VL's have."""
+    if not (side := getattr(vision, "window_size", 0)) or not hasattr(vision, "fullatt_block_indexes"):
+        return 0, 0
+    return (side // vision.patch_size) ** 2, layers - len(vision.fullatt_block_indexes)
