@@ -78,11 +78,12 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         steps.check_callbacks(callbacks)
         steps.check_run(run, config)
         tokenizer = steps.load_tokenizer(settings, config.get_text_config().vocab_size)
+        images = steps.load_processor(settings, tokenizer, config)  # None: rows have none
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
-            steps.prepare_data(settings, tokenizer)
+            steps.prepare_data(settings, tokenizer, images)
             steps.prepare_tasks(settings)
     with ranks.agreed(world):
-        data = steps.prepare_data(settings, tokenizer)
+        data = steps.prepare_data(settings, tokenizer, images)
         runs.check_data(run, data.fingerprint)
         weights = steps.find_weights(settings, config)
         model_files = steps.digest_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)

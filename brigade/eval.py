@@ -86,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
             options.output, trust_remote_code=settings.recipe.model.trust_remote_code
         )
         model = load_trained(settings, options.output).eval().to(device)
-    splits = prepare(settings, tokenizer).heldout
     processor = load_processor(settings, tokenizer, model.config, str(options.output))
+    splits = prepare(settings, tokenizer, processor).heldout
     if objective_of(settings.recipe.training).rows != ANSWERS:
         return _judge_preferences(options, settings, model, tokenizer, splits, recorded)
     heldout = [sequence for split in splits.values() for sequence in split]

@@ -23,10 +23,13 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data import report
     from .train.data.prepare import prepare
+    from .train.images.processor import load as load_processor
+    from .train.model.location import load_config
 
     began = time.time()
     tokenizer = load_tokenizer(settings, vocabulary(settings))
-    prepared = prepare(settings, tokenizer)
+    images = load_processor(settings, tokenizer, load_config(settings)) if settings.recipe.data.images else None
+    prepared = prepare(settings, tokenizer, images)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
     if template := report.chat_template(prepared):
         print(f"chat template: {template}")

@@ -1,7 +1,7 @@
 """The cases of training on images: train.py against the plain loop of testing/plain_images.py, on equal rows.
 
-Each case is a run of six steps in fp32, with SGD at a rate that moves the loss. 21 rows, of which nine have no image, and a global
-batch of 8: some micro-batches have no image, others three, and each epoch ends in the middle of a batch.
+Each case is a run of six steps in fp32, with SGD at a rate that moves the loss. Of 21 rows eight have no image, and the global
+batch is 8: some micro-batches have no image, others several, and each epoch ends in the middle of a batch.
 """
 
 import json
@@ -15,7 +15,9 @@ from .preferences import run_group
 TOLERANCE = 1e-5  # relative
 STEPS, BATCH, HELD_OUT, ROWS = 6, 8, 4, 25
 # Model type -> a learning rate at which the loss moves and rounding does not show.
-MODELS = dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1)  # fmt: skip
+MODELS = dict.fromkeys(
+    ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
+)
 SIZES = ((32, 32), (48, 32), (24, 40), (64, 24), (20, 20))  # of images, in pixels
 WORDS = ("red", "green", "blue", "circle", "square", "left", "right", "above", "one", "two", "three", "nothing")
 

@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..train.data.images import ImageSource
+
 UNFINISHED = "\ufffd"  # how the first bytes of a letter are decoded whose last ones have not come
 
 
@@ -74,7 +76,7 @@ class Answering:
     """How models answer.
 
     ends: ids of the tokens that end an answer; temperature: 0: always the most probable token
-    stoppable: whether Ctrl-C ends an answer, and not the command
+    stoppable: whether Ctrl-C ends an answer, and not the command; processor: of images, where the model was trained on some
     """
 
     tokenizer: Any
@@ -84,13 +86,25 @@ class Answering:
     temperature: float = 0.0
     opening: str = ""
     stoppable: bool = False
+    processor: Any = None
 
-    def answer(self, model: Any, prompt: Sequence[int], positions: int, show: Callable[[str], Any]) -> Answer:
-        """Generate what follows the prompt's token ids, and `show` it in pieces of text as it comes."""
+    def answer(
+        self,
+        model: Any,
+        prompt: Sequence[int],
+        positions: int,
+        show: Callable[[str], Any],
+        images: Sequence[ImageSource] = (),
+    ) -> Answer:
+        """Generate what follows the prompt's token ids, and `show` it in pieces of text as it comes. images: of the prompt"""
         import torch
+
+        from ..train.data.collate import on_device
+        from ..train.images.prompts import inputs_of
 
         streamer = Streamer(self.tokenizer, self.ends, self.opening, show)
         tokens = torch.tensor([list(prompt)], device=self.device)
+        more = on_device(inputs_of(self.processor, tokens.cpu(), images), torch.device(self.device)) if images else {}
         sampling = {"do_sample": True, "temperature": self.temperature} if self.temperature else {"do_sample": False}
         stopped, caught = True, (KeyboardInterrupt,) if self.stoppable else ()
         with torch.inference_mode(), suppress(*caught):
@@ -103,6 +117,7 @@ class Answering:
                 pad_token_id=self.tokenizer.pad_token_id,
                 streamer=streamer,
                 **sampling,
+                **more,
             )
             stopped = False
         return Answer(streamer.text(), stopped, not stopped and not streamer.ended)

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from ..errors import UserError
 from ..errors.console import counted, printable
 from ..errors.numbers import numeric
 from ..train.checkpoint import saved_weights
+from ..train.data.images import ImageReader, ImageSource
+from ..train.data.rows import BadRow
 from ..train.recipe import flags, remote_code
 from ..train.recipe.flags import Settings
 from ..train.recipe.method import method_name
@@ -23,8 +25,9 @@ from ..train.recipe.objectives import objective_of
 from .answer import Answering
 from .conversation import Conversation
 
-NEW, QUIT = "/new", "/quit"
+NEW, QUIT, IMAGE = "/new", "/quit", "/image"
 COMMANDS = f"{NEW} forgets the conversation, {QUIT} or Ctrl-D ends it, Ctrl-C stops an answer."
+OF_IMAGES = f" {IMAGE} FILE: the next question is about this image."
 TRAINED, BASE = "trained", "base"
 ENDLESS = 2**31  # positions of a model that names no limit
 
@@ -39,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--system", default="", metavar="TEXT", help="system message, as the training data has one")
     question = "answer this and end; may be repeated (default: ask in the terminal, or answer each line of a pipe)"
     add("--question", action="append", metavar="TEXT", help=question)
+    image = "an image that the first question is about, of a model that was trained on images; may be repeated"
+    add("--image", action="append", default=[], metavar="FILE", help=image)
     longest = "longest answer in tokens"
     add("--max_new_tokens", type=numeric("max_new_tokens", 1), default=512, metavar="N", help=longest)
     temperature = (
@@ -61,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
             chat = load(settings, options, source, asks, held)
         if asks:
             about = _about(settings, options.output, source)
-            _tell(f"{options.output}: {about}, on {chat.answering.device}. {COMMANDS}")
+            commands = COMMANDS + (OF_IMAGES if chat.reader else "")
+            _tell(f"{options.output}: {about}, on {chat.answering.device}. {commands}")
         if not chat.speakers[0].conversation.has_turns:
             _tell("The run has no chat template, so your text is continued, and each line by itself.")
         if not asks:
@@ -87,11 +93,14 @@ class Chat:
     """The trained model, and beside it the base under --compare. Each goes on with its own answers.
 
     echo: whether questions are shown as they are answered, for nobody typed them here
+    reader: of images, where the model was trained on some; images: those that the next question is about
     """
 
     answering: Answering
     speakers: list[Speaker]
     echo: bool
+    reader: ImageReader | None = None
+    images: list[ImageSource] = field(default_factory=list)
 
     def answer_all(self, questions: Any) -> bool:
         """Answer questions, and obey commands, until there are none or one says so. Returns whether all could be answered."""
@@ -103,19 +112,32 @@ class Chat:
             if question == NEW:
                 for speaker in self.speakers:
                     speaker.conversation.forget()
+                self.images.clear()
                 _tell("The conversation begins anew.")
+            elif self.reader and question.partition(" ")[0] == IMAGE:
+                fine &= self._take(question.partition(" ")[2].strip())
             elif question:
                 if self.echo:
                     _tell(f"> {question}")
                 fine &= self._answer(question)
         return fine
 
+    def _take(self, file: str) -> bool:
+        try:
+            self.images.append(read_image(self.reader, file, IMAGE))
+        except UserError as error:
+            print(error, file=sys.stderr, flush=True)
+            return False
+        return True
+
     def _answer(self, question: str) -> bool:
+        images = tuple(self.images)
+        self.images.clear()
         for speaker in self.speakers:
             label = f"{speaker.name}: " if len(self.speakers) > 1 else ""
             conversation = speaker.conversation
             try:
-                prompt, dropped = conversation.prompt(question)
+                prompt, dropped = conversation.prompt(question, images)
             except UserError as error:
                 print(error, file=sys.stderr, flush=True)
                 return False
@@ -124,13 +146,14 @@ class Chat:
                 _tell(f"({label}{turns}: the model has positions for {conversation.positions:,} tokens)")
             _show(label)
             with speaker.model() as model:
-                answer = self.answering.answer(model, prompt, conversation.positions, _show)
+                shown = conversation.images(images)
+                answer = self.answering.answer(model, prompt, conversation.positions, _show, shown)
             _show("\n")
             if answer.stopped:
                 _tell("(stopped)")
             if answer.cut:
                 _tell("(cut: the tokens that it may have, --max_new_tokens, are used up)")
-            conversation.add(question, answer.text)
+            conversation.add(question, answer.text, images)
         return True
 
 
@@ -148,6 +171,7 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     from ..train.data import chat_template
     from ..train.data.encode import LoadedEncoder
     from ..train.data.tokenise import encoder_of
+    from ..train.images.processor import load as load_processor
     from ..train.loop import sample_answers
     from ..train.model.load_trained import loading_from_run, untrained
     from ..train.model.location import load_config
@@ -162,7 +186,8 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     config = load_config(settings)
     with loading_from_run(source):
         tokenizer = reading.read_tokenizer(settings, config, source, options.output)
-        encoder = LoadedEncoder(encoder_of(settings, tokenizer))
+        processor = load_processor(settings, tokenizer, config, str(options.output))
+        encoder = LoadedEncoder(encoder_of(settings, tokenizer, processor))
         model = reading.read_model(settings, config, source).eval().to(device)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or ENDLESS
     begin = functools.partial(Conversation, encoder, positions, options.max_new_tokens, options.system)
@@ -186,8 +211,23 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
         options.temperature,
         speakers[0].conversation.opening(),
         stoppable=asks,
+        processor=processor,
     )
-    return Chat(answering, speakers, echo=not asks)
+    reader = ImageReader(encoder.encoder.image_rules, Path.cwd()) if processor else None
+    if options.image and not (reader and speakers[0].conversation.has_turns):
+        raise UserError("flag --image", "the run was trained on texts", "leave it out, or name a run with data.images")
+    images = [read_image(reader, file, "flag --image") for file in options.image]
+    return Chat(answering, speakers, echo=not asks, reader=reader, images=images)
+
+
+def read_image(reader: ImageReader | None, file: str, place: str) -> ImageSource:
+    """Return an image that is named at `place`. Raises UserError for one that cannot be read."""
+    if reader is None:
+        raise UserError(place, "the run was trained on texts", "leave it out, or name a run with data.images")
+    try:
+        return reader.read(file)
+    except BadRow as error:
+        raise UserError(place, str(error.args[0]), "name an image file that can be opened") from None
 
 
 def _about(settings: Settings, output: Path, source: Path) -> str:

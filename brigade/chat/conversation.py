@@ -1,9 +1,11 @@
 """A conversation: what was said so far, as the token ids that the model reads. Its oldest turns go where they no longer fit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
 from ..train.data.encode import LoadedEncoder
+from ..train.data.images import MARK, ImageSource
 from ..train.data.rows import BadRow
 
 NAME = "X"  # an answer, to see what the template writes before it
@@ -22,15 +24,16 @@ class Conversation:
         self.encoder, self.positions, self.system = encoder, positions, system
         self.has_turns = encoder.encoder.templates.error(None) is None
         self.room = max(1, min(room, positions // 2))
-        self.turns: list[tuple[str, str]] = []  # questions and their answers
+        self.turns: list[tuple[str, str, tuple[ImageSource, ...]]] = []  # questions, their answers and images
 
-    def prompt(self, question: str) -> tuple[list[int], int]:
+    def prompt(self, question: str, images: Sequence[ImageSource] = ()) -> tuple[list[int], int]:
         """Return the token ids to be continued, and how many of the oldest turns were dropped so that an answer has its room.
 
+        images: stand before the question; images() then returns those of the whole prompt
         Raises UserError where the question by itself leaves no position for an answer, and where the template refuses it.
         """
         dropped = 0
-        while len(ids := self._ids(question)) > self.positions - self.room and self.turns:
+        while len(ids := self._ids(question, images)) > self.positions - self.room and self.turns:
             del self.turns[0]
             dropped += 1
         if len(ids) >= self.positions:
@@ -38,10 +41,14 @@ class Conversation:
             raise UserError("the question", problem, "ask a shorter one (or give a shorter --system)")
         return ids, dropped
 
-    def add(self, question: str, answer: str) -> None:
+    def images(self, own: Sequence[ImageSource] = ()) -> list[ImageSource]:
+        """Return the images of all turns, and behind them those of the next question."""
+        return [image for *_, images in self.turns for image in images] + list(own)
+
+    def add(self, question: str, answer: str, images: Sequence[ImageSource] = ()) -> None:
         """Take in a turn, which the next prompt will hold. An answer without a letter is no turn."""
         if self.has_turns and answer.strip():
-            self.turns.append((question, answer))
+            self.turns.append((question, answer, tuple(images)))
 
     def forget(self) -> None:
         """Begin anew."""
@@ -59,23 +66,27 @@ class Conversation:
 
     def _messages(self) -> list[dict[str, Any]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for question, answer in self.turns:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        for question, answer, images in self.turns:
+            messages += [_asked(question, images), {"role": "assistant", "content": answer}]
         return messages
 
-    def _ids(self, question: str) -> list[int]:
+    def _ids(self, question: str, images: Sequence[ImageSource]) -> list[int]:
         if not self.has_turns:
             return self.encoder.beginning(question)
         try:
-            return self.encoder.prompt([*self._messages(), {"role": "user", "content": question}])
+            return self.encoder.prompt([*self._messages(), _asked(question, images)], self.images(images))
         except BadRow as error:
             raise _refused(error) from None
 
     def _rendered(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         try:
-            return self.encoder.chats.render(messages, None, variables).text
+            return self.encoder.chats.render(messages, None, variables, images=self.images()).text
         except BadRow as error:
             raise _refused(error) from None
+
+
+def _asked(question: str, images: Sequence[ImageSource]) -> dict[str, Any]:
+    return {"role": "user", "content": MARK * len(images) + question}
 
 
 def _refused(error: BadRow) -> UserError:

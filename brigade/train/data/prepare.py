@@ -35,6 +35,7 @@ class Prepared:
     """A recipe's data.
 
     train: Samples, or a Stream; heldout: by the source's name; facts: figures for report.py; folder: where they lie
+    images: the processor that reads the images of its rows; None: they have none
     """
 
     train: Any
@@ -43,6 +44,7 @@ class Prepared:
     facts: dict[str, Any]
     chat_format: ChatFormat
     folder: Path = Path()
+    images: Any = None
 
     def close(self) -> None:
         """Remove what only this run needs."""
@@ -75,7 +77,7 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: An
         train = Stream.of_recipe(settings, tokenizer, facts["begins"])
     else:
         train = Samples(folder, "train", None, rows, data.max_length)
-    return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]), folder)
+    return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]), folder, images)
 
 
 def _sources(data: DataSection) -> Sequence[Source]:

@@ -19,6 +19,7 @@ from ...errors import UserError, first_line
 from ..data.images import ImageSource
 from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
+from ..model.location import location
 from ..recipe.flags import Settings
 from .batch import add_images
 
@@ -132,11 +133,12 @@ class Processor:
 
 
 def load(
-    settings: Settings, tokenizer: "PreTrainedTokenizerBase", config: "PreTrainedConfig", source: str
+    settings: Settings, tokenizer: "PreTrainedTokenizerBase", config: "PreTrainedConfig", source: str = ""
 ) -> Processor | None:
     """Load the processor of the recipe's model, or return None where data.images is false.
 
-    config: the model's; source: its directory, or its name on the Hub. processor_name_or_path goes before it
+    config: the model's; source: a directory with its files; default: where the recipe's model lies, or its name on the Hub.
+    processor_name_or_path goes before both
     Raises UserError for a model that is not in models.yaml, and where its processor's files are missing or cannot be used.
     """
     if not settings.recipe.data.images:
@@ -149,6 +151,7 @@ def load(
         )
     other = model.processor_name_or_path
     place, revision = settings.place("processor_name_or_path" if other else "model_name_or_path"), model.revision
+    source = source or location(settings)
     if not Path(other or source).is_dir():
         hub_is_away()
     # The model's revision is not another repository's.

@@ -46,6 +46,9 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     Raise SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
     """
     with ranks.agreed(world):
+        if settings.recipe.data.images:
+            problem = "a rehearsal makes its own model and rows, and these have no images"
+            raise UserError("flag --rehearse", problem, "train recipes/tiny-vision/full.yaml on these ranks instead")
         strategy = with_small_axes(choose(settings, world))
     groups = strategy.replicas > 1 and strategy.replicate > 1  # HSDP's, which are replicas
     axes, hsdp = strategy.axes, strategy.kind == "hsdp" or groups

@@ -104,8 +104,8 @@ def generate(
     processor: what reads the questions' images, where they have some
 
     Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
-    that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others. With images all ranks answer
-    the same question together, for a tower's parameters are gathered too, and a question without an image needs no tower.
+    that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others. With images all ranks
+    answer the same question: a tower's parameters are gathered, too, and a question without an image needs no tower.
     """
     mine: dict[int, list[int]] = {}
     shared = any(question.images for question in questions)
@@ -214,7 +214,7 @@ def entries(
     processor: "Processor | None" = None,
 ) -> list[dict[str, Any]]:
     """One record per question: step, source, question, reference, answer, as text with its control tokens: what the model read,
-    and where it ended. Of the tokens that an image became one is shown, and `images` holds the images, made small, as data URLs."""
+    and where it ended. Of the tokens that an image became one is shown, and `images` has the images, made small, as data URLs."""
     found = []
     for asked, answer in zip(questions, given, strict=True):
         prompt, pictures = asked.prompt, {}

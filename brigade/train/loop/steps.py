@@ -6,6 +6,7 @@ from ..checkpoint.resume import how_to_continue
 from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
+from ..images.processor import load as load_processor
 from ..model.load import weights as find_weights
 from ..model.location import load_config
 from ..model.tokenizer import load_tokenizer
@@ -38,6 +39,7 @@ __all__ = [
     "how_lengthened",
     "how_to_continue",
     "load_config",
+    "load_processor",
     "load_tokenizer",
     "prepare_data",
     "prepare_environment",

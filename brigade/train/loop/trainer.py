@@ -127,7 +127,7 @@ class Trainer(EvaluatingTrainer):
             model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         if objective.rows != objectives.ANSWERS:
             self.preferences = Preferences(self)
-        self.processor_files = processor_files.read(run.settings)
+        self.images, self.processor_files = data.images, processor_files.read(run.settings)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
@@ -157,6 +157,8 @@ class Trainer(EvaluatingTrainer):
         objective = objective_of(settings.recipe.training)
         squares = squares and not objective.scores  # which are asked for by their places in a single row
         shape = padding_free, packing, cumulative, multiple, squares, marks, objective.rows, objective.scores
+        if self.images:  # each rank runs the tower in each micro-batch: where one has no image, the others would wait for it
+            shape = (*shape, self.images, self.world.size > 1)
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
