@@ -77,6 +77,7 @@ class Case(NamedTuple):
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES}
 PACKED, TOWER, ADAPTERS = "packed", "tower trained", "LoRA"
 EVERYWHERE = "LoRA on all parts"
+SMALL = "AdamW, steps without an image"
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32", "--max_length", "512"],
@@ -87,6 +88,8 @@ VARIANTS: dict[str, list[str]] = {
     "padded": ["--padding_free", "false"],
     "tiled": ["--tiled_loss", "24", "--freeze_vision_tower", "false"],
     "bf16": ["--bf16", "true"],
+    SMALL: "--optim adamw_torch --freeze_vision_tower false --global_batch_size 2 --per_device_train_batch_size 1 --max_steps 12"
+    " --learning_rate 0.003 --weight_decay 0.1".split(),
     ADAPTERS: ["--use_peft", "true", "--learning_rate", "0.5"],
     EVERYWHERE: ["--use_peft", "true", "--learning_rate", "0.5", "--lora_parts", "language,projector,vision_tower"],
 }

@@ -2,8 +2,8 @@
 
     python recipes/tiny-vision/pictures.py     # writes train.parquet and heldout.parquet beside this file
 
-A picture has one to four shapes, each in a quarter of its own, on a white ground; what it shows is drawn at random, and no picture
-stands in both files. A row has columns `messages` and `images`, as the datasets library stores pictures: PNG files in Parquet.
+A picture has one to four shapes, each in a quarter of its own, on a white ground. What it shows is drawn at random, and no
+picture stands in both files. A row has columns `messages` and `images`, as the datasets library stores pictures: PNG in Parquet.
 """
 
 import io
@@ -65,12 +65,17 @@ def questions(picture: Picture) -> list[tuple[str, str]]:
     return found
 
 
+def random_picture(draw_from: random.Random) -> Picture:
+    """Return a picture whose shapes are drawn at random."""
+    places = sorted(draw_from.sample(list(PLACES), draw_from.randint(1, len(PLACES))))
+    return tuple(Shape(draw_from.choice(SHAPES), draw_from.choice(list(COLOURS)), place) for place in places)
+
+
 def rows(count: int, draw_from: random.Random, seen: set[Picture]) -> list[dict[str, Any]]:
     """Return `count` rows, each a picture that is not in `seen`, which they join, and one question about it."""
     made = []
     while len(made) < count:
-        places = sorted(draw_from.sample(list(PLACES), draw_from.randint(1, len(PLACES))))
-        picture = tuple(Shape(draw_from.choice(SHAPES), draw_from.choice(list(COLOURS)), place) for place in places)
+        picture = random_picture(draw_from)
         if picture in seen:
             continue
         seen.add(picture)

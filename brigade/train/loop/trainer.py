@@ -157,8 +157,10 @@ class Trainer(EvaluatingTrainer):
         objective = objective_of(settings.recipe.training)
         squares = squares and not objective.scores  # which are asked for by their places in a single row
         shape = padding_free, packing, cumulative, multiple, squares, marks, objective.rows, objective.scores
-        if self.images:  # each rank runs the tower in each micro-batch: where one has no image, the others would wait for it
-            shape = (*shape, self.images, self.world.size > 1)
+        if self.images:
+            # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too,
+            # for AdamW moves a weight whose gradient is 0, and none without a gradient.
+            shape = (*shape, self.images, True)
         self.collate = self.engine.collate(self.pad_token_id, *shape)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
