@@ -86,7 +86,6 @@ VARIANTS: dict[str, list[str]] = {
     "sdpa": ["--attn_implementation", "sdpa"],
     "eager": ["--attn_implementation", "eager"],
     "padded": ["--padding_free", "false"],
-    "tiled": ["--tiled_loss", "24", "--freeze_vision_tower", "false"],
     "bf16": ["--bf16", "true"],
     SMALL: "--optim adamw_torch --freeze_vision_tower false --global_batch_size 2 --per_device_train_batch_size 1 --max_steps 12"
     " --learning_rate 0.003 --weight_decay 0.1".split(),
