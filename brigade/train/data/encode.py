@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from . import preferences, token_pairs
 from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .image_tokens import ImageTokens
-from .images import NO_RULES, ImageReader, ImageRules, ImageSource
+from .images import NO_RULES, ImageReader, ImageRules, ImageSource, folder_of_images
 from .keys import Columns, names_of
 from .rendering import Chats
 from .rows import BadRow, Chunk, bounded
@@ -214,14 +213,6 @@ class LoadedEncoder:
         tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
         tokenizer.encode_special_tokens = True
         return tokenizer
-
-
-def folder_of_images(given: str | None, source: str) -> Path:
-    """Return where relative paths of images begin. given: Source.image_folder; source: the file or data set with the rows"""
-    if given is not None:
-        return Path(given).expanduser().absolute()
-    place = Path(source).absolute()
-    return place if place.is_dir() else place.parent
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:

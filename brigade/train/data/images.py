@@ -188,6 +188,14 @@ class ImageReader:
         return _fetched(address)
 
 
+def folder_of_images(given: str | None, source: str) -> Path:
+    """Return where relative paths of images begin. given: Source.image_folder; source: the file or data set with the rows"""
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    place = Path(source).absolute()
+    return place if place.is_dir() else place.parent
+
+
 def _formats() -> list[str]:
     from PIL import Image
 
