@@ -54,7 +54,8 @@ class ImageRules(NamedTuple):
         if self.max_pixels and pixels > self.max_pixels:
             scale = math.sqrt(self.max_pixels / pixels)
             width, height = max(1, int(width * scale)), max(1, int(height * scale))
-            return min(width, self.max_pixels // height), min(height, self.max_pixels // width)
+            width = max(1, min(width, self.max_pixels // height))
+            return width, min(height, self.max_pixels // width)
         if self.min_pixels and pixels < self.min_pixels:
             scale = math.sqrt(self.min_pixels / pixels)
             return math.ceil(width * scale), math.ceil(height * scale)

@@ -27,7 +27,13 @@ def answered(content, **columns):
     return {"messages": [asked("What?"), {"role": "assistant", "content": content}], **columns}
 
 
-FRAMES = [Image.new("P", SMALL, colour) for colour in (0, 1)]
+FRAMES = [Image.new("RGB", SMALL, colour) for colour in ("red", "blue")]
+
+
+def cut_off():
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(file, "PNG")
+    return file.getvalue()[:-1000]
 
 
 def gif():
@@ -70,7 +76,7 @@ def test_places_that_do_not_fit(encode, problem, row, said):
 @pytest.mark.parametrize("image, said", [
     ("nowhere.png", "the image 'nowhere.png' is missing"),
     ("sub", "the image 'sub' is no file"),
-    ("a\0.png", "cannot be read"),
+    ("a\0.png", "is missing"),
     ("x" * 300 + ".png", "cannot be read"),
     ("https://example.invalid/a.png", "data.fetch_images is not set"),
     ("data:image/svg+xml,<svg/>", "is no base64"),
@@ -79,7 +85,7 @@ def test_places_that_do_not_fit(encode, problem, row, said):
     ({"bytes": b"hello"}, "is broken: it is of no format that is read"),
     ({"bytes": b"", "path": "a.png"}, "the image 'a.png' is broken"),
     ({"bytes": encoded(64, 64, "JPEG")[:-300], "path": "b"}, "the image 'b' is broken"),
-    ({"bytes": encoded(*SMALL)[:50]}, "is broken"),
+    ({"bytes": cut_off()}, "is broken: "),
     ({"bytes": gif()}, "has 2 frames"),
     ({"bytes": encoded(*SMALL, "PNG", "I;16")}, "values of more than 8 bits"),
     ({"bytes": encoded(10_000, 10_000, "PNG", "1")}, "is too large"),
