@@ -80,6 +80,10 @@ class Collate:
     rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
         ANSWERS tells of them
     scores: whether what is asked for is not the token behind each one, but a score at each answer's last
+    processor: the model's processor of images (images/processor.py), which adds to a micro-batch what forward() takes of images;
+        None where rows have none
+    always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
+        runs the tower that turns images into embeddings, all ranks have to
     """
 
     def __init__(
@@ -93,18 +97,23 @@ class Collate:
         marks: bool = False,
         rows: str = objectives.ANSWERS,
         scores: bool = False,
+        processor: Any = None,
+        always_image: bool = False,
     ) -> None:
         # Attention that reads cumulative lengths reads no position ids, and takes a single sequence only.
         self.pad_token_id, self.packed = pad_token_id, packed
         self.padding_free = padding_free or (packed and cumulative)
         self.cumulative, self.multiple, self.squares, self.marks = cumulative, multiple, squares, marks
         self.scores, self.rows, self.compares = scores, rows, rows != objectives.ANSWERS
+        self.processor, self.always_image = processor, always_image and processor is not None
 
     def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
         fetched_sequences, step_supervised = fetched
         sequences = fetched_sequences
         if self.compares:
             sequences = [sample for sequence in sequences for sample in samples_of(sequence)]
+        if self.always_image and not any(sequence.get("images") for sequence in sequences):
+            sequences = [*sequences, self.processor.blank()]
         padded = self.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
         batch = self._flat(sequences) if self.padding_free and not padded else self._padded(sequences)
         if self.marks:
@@ -128,6 +137,8 @@ class Collate:
             beside = copy.copy(self)
             beside.rows = objectives.PAIRS  # these have no labels
             batch[ANSWERS][MISMATCHED] = beside((others, None))
+        if self.processor is not None:
+            self.processor.add_to(batch, sequences)
         return batch
 
     def _flat(self, sequences: list[TokenSequence]) -> dict[str, Any]:

@@ -1,0 +1,4 @@
+"""Images beside texts: a model's own processor of images (processor.py), micro-batches with images (batch.py).
+
+models.yaml says which models are trained on images, and where their parts stand. Rows with images are read in data/.
+"""

@@ -1,0 +1,86 @@
+"""Images in a micro-batch: their tensors, which tokens are theirs, and the positions of models that place an image in a plane."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import UserError
+from ..data.store import TokenSequence
+
+if TYPE_CHECKING:
+    from .processor import Processor
+
+IMAGE = 1  # the type of an image's tokens; a text's is 0
+
+
+def add_images(batch: dict[str, Any], sequences: Sequence[TokenSequence], processor: "Processor") -> None:
+    """Add to a micro-batch, whose tokens are laid out, what forward() takes of the images of its sequences.
+
+    batch: "input_ids" of shape (1, tokens), where sequences lie end to end, or (sequences, longest); "position_ids" of that shape
+    become (4, ...) where the model wants M-RoPE: the position in the sample's text, and the three of time, height and width
+    Raises UserError where an image cannot be read any more, and where two follow each other so that none knows where one ends.
+    """
+    images = [source.open() for sequence in sequences for source in sequence.get("images", ())]
+    made = processor.tensors(images) if images else {}
+    batch.update(made)
+    is_image = batch["input_ids"] == processor.image_token_id
+    if processor.model.token_types:
+        batch[processor.model.token_types] = is_image.long() * IMAGE
+    if processor.model.positions:
+        batch["position_ids"] = _rope_positions(batch, sequences, processor, is_image)
+
+
+def _samples(batch: dict[str, Any], sequences: Sequence[TokenSequence]) -> Iterator[tuple[int, slice]]:
+    """Yield (row, its tokens) of each sample, in the order of their images. Padding is none."""
+    end_to_end, begin = batch["input_ids"].shape[0] == 1, 0
+    for number, sequence in enumerate(sequences):
+        row, begin = (0, begin) if end_to_end else (number, 0)
+        for length in sequence["lengths"].tolist():
+            yield row, slice(begin, begin + length)
+            begin += length
+
+
+def _rope_positions(
+    batch: dict[str, Any], sequences: Sequence[TokenSequence], processor: "Processor", is_image: torch.Tensor
+) -> torch.Tensor:
+    """Return positions of shape (4, *input_ids.shape), each sample's as if it were alone. A text's are four times the same."""
+    ids = batch["input_ids"]
+    of_text = batch["position_ids"] if "position_ids" in batch else torch.arange(ids.shape[1]).expand(ids.shape)
+    positions = of_text.expand(4, *ids.shape).clone()
+    grids, used = batch.get("image_grid_thw"), 0
+    place = _placer(processor)
+    for row, tokens in _samples(batch, sequences):
+        marks = is_image[row, tokens]
+        count = sum(is_one for is_one, _ in itertools.groupby(marks.tolist()))
+        if not count:
+            continue
+        own = grids[used : used + count]
+        used += count
+        needed = int((own.prod(dim=-1) // processor.config.vision_config.spatial_merge_size**2).sum())
+        if needed != int(marks.sum()):
+            _refuse()
+        places, _ = place(ids[row : row + 1, tokens], mm_token_type_ids=marks[None].int() * IMAGE, image_grid_thw=own)
+        positions[1:, row, tokens] = places[:, 0]
+    if used != (0 if grids is None else len(grids)):
+        _refuse()
+    return positions
+
+
+def _refuse() -> None:
+    problem = "two images follow each other without a token between them, so that their positions cannot be told apart"
+    raise UserError(
+        "data.chat_template", problem, "use the model's own template, which writes tokens around each image"
+    )
+
+
+def _placer(processor: "Processor") -> Any:
+    """Return get_rope_index of the model's own class, bound to a model without parameters: it only reads the configuration."""
+    from transformers import MODEL_MAPPING
+
+    kind = MODEL_MAPPING[type(processor.config)]
+    empty = kind.__new__(kind)
+    torch.nn.Module.__init__(empty)
+    empty.config = processor.config
+    return empty.get_rope_index

@@ -1,0 +1,61 @@
+"""Processors of models of images and texts, without the packages that only their videos and sounds need.
+
+Transformers 5.23 builds no processor of Qwen, InternVL, SmolVLM, LLaVA-OneVision or Gemma 4 without torchvision, which wants a
+processor of videos (processing_utils.py: check_argument_for_proper_class). Their images can be computed with PIL, and no video
+is read here.
+"""
+
+import copy
+import importlib
+from typing import Any
+
+from transformers import FeatureExtractionMixin, video_processing_utils
+from transformers.processing_utils import ProcessorMixin
+
+
+class NoVideos(video_processing_utils.BaseVideoProcessor):
+    """Stands where a processor wants one of videos."""
+
+    def __init__(self) -> None:
+        """Leave out the parent's, which wants torchvision (image_processing_backends.py: TorchvisionBackend)."""
+
+
+class NoSounds(FeatureExtractionMixin):
+    """Stands where a processor wants one of sounds."""
+
+    def __init__(self) -> None:
+        """Leave out the parent's, for there are no settings."""
+
+
+def no_words(number: int) -> str:
+    """Stand for num2words, with which SmolVLM's processor says how many frames a video has (smolvlm/processing_smolvlm.py)."""
+    raise NotImplementedError("videos are not read")
+
+
+STAND_INS = {"video_processor": NoVideos, "feature_extractor": NoSounds}
+
+
+def processor_class(name: str) -> type[ProcessorMixin]:
+    """Return the class of a processor by its name below transformers.models, as "gemma3.processing_gemma3.Gemma3Processor".
+
+    Transformers' own table has a substitute for some of them where torchvision is missing, which refuses to be built.
+    """
+    module_name, _, class_name = name.rpartition(".")
+    module = importlib.import_module(f"transformers.models.{module_name}")
+    if getattr(module, "num2words", no_words) is None:
+        module.num2words = no_words  # type: ignore[attr-defined]
+    return getattr(module, class_name)
+
+
+def build_processor(kind: type[ProcessorMixin], arguments: dict[str, Any], tokenizer: Any, image_processor: Any) -> Any:
+    """Build a processor of this class from what its processor_config.json says, with a tokenizer of its own: Gemma 4's adds a
+    token to the one that it gets (gemma4/processing_gemma4.py)."""
+    import transformers
+
+    if not hasattr(
+        transformers, "VideoProcessorMixin"
+    ):  # what a processor of videos has to be, left out without torchvision
+        transformers.VideoProcessorMixin = video_processing_utils.VideoProcessorMixin  # type: ignore[attr-defined]
+    parts = {"tokenizer": copy.deepcopy(tokenizer), "image_processor": image_processor}
+    ordered = [parts[name] if name in parts else STAND_INS[name]() for name in kind.get_attributes()]
+    return kind.from_args_and_dict(ordered, arguments)

@@ -1,0 +1,65 @@
+"""What the tests of images share: tiny models of each type, their processors, and pictures."""
+
+import functools
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brigade.train.data.images import ImageSource
+from brigade.train.images import processor as processors
+from testing.vision_models import write_vision_model
+
+
+@dataclass(eq=False)
+class Written:
+    """A model of write_vision_model() with what reads it. sources: the images of each of a test's samples"""
+
+    folder: Any
+    tokenizer: Any
+    config: Any
+    processor: processors.Processor
+    sources: list[Any] = field(default_factory=list)
+
+    def model(self, how: str = "sdpa") -> Any:
+        from transformers import AutoModelForImageTextToText
+
+        from brigade.train.model import attention, sample_by_sample
+
+        attention.register()
+        each = {"text_config": how, "vision_config": "sdpa"}
+        made = AutoModelForImageTextToText.from_pretrained(self.folder, attn_implementation=each)
+        sample_by_sample.divide(made)
+        return made
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """Return a function that gives the Written of a model type, the same each time."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    @functools.cache
+    def call(kind):
+        folder = write_vision_model(tmp_path_factory.mktemp(kind), kind)
+        tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+        return Written(
+            folder, tokenizer, config, processors.read_processor("model", str(folder), None, config, tokenizer)
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def picture():
+    """Return a function that makes an image of these many pixels, noise that differs with the number."""
+    from PIL import Image
+
+    def call(number, width, height):
+        pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        return ImageSource(f"{number}.png", file.getvalue(), width, height)
+
+    return call

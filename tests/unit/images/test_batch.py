@@ -1,0 +1,186 @@
+"""A micro-batch of samples with and without images gives each sample the logits and gradients that it has by itself."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from brigade.errors import UserError
+from brigade.train.data.collate import ABOUT, Collate
+from brigade.train.images import processor as processors
+from testing.vision_configs import MODELS
+
+# Images, by their sizes, of each sample; they stand within its text.
+SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]
+NOT_FOR_LOGITS = {ABOUT, "labels", "logits_to_keep", "shift_labels"}
+WAYS = [
+    (kind, how) for kind in MODELS for how in ("sdpa", "varlen") if how == "sdpa" or not processors.models()[kind].masks
+]
+
+
+@functools.cache
+def alone(model, number):
+    """A sample by itself, as the real processor makes it: forward()'s arguments."""
+    token = model.processor.image_token
+    text = f"sample {number}" + "".join(f": {token} is {n}" for n in range(len(SAMPLES[number]))) + " and so on."
+    images = {"images": [source.open() for source in model.sources[number]]} if SAMPLES[number] else {}
+    return model.processor.own(text=[text], return_tensors="pt", **images)
+
+
+@pytest.fixture
+def vision(written, picture):
+    """Return a function that gives a Written with the sources of SAMPLES."""
+
+    def call(kind):
+        model = written(kind)
+        model.sources = model.sources or [
+            [picture(10 * number + n, *size) for n, size in enumerate(sizes)] for number, sizes in enumerate(SAMPLES)
+        ]
+        return model
+
+    return call
+
+
+def sequence(model, *numbers):
+    """A TokenSequence of these samples; each token that is not an image's is supervised, but the first of a sample."""
+    ids = [alone(model, number)["input_ids"][0].numpy().astype(np.int32) for number in numbers]
+    labels = [np.where(each == model.processor.image_token_id, -100, each).astype(np.int64) for each in ids]
+    for each in labels:
+        each[0] = -100
+    return {
+        "input_ids": np.concatenate(ids),
+        "labels": np.concatenate(labels),
+        "lengths": np.array([len(each) for each in ids]),
+        "images": [source for number in numbers for source in model.sources[number]],
+    }
+
+
+def logits_of(made, batch):
+    arguments = {name: each for name, each in batch.items() if name not in NOT_FOR_LOGITS}
+    return made(**arguments, use_cache=False).logits
+
+
+def parts(model, made, numbers):
+    """Logits of each of these samples, which a model computes one by one."""
+    return [made(**alone(model, number), use_cache=False).logits[0] for number in numbers]
+
+
+def collated(model, sequences, how="sdpa", padding_free=True, packed=True, **more):
+    collate = Collate(0, padding_free, packed, cumulative=how == "varlen", processor=model.processor, **more)
+    return collate((sequences, None))
+
+
+def furthest(ones, others):
+    return max((one - other).abs().max().item() for one, other in zip(ones, others, strict=True))
+
+
+def lengths_of(model, numbers):
+    return [alone(model, number)["input_ids"].shape[1] for number in numbers]
+
+
+def flat(model, how="sdpa"):
+    """A text, two samples of one sequence, one more, and a blank."""
+    return collated(
+        model, [sequence(model, 0), sequence(model, 1, 2), sequence(model, 3), model.processor.blank()], how
+    )
+
+
+@pytest.mark.parametrize("kind, how", WAYS)
+def test_samples_end_to_end_have_the_logits_that_they_have_alone(kind, how, vision):
+    model, numbers = vision(kind), range(4)
+    made = model.model(how).eval()
+    with torch.inference_mode():
+        expected = parts(model, model.model(), numbers)
+        got = logits_of(made, flat(model, how))[0].split(
+            [*lengths_of(model, numbers), len(model.processor.blank()["labels"])]
+        )
+    assert furthest(got[:4], expected) < 1e-5 * max(1, max(each.abs().max().item() for each in expected))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_padded_samples_have_the_logits_that_they_have_alone(kind, vision):
+    model, numbers = vision(kind), [2, 0, 1]
+    made = model.model().eval()
+    with torch.inference_mode():
+        batch = collated(model, [sequence(model, number) for number in numbers], padding_free=False, packed=False)
+        got = [row[:length] for row, length in zip(logits_of(made, batch), lengths_of(model, numbers), strict=True)]
+        expected = parts(model, made, numbers)
+    assert furthest(got, expected) < 1e-5 * max(1, max(each.abs().max().item() for each in expected))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_image_in_another_sample_is_told_by_its_logits(kind, vision):
+    """Two images of one size, each in the other's sample: nothing but the comparison above can find that."""
+    model, numbers = vision(kind), [1, 3]
+    made, sequences = model.model().eval(), [sequence(model, 1), sequence(model, 3)]
+    first, second = sequences[0]["images"], sequences[1]["images"]
+    sequences[0]["images"], sequences[1]["images"] = [second[0], first[1]], [first[0]]
+    with torch.inference_mode():
+        got = logits_of(made, collated(model, sequences))[0].split(lengths_of(model, numbers))
+        expected = parts(model, made, numbers)
+    assert min(furthest([one], [other]) for one, other in zip(got, expected, strict=True)) > 1e-3
+
+
+def summed_loss(logits, labels):
+    return torch.nn.functional.cross_entropy(logits[:-1], labels[1:], ignore_index=-100, reduction="sum")
+
+
+def gradients(made):
+    return {name: each.grad.clone() for name, each in made.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("kind, how", WAYS)
+def test_gradients_are_the_sum_of_each_samples_own(kind, how, vision):
+    """Of the tower's parameters, too; the blank has no label, and gives nothing."""
+    model = vision(kind)
+    made, single = model.model(how), model.model()
+    batch = flat(model, how)
+    summed_loss(logits_of(made, batch)[0], batch["labels"][0]).backward()
+    for number, logits in enumerate(parts(model, single, range(4))):
+        summed_loss(logits, torch.from_numpy(sequence(model, number)["labels"])).backward()
+    got, expected = gradients(made), gradients(single)
+    assert set(expected) <= set(got)
+    tower = [name for name in expected if "vis" in name]
+    assert tower and any(expected[name].abs().max() > 1e-3 for name in tower)
+    for name, one in expected.items():
+        assert (got[name] - one).abs().max() <= 2e-5 * max(one.abs().max().item(), 1), name
+
+
+@pytest.mark.parametrize("kind, how", WAYS)
+def test_a_blank_lets_the_tower_run_and_gives_its_parameters_exactly_zero(kind, how, vision):
+    model = vision(kind)
+    made, single = model.model(how), model.model()
+    batch = collated(model, [sequence(model, 0)], how, always_image=True)
+    assert batch["pixel_values"].numel() and batch[ABOUT].tokens == lengths_of(model, [0])[0] < batch[ABOUT].slots
+    summed_loss(logits_of(made, batch)[0], batch["labels"][0]).backward()
+    summed_loss(parts(model, single, [0])[0], torch.from_numpy(sequence(model, 0)["labels"])).backward()
+    got, expected = gradients(made), gradients(single)
+    with_images = model.model()
+    summed_loss(parts(model, with_images, [1])[0], torch.from_numpy(sequence(model, 1)["labels"])).backward()
+    assert set(gradients(with_images)) <= set(got)
+    for name, one in got.items():
+        if name in expected:
+            assert (one - expected[name]).abs().max() <= 2e-5 * max(expected[name].abs().max().item(), 1), name
+        else:
+            assert not one.any(), name
+
+
+def test_a_blank_is_added_only_where_there_is_no_image(vision):
+    model = vision("qwen2_5_vl")
+    of_text, with_image, blank = sequence(model, 0), sequence(model, 3), model.processor.blank()
+    batch = collated(model, [of_text, with_image], always_image=True)
+    assert batch[ABOUT].slots == batch[ABOUT].tokens == len(of_text["labels"]) + len(with_image["labels"])
+    assert "pixel_values" not in collated(model, [of_text])
+    padded = collated(model, [of_text, of_text], padding_free=False, packed=False, always_image=True)
+    assert padded["input_ids"].shape[0] == 3 and padded["pixel_values"].shape[0] == 4 * len(blank["labels"])
+    assert padded[ABOUT].supervised == 2 * int((of_text["labels"] != -100).sum())
+
+
+def test_images_that_touch_are_refused_where_positions_cannot_tell_them_apart(vision):
+    model = vision("qwen2_5_vl")
+    touching = sequence(model, 1)
+    image = np.full(4, model.processor.image_token_id)
+    touching |= {"input_ids": np.concatenate([image, image]), "labels": np.full(8, -100), "lengths": np.array([8])}
+    with pytest.raises(UserError, match="follow each other"):
+        collated(model, [touching])

@@ -1,0 +1,136 @@
+"""What an image becomes is what the model's own processor makes of it, and as many embeddings as tokens."""
+
+import json
+import pickle
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoImageProcessor
+
+from brigade.errors import UserError
+from brigade.train.images import processor as processors
+from testing.vision_configs import MODELS
+
+SIZES = [(32, 32), (48, 20), (17, 60)]
+
+
+def test_the_models_are_those_that_the_tests_prove():
+    assert set(processors.models()) == set(MODELS)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_expansions_are_those_of_the_real_processor(kind, written, picture):
+    """Several images of different sizes in one text, tokenised by the processor itself."""
+    model = written(kind)
+    token, images = model.processor.image_token, [picture(n, *size).open() for n, size in enumerate(SIZES)]
+    real = model.processor.own(text=[f"a{token}b{token}c{token}d"], images=images)
+    text = "".join(letter + model.processor.expansion(*size) for letter, size in zip("abc", SIZES, strict=True)) + "d"
+    assert model.tokenizer(text)["input_ids"] == list(real["input_ids"][0])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_image_has_as_many_embeddings_as_tokens(kind, written, picture):
+    model = written(kind)
+    made = model.model()
+    pixels = AutoImageProcessor.from_pretrained(model.folder, backend="pil")
+    for number, size in enumerate(SIZES):
+        image = picture(number, *size).open()
+        tensors = model.processor.tensors([image])
+        arguments = {"crop_to_patches": True} if kind == "internvl" else {}
+        arguments |= {"patch_size": 8} if kind == "mistral3" else {}
+        assert torch.equal(tensors["pixel_values"], pixels([image], return_tensors="pt", **arguments)["pixel_values"])
+        tensors.pop("batch_num_images", None)
+        features = made.model.get_image_features(**tensors, return_dict=True).pooler_output
+        count = sum(feature.shape[:-1].numel() for feature in features)
+        assert (
+            model.tokenizer(model.processor.expansion(*size))["input_ids"].count(model.processor.image_token_id)
+            == count
+        )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_blank_is_an_image_of_few_tokens_without_a_label(kind, written):
+    blank = written(kind).processor.blank()
+    assert (blank["labels"] == -100).all() and len(blank["images"]) == 1
+    ids = blank["input_ids"].tolist()
+    assert ids.count(written(kind).processor.image_token_id) > 0 and len(ids) <= 80
+    assert blank["images"][0].open().size == (blank["images"][0].width, blank["images"][0].height)
+
+
+def test_a_pickled_processor_gives_the_same(written, picture):
+    processor = written("smolvlm").processor
+    other = pickle.loads(pickle.dumps(processor))
+    assert other.expansion(17, 60) == processor.expansion(17, 60) and other.identity() == processor.identity()
+    tensors = other.tensors([picture(1, 17, 60).open()])
+    assert torch.equal(tensors["pixel_values"], processor.tensors([picture(1, 17, 60).open()])["pixel_values"])
+
+
+def changed(model, tmp_path, name, **keys):
+    """A copy of a model's folder, with other keys in one of its files."""
+    shutil.copytree(model.folder, tmp_path / "changed")
+    file = tmp_path / "changed" / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    return tmp_path / "changed"
+
+
+@pytest.mark.parametrize("name, keys", [
+    ("preprocessor_config.json", {"size": {"height": 24, "width": 24}}),
+    ("processor_config.json", {"image_seq_length": 5}),
+])  # fmt: skip
+def test_another_setting_is_another_identity(name, keys, written, tmp_path):
+    model = written("internvl")
+    folder = str(changed(model, tmp_path, name, **keys))
+    other = processors.read_processor("model", folder, None, model.config, model.tokenizer)
+    assert other.identity() != model.processor.identity()
+    again = processors.read_processor("model", str(model.folder), None, model.config, model.tokenizer)
+    assert again.identity() == model.processor.identity()
+
+
+def settings(**keys):
+    model = {"model_name_or_path": "there", "processor_name_or_path": None, "revision": None} | keys
+    recipe = SimpleNamespace(data=SimpleNamespace(images=keys.pop("images", True)), model=SimpleNamespace(**model))
+    return SimpleNamespace(recipe=recipe, place=lambda key: f"recipe.yaml: {key}")
+
+
+def test_a_processor_is_loaded_where_rows_have_images(written):
+    model = written("gemma3")
+    assert processors.load(settings(images=False), model.tokenizer, model.config, str(model.folder)) is None
+    loaded = processors.load(settings(), model.tokenizer, model.config, str(model.folder))
+    assert loaded.identity() == model.processor.identity() and loaded.image_token == "<start_of_image>"
+    named = settings(processor_name_or_path=str(model.folder))
+    assert processors.load(named, model.tokenizer, model.config, "elsewhere").identity() == loaded.identity()
+
+
+def test_a_model_that_is_not_proven_is_refused(written):
+    model = written("gemma3")
+    with pytest.raises(UserError, match="llama4") as caught:
+        processors.load(settings(), model.tokenizer, SimpleNamespace(model_type="llama4"), str(model.folder))
+    assert caught.value.place == "recipe.yaml: images" and "qwen2_5_vl" in caught.value.cure
+
+
+def test_files_of_another_processor_are_refused(written, tmp_path):
+    model = written("gemma3")
+    folder = changed(model, tmp_path, "processor_config.json", processor_class="PaliGemmaProcessor")
+    with pytest.raises(UserError, match="PaliGemmaProcessor"):
+        processors.read_processor("model", str(folder), None, model.config, model.tokenizer)
+
+
+def test_a_model_without_files_of_a_processor_is_refused(written, tmp_path):
+    model = written("gemma3")
+    shutil.copy(model.folder / "config.json", tmp_path)
+    with pytest.raises(UserError, match="no processor of images") as caught:
+        processors.read_processor("model", str(tmp_path), None, model.config, model.tokenizer)
+    assert "processor_name_or_path" in caught.value.cure
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_a_tokenizer_without_the_tokens_of_images_is_refused(kind, written):
+    from transformers import AutoTokenizer
+
+    from brigade.train.data import builtin
+
+    other = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+    with pytest.raises(UserError, match="tokenizer"):
+        processors.read_processor("model", str(written(kind).folder), None, written(kind).config, other)
