@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import UserError
 from ..recipe.objectives import ANSWERS, PAIRS
 from . import preferences, token_pairs
 from .chat_template import ChatTemplates
@@ -56,7 +57,11 @@ class LoadedEncoder:
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         last_only, images = encoder.train_on_last_turn_only, encoder.images
         if images is not None:  # what the model reads as an image is never a user's text
-            for number in (images.image_token_id, self.tokenizer.token_to_id(images.image_token)):
+            written = self.tokenizer.token_to_id(images.image_token)
+            if written is None:
+                problem = f"the model's processor writes {images.image_token} for an image, and it has no such token"
+                raise UserError("the tokenizer", problem, "name the model's own: leave tokenizer_name_or_path out")
+            for number in (images.image_token_id, written):
                 special[number] = self.tokenizer.id_to_token(number)
         self.special, tokens = set(special), set(special.values())
         self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)

@@ -96,6 +96,8 @@ class Chats:
             messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
+            if self.images is not None and not self.turn_by_turn[bool(tools)]:
+                spans = [self._with_end(text, *span) for span in spans]
             if learned and self.turn_by_turn[bool(tools)]:
                 spans = self._turns(text, messages, tools, variables, learned)
             hidden = [self._without_control_tokens(message) for message in messages]
@@ -188,6 +190,14 @@ class Chats:
             text = self._render(turns, None)[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
+
+    def _with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Return a marked span with the special token behind it, where the span itself ends with none: LLaVA-OneVision's marks
+        leave <|im_end|> out, and an answer without it would never end."""
+        behind = self.control.match(text, end)
+        if behind and not text[begin:end].rstrip().endswith(self.control_tokens):
+            return begin, behind.end()
+        return begin, end
 
     def _turns(
         self,

@@ -7,9 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from PIL import Image
 
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.images import ImageRules
 from brigade.train.data.layout import TEMPLATES
-from testing.images import IMAGE, SMALL, A, asked, encoded
+from testing.images import IMAGE, SMALL, A, Processor, asked, encoded
 
 
 def given(*images, question="<image>"):
@@ -112,6 +114,13 @@ def test_a_template_that_writes_no_images_is_named(encode, mistake):
     message = mistake(encode, row, (TEMPLATES / "chatml.jinja").read_text())
     assert f"does not write {IMAGE} for an image" in message and "the model's own" in message
     assert not encode({"messages": [asked("Hi."), A]}, (TEMPLATES / "chatml.jinja").read_text()).bad
+
+
+def test_a_tokenizer_without_the_processors_token_is_named(tokenizer, knowing, mistake):
+    encoder = Encoder(
+        tokenizer.backend_tokenizer.to_str(), ChatTemplates(""), {}, 0, 9, True, images=Processor(knowing)
+    )
+    assert f"writes {IMAGE} for an image" in mistake(LoadedEncoder, encoder)
 
 
 # ---- fetching ----------------------------------------------------------------------------------------------------
