@@ -4,8 +4,9 @@ import functools
 
 import pytest
 
-from testing import images, marks
-from testing.images import ADAPTERS, EVERYWHERE, PACKED, SMALL, TOWER, Case
+from testing import image_runs as images
+from testing import marks
+from testing.image_runs import ADAPTERS, EVERYWHERE, PACKED, SMALL, TOWER, Case
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 QUICK = [Case("qwen3_vl", "zero3", 2, TOWER), Case("gemma3", "fsdp2", 2), Case("smolvlm", "ddp", 2, TOWER)]

@@ -15,6 +15,7 @@ from ..recipe.flags import Settings
 from ..recipe.objectives import JUDGED
 from . import chat_template, encode, mixing, packing, sources, stream
 from .image_store import StoredImages
+from .images import folder_of_images
 from .keys import names_of
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
@@ -45,6 +46,8 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any 
         print(message, file=sys.stderr)
 
     def whole(aside: Path) -> None:
+        if is_whole(folder):
+            print(f"images have changed since {folder} was prepared: preparing anew.", file=sys.stderr)
         writer = Writer(aside, encoder.rows, encoder.images is not None)
         facts = store(settings, encoder, origins, writer)
         writer.close()
@@ -67,7 +70,7 @@ def _with_folders(fingerprint: str, origins: list[sources.Origin]) -> str:
     """Return a fingerprint that also says where relative paths of images begin."""
     rows = [(origin.image_folder, each) for origin in origins for each in (origin.train, origin.heldout) if each]
     places = [(given, path) for given, each in rows for path in getattr(each, "paths", [each.place])]
-    return _digest([fingerprint, [str(encode.folder_of_images(given, str(path))) for given, path in places]])
+    return _digest([fingerprint, [str(folder_of_images(given, str(path))) for given, path in places]])
 
 
 def _digest(content: Any) -> str:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MARKS = re.compile(r"(\{%-?)\s*(end)?generation\s*(-?%\})")
 _TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
@@ -180,10 +179,7 @@ def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[st
     """Return name and text of a template of ours that renders as this one does; ("", itself) where it has marks, or can be
     rendered turn by turn; else "", "" and the reason."""
     if _MARK.search(own):
-        if not _with_images(probes) or stops(tokenizer, own):
-            return "", own, ""
-        # LLaVA-OneVision's marks end before <|im_end|>: with them no answer would ever end.
-        own = _MARKS.sub(lambda tag: f"{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}", own)
+        return "", own, ""
     stem, template = stand_in(tokenizer, own, probes)
     if template:
         return stem, template, ""
@@ -221,9 +217,14 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
                 **probe, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
             )
             tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
-            for own, turn in itertools.groupby(tokens, lambda pair: pair[0]):
-                written = [token for _, token in turn if own and not tokenizer.decode(token).isspace()]
-                ends |= special.intersection(written[-1:])  # some templates put a line's end after it
+            turns = [
+                (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
+            ]
+            for (own, turn), (_, behind) in itertools.pairwise([*turns, (0, [])]):
+                written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
+                found = special.intersection(written[-1:])  # some templates put a line's end after it
+                # LLaVA-OneVision's marks end before <|im_end|>, which is then learned all the same (rendering.py).
+                ends |= found or special.intersection(behind[:1] if written and _with_images([probe]) else ())
     return ends
 
 

@@ -3,17 +3,17 @@
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...errors import UserError
 from ..recipe.objectives import ANSWERS, PAIRS
 from . import preferences, token_pairs
 from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .image_tokens import ImageTokens
-from .images import NO_RULES, ImageReader, ImageRules, ImageSource
+from .images import NO_RULES, ImageReader, ImageRules, ImageSource, folder_of_images
 from .keys import Columns, names_of
 from .rendering import Chats
 from .rows import BadRow, Chunk, bounded
@@ -57,7 +57,11 @@ class LoadedEncoder:
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         last_only, images = encoder.train_on_last_turn_only, encoder.images
         if images is not None:  # what the model reads as an image is never a user's text
-            for number in (images.image_token_id, self.tokenizer.token_to_id(images.image_token)):
+            written = self.tokenizer.token_to_id(images.image_token)
+            if written is None:
+                problem = f"the model's processor writes {images.image_token} for an image, and it has no such token"
+                raise UserError("the tokenizer", problem, "name the model's own: leave tokenizer_name_or_path out")
+            for number in (images.image_token_id, written):
                 special[number] = self.tokenizer.id_to_token(number)
         self.special, tokens = set(special), set(special.values())
         self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
@@ -214,14 +218,6 @@ class LoadedEncoder:
         tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
         tokenizer.encode_special_tokens = True
         return tokenizer
-
-
-def folder_of_images(given: str | None, source: str) -> Path:
-    """Return where relative paths of images begin. given: Source.image_folder; source: the file or data set with the rows"""
-    if given is not None:
-        return Path(given).expanduser().absolute()
-    place = Path(source).absolute()
-    return place if place.is_dir() else place.parent
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:

@@ -27,8 +27,10 @@ class ImageTokens:
         wanted = sum(self._layout(text, number)[1] for number in range(len(text.images)))
         if (there := int(own.sum())) != wanted:
             token = self.tokenizer.id_to_token(self.processor.image_token_id)
-            problem = f"{there:,} tokens stand for images, and those of the row have {wanted:,}"
-            return BadRow(f"{problem}: a text spells {token} out", "remove it from the text")
+            problem = (
+                f"tokens that stand for images: {there:,}, where the row's have {wanted:,}: a text spells {token} out"
+            )
+            return BadRow(problem, "remove it from the text")
         if mask[own].any():
             return BadRow(
                 "tokens of an image would be learned: the chat template counts them as an answer's", "drop the row"

@@ -54,7 +54,8 @@ class ImageRules(NamedTuple):
         if self.max_pixels and pixels > self.max_pixels:
             scale = math.sqrt(self.max_pixels / pixels)
             width, height = max(1, int(width * scale)), max(1, int(height * scale))
-            return min(width, self.max_pixels // height), min(height, self.max_pixels // width)
+            width = max(1, min(width, self.max_pixels // height))
+            return width, min(height, self.max_pixels // width)
         if self.min_pixels and pixels < self.min_pixels:
             scale = math.sqrt(self.min_pixels / pixels)
             return math.ceil(width * scale), math.ceil(height * scale)
@@ -186,6 +187,14 @@ class ImageReader:
             problem = f"the image {shown(address)} lies on another host, and data.fetch_images is not set"
             raise BadRow(problem, "set fetch_images: true to fetch it once, or give a file")
         return _fetched(address)
+
+
+def folder_of_images(given: str | None, source: str) -> Path:
+    """Return where relative paths of images begin. given: Source.image_folder; source: the file or data set with the rows"""
+    if given is not None:
+        return Path(given).expanduser().absolute()
+    place = Path(source).absolute()
+    return place if place.is_dir() else place.parent
 
 
 def _formats() -> list[str]:

@@ -87,11 +87,17 @@ class Chats:
             if given and name in self.leaves_out:
                 cure = "name a chat_template that renders them, or remove them from the data"
                 raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
+        if images and not self.writes_images:
+            problem = f"it does not write {self.images.image_token} for an image, once for each"
+            cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
+            raise UserError("the chat template", problem, cure)
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
+            if self.images is not None and not self.turn_by_turn[bool(tools)]:
+                spans = [self._with_end(text, *span) for span in spans]
             if learned and self.turn_by_turn[bool(tools)]:
                 spans = self._turns(text, messages, tools, variables, learned)
             hidden = [self._without_control_tokens(message) for message in messages]
@@ -106,6 +112,11 @@ class Chats:
                 raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
             problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
             raise BadRow(problem, "fix the template or the chat") from None
+        except TypeError as error:
+            if not images:
+                raise
+            problem = f"the chat template reads no list of parts in one of its turns: {error}"  # in a tool's, say
+            raise BadRow(problem, "drop the row, or name a chat_template that does") from None
         if learned is not None and self.thinking == thinking.KEEP:
             thinking.refuse_lost(messages, variables, text)
         asked = answered = 0
@@ -125,12 +136,8 @@ class Chats:
 
     def _with_images(self, text: Text, messages: list[dict[str, Any]], images: tuple[ImageSource, ...]) -> Text:
         """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow
-        where there are not as many tokens as images, and UserError for a template that writes none."""
+        where there are not as many tokens as images."""
         token = self.images.image_token
-        if images and not self.writes_images:
-            problem = f"it does not write {token} for an image, once for each"
-            cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
-            raise UserError("the chat template", problem, cure)
         meant = [message for message in messages if message["role"] == "assistant" or not text.plain]
         if any(token in message["content"] for message in meant):
             raise BadRow(f"a text spells out {token}, which stands for an image", "remove it from the text")
@@ -183,6 +190,14 @@ class Chats:
             text = self._render(turns, None)[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
+
+    def _with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Return a marked span with the special token behind it, where the span itself ends with none: LLaVA-OneVision's marks
+        leave <|im_end|> out, and an answer without it would never end."""
+        behind = self.control.match(text, end)
+        if behind and not text[begin:end].rstrip().endswith(self.control_tokens):
+            return begin, behind.end()
+        return begin, end
 
     def _turns(
         self,

@@ -189,7 +189,7 @@ def show_sample(prepared: Prepared, tokenizer: object) -> None:
 
 
 def _decoded(ids: np.ndarray, tokenizer: Any, images: bool) -> Iterator[str]:
-    """Yield the text of token ids. With images, a token that stands there many times, as theirs do, is written once, with how often."""
+    """Yield the text of token ids. With images, a token that stands there many times, as theirs do, is written once."""
     borders = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
     runs = [(a, b) for a, b in itertools.pairwise(borders) if b - a >= REPEATED] if images else []
     done = 0

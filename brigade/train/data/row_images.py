@@ -1,5 +1,6 @@
 """The images of a row: in parts of its messages, or in a column whose places in the texts <image> marks. Imports no torch."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,7 +31,7 @@ class RowImages:
         self.reader, self.whole = reader, list[ImageSource]()
         self.column, self.given = _column(row)
         self._left = iter(self.given)
-        self._taken = self._places = 0
+        self._places = 0
         self._elsewhere = ""  # the role of a turn that is no question, and spells a place out
 
     def text(self, text: str, role: str) -> str:
@@ -67,7 +68,6 @@ class RowImages:
         self._places += 1
         value = next(self._left, None)
         if value is not None:
-            self._taken += 1
             self.whole.append(self.reader.read(value))
         return MARK
 
@@ -82,18 +82,18 @@ class RowImages:
             turn = messages[first] | {"content": MARK * len(self.whole) + messages[first]["content"]}
             messages = [*messages[:first], turn, *messages[first + 1 :]]
         elif self._places != len(self.given):
-            where = f"column {self.column!r} has" if self.column else "no column has"
-            problem = (
-                f"{self._places:,} places for images ({PLACE}, or parts without one) in users' turns, and {where} "
-            )
-            count = f"{len(self.given):,}" if self.column else "any"
+            places = f"places for images in users' turns ({PLACE}, or a part without an image): {self._places:,}"
+            images = f"images in column {self.column!r}: {len(self.given):,}" if self.column else "no column has images"
             elsewhere = f"; {PLACE} in a {self._elsewhere!r} turn is none" if self._elsewhere else ""
-            raise BadRow(
-                problem + count + elsewhere, "give as many places as images, or no places: then all come first"
-            )
+            cure = "give as many places as images, or no places: then all come first"
+            raise BadRow(f"{places}; {images}{elsewhere}", cure)
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
         return messages
+
+    def without_places(self, text: str) -> str:
+        """Return a text without its places for images, which some tokenizers have as a special token."""
+        return text.replace(PLACE, "") if self.given else text
 
     def refuse_any(self, kind: str) -> None:
         """Raise BadRow where the row has images and is no chat. kind: what it is, in words"""
@@ -110,6 +110,8 @@ def _column(row: Row) -> tuple[str, list[Any]]:
     if not there:
         return "", []
     value = row.get(there[0])
+    if isinstance(value, str) and value.lstrip().startswith("["):  # a list, as CSV holds it
+        value = _list_of(value)
     values = value if isinstance(value, list) else [value]
     if (bad := next((each for each in values if not _may_be_image(each)), values)) is not values:
         name = row.name(there[0])
@@ -117,6 +119,14 @@ def _column(row: Row) -> tuple[str, list[Any]]:
             f"column {name!r} holds {shown(bad)}, which is no image", "give paths, or lists of them; or ignore it"
         )
     return row.name(there[0]), values
+
+
+def _list_of(text: str) -> Any:
+    """Return the list that a text is in JSON, or the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _may_be_image(value: Any) -> bool:

@@ -177,7 +177,7 @@ def exchange(
         if images:
             images.refuse_any("a pair that is joined without a chat template")
         return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
-    templates.refuse_rendered(prompt, completion)
+    templates.refuse_rendered(images.without_places(prompt) if images else prompt, completion)
     exchanges = [*_history(row), (prompt, completion)]
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
     whole = turns(named, unread, images=images)

@@ -21,9 +21,12 @@ def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
             for key in keys:
                 if getattr(section, key) != type(section).model_fields[key].default:
                     raise _unread(place(key))
-        for number, source in enumerate(data.datasets or []):
-            if source.image_folder is not None:
-                raise _unread(f"{place('datasets')}[{number}].image_folder")
+        for number, source in enumerate([data, *(data.datasets or [])]):
+            at = f"{place('datasets')}[{number - 1}]." if number else ""
+            if number and source.image_folder is not None:
+                raise _unread(f"{at}image_folder")
+            if {"images", "image"}.intersection(source.columns):
+                raise _unread(f"{at}columns" if number else place("columns"))
         return
     if data.datasets and data.image_folder is not None:
         problem = "it is said of the whole data, and with datasets each source has its own"
