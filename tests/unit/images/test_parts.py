@@ -216,7 +216,7 @@ MISTAKES = {
     "a rate of no adapters": (["--use_peft", "--projector_learning_rate", "1"], ["name projector in lora_parts"]),
     "a tower to freeze under adapters": (["--use_peft", "--freeze_vision_tower", "false"], ["lora_parts"]),
     "no such part": (["--use_peft", "--lora_parts", "eyes"], ["'vision_tower', 'projector' or 'language'"]),
-    "no part": (["--use_peft", "--lora_parts", "[]"], ["--lora_parts"]),
+    "no part": (["--use_peft", "--lora_parts", "[]"], ["--lora_parts", "at least one part"]),
     "a GGUF file": (["--model_name_or_path", "m.gguf"], ["no vision tower"]),
     "stretched positions": (
         ["--rope_parameters", "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 64}"],
@@ -260,7 +260,7 @@ def test_divided_models_with_images(pick, mistake):
         "ds_configs/zero1_pp2.json",
     ):
         said = mistake(pick, "--images", "--ds_config", path)
-        assert path in said and "use ZeRO, FSDP2 or DDP" in said
+        assert "flag --ds_config" in said and "use ZeRO, FSDP2 or DDP" in said
     said = mistake(pick, "--images", "--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", size=4)
     assert "divided experts" in said
     assert pick("--images", "--ds_config", "ds_configs/zero3.json").kind == "zero3"
