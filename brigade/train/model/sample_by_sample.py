@@ -144,10 +144,13 @@ def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
         return lengths if len(lengths) > 1 else None
     if positions is None:
         return None
+    positions = on_host(positions)
+    if positions.dim() == 3 and len(positions) == 4:  # of M-RoPE, whose first ones are those in the text
+        positions = positions[0]
     if positions.dim() != 2:
         raise ValueError(f"position ids have the shape {tuple(positions.shape)}, and (sequences, tokens) is read")
     begins = torch.ones(positions.shape, dtype=torch.bool)
-    begins[:, 1:] = on_host(positions).diff() != 1
+    begins[:, 1:] = positions.diff() != 1
     if int(begins.sum()) == len(positions):
         return None
     places = begins.flatten().nonzero().flatten()

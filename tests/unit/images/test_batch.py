@@ -9,7 +9,7 @@ import torch
 from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate
 from brigade.train.images import processor as processors
-from testing.vision_models import MODELS
+from testing.vision_configs import MODELS
 
 # Images, by their sizes, of each sample; they stand within its text.
 SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]

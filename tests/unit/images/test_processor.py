@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor
 
 from brigade.errors import UserError
 from brigade.train.images import processor as processors
-from testing.vision_models import MODELS
+from testing.vision_configs import MODELS
 
 SIZES = [(32, 32), (48, 20), (17, 60)]
 
