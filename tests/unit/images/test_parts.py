@@ -75,7 +75,7 @@ def test_what_is_trained_gets_a_gradient_and_nothing_else(kind, tower, settings_
     assert parts.count_of(model, trained=True)[VISION_TOWER] == (0 if tower else parts.count_of(model)[VISION_TOWER])
 
 
-def test_layers_above_the_one_that_is_read_are_never_trained(settings_of, written, picture, tmp_path):
+def test_layers_above_the_one_that_is_read_are_never_trained(settings_of, written, picture):
     """LLaVA takes features from below the top of its tower. DDP would wait for gradients of what lies above."""
     tiny = written("llava_onevision")
     config = load_config(settings_of("llava_onevision"))
@@ -179,7 +179,8 @@ def test_each_part_has_its_learning_rate(settings_of):
 
 
 # ---- what is saved ---------------------------------------------------------------------------------------------------
-def test_a_processors_files_go_with_a_model(settings_of, written, tmp_path):
+def test_a_processors_files_go_with_a_model(settings_of, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("saved")
     files = processor_files.read(settings_of("gemma3"))
     assert {"preprocessor_config.json", "processor_config.json"} <= {*files}
     (tmp_path / "chat_template.jinja").write_text("the run's own")
