@@ -54,6 +54,13 @@ def _words(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _some_words(value: Any) -> Any:
+    words = _words(value)
+    if words == []:
+        raise ValueError("a list of at least one part")
+    return words
+
+
 def _words_or_none(value: Any) -> Any:
     return [] if value in ("none", ["none"]) else _words(value)
 
@@ -85,9 +92,7 @@ Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
-ModelParts = Annotated[
-    list[Literal["vision_tower", "projector", "language"]], Field(min_length=1), BeforeValidator(_words)
-]
+ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[
