@@ -9,7 +9,7 @@ import copy
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from transformers import FeatureExtractionMixin, video_processing_utils
@@ -45,7 +45,7 @@ def processor_class(name: str) -> type[ProcessorMixin]:
     Transformers' own table has a substitute for some of them where torchvision is missing, which refuses to be built.
     """
     module_name, _, class_name = name.rpartition(".")
-    with _images_of_pixtral():
+    with _images_of_pixtral() if "pixtral" in module_name else nullcontext():
         module = importlib.import_module(f"transformers.models.{module_name}")
     if getattr(module, "num2words", no_words) is None:
         module.num2words = no_words  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def flat(model, how="sdpa"):
 def test_samples_end_to_end_have_the_logits_that_they_have_alone(kind, how, vision):
     model, numbers = vision(kind), range(4)
     made = model.model(how).eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = parts(model, model.model(), numbers)
         got = logits_of(made, flat(model, how))[0].split(
             [*lengths_of(model, numbers), len(model.processor.blank()["labels"])]
@@ -102,7 +102,7 @@ def test_samples_end_to_end_have_the_logits_that_they_have_alone(kind, how, visi
 def test_padded_samples_have_the_logits_that_they_have_alone(kind, vision):
     model, numbers = vision(kind), [2, 0, 1]
     made = model.model().eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         batch = collated(model, [sequence(model, number) for number in numbers], padding_free=False, packed=False)
         got = [row[:length] for row, length in zip(logits_of(made, batch), lengths_of(model, numbers), strict=True)]
         expected = parts(model, made, numbers)
@@ -116,7 +116,7 @@ def test_an_image_in_another_sample_is_told_by_its_logits(kind, vision):
     made, sequences = model.model().eval(), [sequence(model, 1), sequence(model, 3)]
     first, second = sequences[0]["images"], sequences[1]["images"]
     sequences[0]["images"], sequences[1]["images"] = [second[0], first[1]], [first[0]]
-    with torch.inference_mode():
+    with torch.no_grad():
         got = logits_of(made, collated(model, sequences))[0].split(lengths_of(model, numbers))
         expected = parts(model, made, numbers)
     assert min(furthest([one], [other]) for one, other in zip(got, expected, strict=True)) > 1e-3
