@@ -54,8 +54,8 @@ def processor_class(name: str) -> type[ProcessorMixin]:
 
 @contextmanager
 def _images_of_pixtral() -> Iterator[None]:
-    """Let Pixtral's processor, whose file takes a function from that of images with torchvision, find it in that of images with PIL
-    (pixtral/processing_pixtral.py: get_resize_output_image_size)."""
+    """Let Pixtral's processor take a function from the file of images with PIL, where it looks for it in that of images with
+    torchvision (pixtral/processing_pixtral.py: get_resize_output_image_size)."""
     wanted, there = (f"transformers.models.pixtral.image_processing_{name}" for name in ("pixtral", "pil_pixtral"))
     if is_torchvision_available():
         yield
