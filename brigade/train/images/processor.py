@@ -168,8 +168,10 @@ def read_processor(
     from transformers import AutoImageProcessor
     from transformers.image_processing_backends import PilBackend
 
-    from ..upstream import image_processors
+    from ..upstream import image_masks, image_processors
 
+    if models()[config.model_type].masks:
+        image_masks.correct_masks()
     kind = image_processors.processor_class(models()[config.model_type].processor)
     try:
         arguments, _ = kind.get_processor_dict(source, revision=revision or "main")

@@ -9,7 +9,7 @@ import copy
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from transformers import FeatureExtractionMixin, video_processing_utils
@@ -45,7 +45,7 @@ def processor_class(name: str) -> type[ProcessorMixin]:
     Transformers' own table has a substitute for some of them where torchvision is missing, which refuses to be built.
     """
     module_name, _, class_name = name.rpartition(".")
-    with _images_of_pixtral():
+    with _images_of_pixtral() if "pixtral" in module_name else nullcontext():
         module = importlib.import_module(f"transformers.models.{module_name}")
     if getattr(module, "num2words", no_words) is None:
         module.num2words = no_words  # type: ignore[attr-defined]
@@ -54,8 +54,8 @@ def processor_class(name: str) -> type[ProcessorMixin]:
 
 @contextmanager
 def _images_of_pixtral() -> Iterator[None]:
-    """Let Pixtral's processor, whose file takes a function from that of images with torchvision, find it in that of images with PIL
-    (pixtral/processing_pixtral.py: get_resize_output_image_size)."""
+    """Let Pixtral's processor take a function from the file of images with PIL, where it looks for it in that of images with
+    torchvision (pixtral/processing_pixtral.py: get_resize_output_image_size)."""
     wanted, there = (f"transformers.models.pixtral.image_processing_{name}" for name in ("pixtral", "pil_pixtral"))
     if is_torchvision_available():
         yield
