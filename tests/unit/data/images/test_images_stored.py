@@ -216,7 +216,7 @@ def test_a_folder_that_is_not_there(prepared, mistake, tmp_path):
 # ---- what is said ------------------------------------------------------------------------------------------------
 def test_figures_count_images(prepared, load, knowing):
     found, settings = prepared(), load(data={"images": True})
-    words = report.figures(found, settings.recipe.data, settings.recipe.training, Batch(1, 1, 1, 1))
+    words = report.figures(found, settings.recipe.data, settings.recipe.training, Batch(1, 1, 1, 1, 1e-5))
     assert "3 images in 2 of them" in words
     shown = report.sample(prepared(min_pixels=64 * 64), knowing).plain
     assert f"<s>{IMAGE} (x 256) </s>?" in shown and shown.count(IMAGE) == 1
