@@ -24,10 +24,9 @@ from brigade.plan.choice.job_of_recipe import published_models
 from brigade.plan.choice.job_of_run import NotCovered, job_of_record, job_of_run, record
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
-from brigade.plan.costs.memory import layer_bytes, tower_bytes
+from brigade.plan.costs.memory import layer_bytes, tower_bytes, tower_layer_bytes
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
-from brigade.plan.costs.tower import tower_job
 from brigade.plan.shape.find import named_config
 from brigade.plan.shape.image_tokens import bounded, image_of
 from brigade.plan.shape.tower import build, described_with_tower, row_of, towers
@@ -42,18 +41,14 @@ VISION = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "
 QWEN = {"depth": 3, "hidden_size": 64, "intermediate_size": 160, "num_heads": 4, "out_hidden_size": 64}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
           "linear_key_head_dim": 8, "linear_value_head_dim": 8}  # fmt: skip
-EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = EXPERTS | {"shared_expert_intermediate_size": 32}
 SMALL = {
     "qwen2_5_vl": {"text_config": TEXT, "vision_config": QWEN | {"fullatt_block_indexes": [1]}},
-    "qwen3_vl": {"text_config": TEXT, "vision_config": QWEN | {"deepstack_visual_indexes": [0, 1]}},
+    "qwen3_vl": {"text_config": TEXT, "vision_config": QWEN | {"deepstack_visual_indexes": [0, 2]}},
     "qwen3_vl_moe": {"text_config": TEXT | EXPERTS, "vision_config": QWEN | {"deepstack_visual_indexes": [0]}},
     "qwen3_5": {"text_config": TEXT | HYBRID, "vision_config": QWEN},
-    "qwen3_5_moe": {"text_config": TEXT | HYBRID | EXPERTS, "vision_config": QWEN},
+    "qwen3_5_moe": {"text_config": TEXT | HYBRID | SHARED, "vision_config": QWEN},
     "gemma3": {"text_config": TEXT, "vision_config": VISION | {"vision_use_head": False}, "mm_tokens_per_image": 16},
     "gemma4": {"text_config": TEXT, "audio_config": None, "vision_config": {
         "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -107,9 +102,7 @@ def test_parameters_are_the_model_s(kind):
                 and not name.startswith("text_model")]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma-3-4b-it", "gemma-3-27b-it", "ministral-3-8b", "gemma-4-31b", "gemma-4-26b-a4b"]
-)
+@pytest.mark.parametrize("name", ["gemma-3-4b-it", "gemma-3-27b-it", "ministral-3-8b"])
 def test_parameters_are_the_published_ones(name, in_the_repository):
     shape, tower, _ = described_with_tower(*named_config(name))
     assert shape.parameters == published_models()[name].parameters and tower.parameters > 4e8
@@ -118,7 +111,7 @@ def test_parameters_are_the_published_ones(name, in_the_repository):
 def test_models_without_formulas_are_refused_by_name(in_the_repository):
     with pytest.raises(UserError, match="reads no images"):
         described_with_tower(*named_config("qwen3-8b"))
-    with pytest.raises(UserError, match=r"'idefics2'.*no formula counts its vision tower"):
+    with pytest.raises(UserError, match=r"(?s)'idefics2'.*no formula counts its vision tower"):
         row_of({"model_type": "idefics2", "vision_config": {"hidden_size": 8}}, "x")
 
 
@@ -231,16 +224,21 @@ def test_a_layer_keeps_what_autograd_saves(kind):
             held.append(tensor)
         return tensor
 
-    lists = [module for name, module in model.model.named_modules() if name.startswith(towers()[kind]["tower"])
-             and isinstance(module, torch.nn.ModuleList)]  # fmt: skip
+    row = towers()[kind]
+    lists = [
+        module
+        for name, module in model.model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and name.startswith(row["tower"]) and name not in row["projector"]
+    ]
     layers = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))
     for layer in layers:
         layer.register_forward_pre_hook(lambda *_: marks.append(sum(saved.values())))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         patches = see(model, kind)
     shape, images = shown(kind, trained=(VISION_TOWER,))
-    counted = layer_bytes(tower_job(Job(shape, 8192, images=images)), moe=False)[0] * patches
-    assert counted == pytest.approx(marks[2] - marks[1], rel=0.12)
+    images = replace(images, each=images.each._replace(patches=patches))
+    counted = tower_layer_bytes(Job(shape, 8192, images=images))[0]
+    assert counted == pytest.approx(marks[2] - marks[1], rel=0.07)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
@@ -397,7 +395,7 @@ def test_a_mistake_is_named_with_its_cure(plan, words, said):
 
 
 def test_what_does_not_fit_has_a_way_out(plan):
-    code, text = plan("gemma-3-27b-it", "--gpu", "L4", "--images-per-sample", "1", "--strategy", "zero3")
+    code, text = plan("gemma-3-27b-it", "--gpu", "L4", "--images-per-sample", "1", "--strategy", "ddp")
     assert code == 1 and "Nothing that train.py runs fits" in text
 
 

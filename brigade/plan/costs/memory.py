@@ -208,13 +208,22 @@ def tower_bytes(job: Job) -> tuple[float, float]:
     """
     if not job.images:
         return 0.0, 0.0
-    tower, pixels, projected = tower_job(job), pixel_bytes(job), projector_bytes(job)
-    one_layer, back = activation_bytes(tower)
+    pixels, projected = pixel_bytes(job), projector_bytes(job)
+    one_layer, back = tower_layer_bytes(job)
     if VISION_TOWER in job.images.trained:
-        kept = pixels + projected + one_layer * tower.shape.layers
+        kept = pixels + projected + one_layer * job.images.tower.shape.layers
         return kept, kept + back
     kept = pixels + projected * (PROJECTOR in job.images.trained)
     return kept, pixels + max(one_layer, projected)
+
+
+def tower_layer_bytes(job: Job) -> tuple[float, float]:
+    """Return activation_bytes() of a layer of the vision tower, with what it keeps to train the vectors that scale its outputs."""
+    assert job.images
+    tower = tower_job(job)
+    kept, back = activation_bytes(tower)
+    more = 2 * job.images.tower.scales * tower.shape.hidden * tower.tokens * (tower.method == "full")
+    return (kept, back + more) if tower.checkpointing == "full" else (kept + more, back)
 
 
 def _tower_moment(job: Job) -> Memory:

@@ -29,7 +29,7 @@ class Tower:
     shape: its layers as a decoder's; its parameters are those of the tower without its projector
     projector: parameters; products: (inner, outer) width of the projector's linear layers
     linears: (name, how many, inner and outer width together) of the linear layers of the tower, and of its projector
-    pixels: numbers of a patch; windowed layers see each other within so many patches as shape.window says
+    pixels: numbers of a patch; scales: vectors by which a layer multiplies its outputs (InternVL's)
     masks: whether the decoder's attention is given masks because of images
     """
 
@@ -39,6 +39,7 @@ class Tower:
     linears: tuple[tuple[str, int, int], ...]
     of_projector: tuple[tuple[str, int, int], ...]
     pixels: int
+    scales: int = 0
     masks: bool = False
 
     @property
@@ -107,11 +108,10 @@ def described_with_tower(
     else:
         shape = described(config, place, name)
     others = tower.parameters + tower.projector
-    if not shape.other:
-        counted: dict[str, Any] = {"other": others}
-        if isinstance(shape, MeasuredShape):
-            counted["parameters"] = shape.parameters + others
-        shape = replace(shape, **counted)
+    if not isinstance(shape, MeasuredShape):
+        shape = replace(shape, other=others)
+    elif not shape.other:  # Transformers' causal language model of that kind has no tower
+        shape = replace(shape, other=others, parameters=shape.parameters + others)
     if shape.parameters != values["parameters"] or shape.other < others:
         problem = f"its parts have {shape.parameters:,} parameters by formula, and the model {values['parameters']:,}"
         raise UserError(f"model_type {config['model_type']!r}", problem, MEASURE)
@@ -158,7 +158,12 @@ def _measure(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if isinstance(value, (int, float, str, list, tuple))}
+    """Return what of a config JSON can keep. A dtype is none of it."""
+    return {
+        key: _plain(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if isinstance(value, (int, float, str, list, tuple, dict))
+    }
 
 
 def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
@@ -182,15 +187,20 @@ def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
     layers = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))
     shape = _shape(kind, vision, layers, parameters, any("rotary" in name.lower() for name in of_tower))
     linears = [(n, m) for n, m in core.named_modules() if isinstance(m, torch.nn.Linear)]
+    products = [(m.in_features, m.out_features) for n, m in linears if projects(n)]
+    # Gemma 3's projector multiplies by a parameter of its own.
+    in_linears = {id(m.weight) for _, m in linears}
+    others = [p for n, p in core.named_parameters() if projects(n) and p.dim() == 2 and id(p) not in in_linears]
     patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
     channels = getattr(vision, "in_channels", 0) or getattr(vision, "num_channels", 0) or 3
     return Tower(
         shape,
         projector,
-        tuple((m.in_features, m.out_features) for n, m in linears if projects(n)),
+        (*products, *((p.shape[0], p.shape[1]) for p in others)),
         _named(linears, lambda name: name in set(of_tower)),
         _named(linears, projects),
         channels * patch**2 * int(getattr(vision, "temporal_patch_size", 1)),
+        sum(p.dim() == 1 for _, p in layers[0].named_parameters(recurse=False)),
         bool(row.get("masks")),
     )
 
