@@ -64,7 +64,7 @@ def sample_of(processor: Any, row: Row, folder: Path) -> Sample:
             turn | {"content": [{k: v for k, v in part.items() if k != "image"} for part in turn["content"]]}
             for turn in messages
         ]
-        text = processor.apply_chat_template(marked, add_generation_prompt=prompt, tokenize=False)
+        text = processor.tokenizer.apply_chat_template(marked, add_generation_prompt=prompt, tokenize=False)
         given = {"images": [images]} if images else {}
         return text, dict(processor(text=[text], **given, add_special_tokens=False, return_tensors="pt"))
 

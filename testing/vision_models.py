@@ -23,15 +23,16 @@ def write_vision_model(folder: Path, model_type: str) -> Path:
     model = MODELS[model_type]
     ids = _write_tokenizer(folder, model)
     config = json.loads(json.dumps(model["config"])) | {key: ids[token] for key, token in model["ids"].items()}
+    words = len(ids) + 8  # AutoTokenizer adds special tokens of its own to some families' tokenizers
     known = {
-        "vocab_size": len(ids),
+        "vocab_size": words,
         "bos_token_id": None,
         "eos_token_id": ids[model["end"]],
         "pad_token_id": ids["<pad>"],
     }
     config["text_config"] |= known
     if model_type == "gemma4":
-        config["text_config"]["vocab_size_per_layer_input"] = len(ids)
+        config["text_config"]["vocab_size_per_layer_input"] = words
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[model_type](**config), dtype=torch.float32)
