@@ -138,7 +138,7 @@ EXAMPLES = {
         "r.yaml:4: data.train_file"),
     "recipe-images": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": MISSING, "images": True})},
-        "r.yaml:4: data.train_file"),
+        "r.yaml:5: data.train_file"),
     "recipe-experts": (
         {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},

@@ -78,6 +78,8 @@ class Processor:
                 images=[Image.new("RGB", (width, height))],
                 text=[self.image_token],
                 return_text_replacement_offsets=True,
+                do_rescale=False,  # what takes time, and changes colours only
+                do_normalize=False,
             )
             ((replaced,),) = made["text_replacement_offsets"]
             self._expansions[width, height] = replaced["replacement"]

@@ -2,8 +2,8 @@
 
 Transformers 5.23 makes the mask of Gemma 3's and 4's layers with a sliding window from functions of positions. The one that knows
 which image a token belongs to is given the token's position in its sample, not in the sequence (gemma3/modeling_gemma3.py:
-create_masks_for_vision_model; masking_utils.py: remap_positions_for_packed_sequence). So behind the first sample an image's tokens
-do not see those of the same image that follow them, and a text's tokens may see what follows them.
+create_masks_for_vision_model; masking_utils.py: remap_positions_for_packed_sequence). So behind the first sample tokens of an
+image do not see those of the same image that follow them, and tokens of a text may see what follows them.
 """
 
 import importlib

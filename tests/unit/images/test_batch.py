@@ -205,3 +205,11 @@ def test_images_that_touch_are_refused_where_positions_cannot_tell_them_apart(vi
     touching |= {"input_ids": np.concatenate([image, image]), "labels": np.full(8, -100), "lengths": np.array([8])}
     with pytest.raises(UserError, match="follow each other"):
         collated(model, [touching])
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_a_token_of_images_without_an_image_is_refused(kind, vision):
+    model = vision(kind)
+    lonely = sequence(model, 3) | {"images": []}
+    with pytest.raises(UserError, match="token of images"):
+        collated(model, [sequence(model, 0), lonely])

@@ -51,6 +51,19 @@ def test_an_image_has_as_many_embeddings_as_tokens(kind, written, picture):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_a_template_writes_one_token_for_each_image(kind, written):
+    model = written(kind)
+    question = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": [{"type": "text", "text": "so"}]}]
+    text = model.tokenizer.apply_chat_template(chat, tokenize=False)
+    assert text.count(model.processor.image_token) == 2 and text.index("and") < text.index("so")
+    prompt = model.tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
+    # LLaVA-OneVision's has a space before the answer that it leaves out of the prompt, as that of the published models.
+    assert text.startswith(prompt) is (kind != "llava_onevision")
+    assert sum(each.numel() for each in model.model().parameters()) < 500_000
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_blank_is_an_image_of_few_tokens_without_a_label(kind, written):
     blank = written(kind).processor.blank()
     assert (blank["labels"] == -100).all() and len(blank["images"]) == 1
