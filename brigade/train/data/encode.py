@@ -62,7 +62,7 @@ class LoadedEncoder:
                 problem = f"the model's processor writes {images.image_token} for an image, and it has no such token"
                 raise UserError("the tokenizer", problem, "name the model's own: leave tokenizer_name_or_path out")
             for number in (images.image_token_id, written):
-                special[number] = self.tokenizer.id_to_token(number)
+                special[number] = str(self.tokenizer.id_to_token(number))
         self.special, tokens = set(special), set(special.values())
         self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
         self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)

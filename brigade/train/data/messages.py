@@ -143,11 +143,11 @@ def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | N
             raise BadRow(f"a part of type {kind!r} in the content of {role!r}", "parts are {type: text, text: ...}")
         else:
             name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
-            text = part.get(name)
-            if not isinstance(text, str):
-                problem = f"a part of the content of {role!r} is {shown(text)}, not text"
+            written = part.get(name)
+            if not isinstance(written, str):
+                problem = f"a part of the content of {role!r} is {shown(written)}, not text"
                 raise BadRow(problem, "give each part a text")
-            text = text if images is None else images.text(text, ROLES[role])
+            text = written if images is None else images.text(written, ROLES[role])
             read.add(name)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))

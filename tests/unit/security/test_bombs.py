@@ -187,7 +187,7 @@ def test_a_template_that_takes_for_ever_is_stopped(trap, monkeypatch, mistake):
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     began = time.monotonic()
     chat = [{"role": "user", "content": "a"}]
-    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).render, chat, None, {})
+    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, chat, None, {})
     assert time.monotonic() - began < 2
 
 
