@@ -27,7 +27,10 @@ def read(settings: Settings) -> dict[str, bytes]:
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write what read() returned into the directory of a saved model, in which the tokenizer's files lie already."""
+    """Write what read() returned into the directory of a saved model, beside its tokenizer. Nothing where that has none, as FSDP2's
+    checkpoints."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return
     has_template = (folder / TEMPLATES[0]).is_file()
     for name, content in files.items():
         if name not in TEMPLATES or not has_template:
