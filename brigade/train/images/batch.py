@@ -20,12 +20,16 @@ def add_images(batch: dict[str, Any], sequences: Sequence[TokenSequence], proces
 
     batch: "input_ids" of shape (1, tokens), where sequences lie end to end, or (sequences, longest); "position_ids" of that shape
     become (4, ...) where the model wants M-RoPE: the position in the sample's text, and the three of time, height and width
-    Raises UserError where an image cannot be read any more, and where two follow each other so that none knows where one ends.
+    Raises UserError where an image cannot be read any more, where tokens of images have no image, and where one image's tokens
+    follow another's directly, so that nothing tells where their positions begin.
     """
     images = [source.open() for sequence in sequences for source in sequence.get("images", ())]
     made = processor.tensors(images) if images else {}
     batch.update(made)
     is_image = batch["input_ids"] == processor.image_token_id
+    if not images and is_image.any():
+        problem = f"a text without an image has the token of images, {processor.image_token!r}"
+        raise UserError("data.images", problem, "take it out of the text")
     if processor.model.token_types:
         batch[processor.model.token_types] = is_image.long() * IMAGE
     if processor.model.positions:
@@ -49,7 +53,7 @@ def _rope_positions(
     ids = batch["input_ids"]
     of_text = batch["position_ids"] if "position_ids" in batch else torch.arange(ids.shape[1]).expand(ids.shape)
     positions = of_text.expand(4, *ids.shape).clone()
-    grids, used = batch.get("image_grid_thw"), 0
+    grids, used = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.long)), 0
     place = _placer(processor)
     for row, tokens in _samples(batch, sequences):
         marks = is_image[row, tokens]
@@ -63,7 +67,7 @@ def _rope_positions(
             _refuse()
         places, _ = place(ids[row : row + 1, tokens], mm_token_type_ids=marks[None].int() * IMAGE, image_grid_thw=own)
         positions[1:, row, tokens] = places[:, 0]
-    if used != (0 if grids is None else len(grids)):
+    if used != len(grids):
         _refuse()
     return positions
 

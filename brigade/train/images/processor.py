@@ -77,6 +77,8 @@ class Processor:
                 images=[Image.new("RGB", (width, height))],
                 text=[self.image_token],
                 return_text_replacement_offsets=True,
+                do_rescale=False,  # what takes time, and changes colours only
+                do_normalize=False,
             )
             ((replaced,),) = made["text_replacement_offsets"]
             self._expansions[width, height] = replaced["replacement"]
@@ -165,8 +167,10 @@ def read_processor(
     from transformers import AutoImageProcessor
     from transformers.image_processing_backends import PilBackend
 
-    from ..upstream import image_processors
+    from ..upstream import image_masks, image_processors
 
+    if models()[config.model_type].masks:
+        image_masks.correct_masks()
     kind = image_processors.processor_class(models()[config.model_type].processor)
     try:
         arguments, _ = kind.get_processor_dict(source, revision=revision or "main")

@@ -7,10 +7,14 @@ is read here.
 
 import copy
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from transformers import FeatureExtractionMixin, video_processing_utils
 from transformers.processing_utils import ProcessorMixin
+from transformers.utils import is_torchvision_available
 
 
 class NoVideos(video_processing_utils.BaseVideoProcessor):
@@ -41,10 +45,26 @@ def processor_class(name: str) -> type[ProcessorMixin]:
     Transformers' own table has a substitute for some of them where torchvision is missing, which refuses to be built.
     """
     module_name, _, class_name = name.rpartition(".")
-    module = importlib.import_module(f"transformers.models.{module_name}")
+    with _images_of_pixtral() if "pixtral" in module_name else nullcontext():
+        module = importlib.import_module(f"transformers.models.{module_name}")
     if getattr(module, "num2words", no_words) is None:
         module.num2words = no_words  # type: ignore[attr-defined]
     return getattr(module, class_name)
+
+
+@contextmanager
+def _images_of_pixtral() -> Iterator[None]:
+    """Let Pixtral's processor take a function from the file of images with PIL, where it looks for it in that of images with
+    torchvision (pixtral/processing_pixtral.py: get_resize_output_image_size)."""
+    wanted, there = (f"transformers.models.pixtral.image_processing_{name}" for name in ("pixtral", "pil_pixtral"))
+    if is_torchvision_available():
+        yield
+        return
+    sys.modules[wanted] = importlib.import_module(there)
+    try:
+        yield
+    finally:
+        del sys.modules[wanted]
 
 
 def build_processor(kind: type[ProcessorMixin], arguments: dict[str, Any], tokenizer: Any, image_processor: Any) -> Any:

@@ -22,17 +22,21 @@ class Written:
     config: Any
     processor: processors.Processor
     sources: list[Any] = field(default_factory=list)
+    models: dict[str, Any] = field(default_factory=dict)
 
     def model(self, how: str = "sdpa") -> Any:
+        """The model with this attention in its language part, the same one each time, without gradients."""
         from transformers import AutoModelForImageTextToText
 
         from brigade.train.model import attention, sample_by_sample
 
-        attention.register()
-        each = {"text_config": how, "vision_config": "sdpa"}
-        made = AutoModelForImageTextToText.from_pretrained(self.folder, attn_implementation=each)
-        sample_by_sample.divide(made)
-        return made
+        if how not in self.models:
+            attention.register()
+            each = {"": how, "text_config": how, "vision_config": "sdpa"}
+            self.models[how] = AutoModelForImageTextToText.from_pretrained(self.folder, attn_implementation=each)
+            sample_by_sample.divide(self.models[how])
+        self.models[how].zero_grad()
+        return self.models[how]
 
 
 @pytest.fixture(scope="session")
