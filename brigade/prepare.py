@@ -3,7 +3,6 @@
 import argparse
 import time
 
-from .train import cache
 from .train.model.tokenizer import load_tokenizer, vocabulary
 from .train.recipe import flags
 from .train.recipe.batch import batch_arithmetic
@@ -34,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if unread := report.unread(prepared.facts):
         print(f"not read: {unread}")
     report.show_sample(prepared, tokenizer)
-    folder = cache.cache_directory("prepared") / prepared.fingerprint
+    folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())
     done = "made" if folder.stat().st_mtime > began else "was there, read"
     print(f"{folder}: {size / 2**20:,.1f} MiB, {done} in {time.time() - began:.1f} s")

@@ -6,6 +6,7 @@ import json
 from .ranks import REPOSITORY
 
 ZERO3 = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
+MISSING = str(REPOSITORY / "tests/data/images/missing.jsonl")
 CHATS = str(REPOSITORY / "brigade/train/data/python_docs/train.jsonl")
 RECIPE = {
     "model": {"model_name_or_path": "some/model", "tokenizer_name_or_path": "python-docs"},
@@ -135,6 +136,9 @@ EXAMPLES = {
     "recipe-rows": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": CHATS}, training={"objective": "dpo"})},
         "r.yaml:4: data.train_file"),
+    "recipe-images": (
+        {"r.yaml": recipe(data={"dataset_name": None, "train_file": MISSING, "images": True})},
+        "r.yaml:5: data.train_file"),
     "recipe-experts": (
         {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},

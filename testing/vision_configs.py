@@ -80,9 +80,12 @@ _UTTERANCES = """<|im_start|>{% for message in messages %}{{ message.role | capi
 {% if message.content[0].type == 'image' %}:{% else %}{{ ': ' }}{% endif %}{% for part in message.content %}\
 {% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}\
 {{ '<end_of_utterance>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+# With the family's own generation marks, which end before <|im_end|>.
 _IMAGES_FIRST = """{% for message in messages %}{{ '<|im_start|>' + message.role + ' ' }}\
 {% for part in message.content if part.type == 'image' %}{{ '<image>' }}{% endfor %}\
-{% for part in message.content if part.type == 'text' %}{{ '\\n' + part.text }}{% endfor %}{{ '<|im_end|>' }}{% endfor %}\
+{% for part in message.content if part.type == 'text' %}{% if message.role == 'assistant' %}\
+{% generation %}{{ '\\n' + part.text }}{% endgeneration %}{% else %}{{ '\\n' + part.text }}{% endif %}{% endfor %}\
+{{ '<|im_end|>' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 _USER_ASSISTANT = (
     "{% for message in messages %}{{ message.role.upper() + ': ' }}"

@@ -73,7 +73,7 @@ class Conversation:
 
     def _rendered(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         try:
-            return self.encoder.render(messages, None, variables).text
+            return self.encoder.chats.render(messages, None, variables).text
         except BadRow as error:
             raise _refused(error) from None
 

@@ -1,13 +1,15 @@
-"""The first row of each file that a recipe names, where the recipe learns which answers are better."""
+"""The first row of each file that a recipe names, where the recipe learns which answers are better, or from images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import UserError
 from ..errors.findings import Finding
+from ..train.data.images import NO_RULES, ImageReader, folder_of_images
 from ..train.data.preferences import check_columns
 from ..train.data.rows import BadRow
+from ..train.data.samples import Text, convert
 from ..train.data.sources import files_of
 from ..train.recipe.data_section import Source
 from ..train.recipe.flags import Settings
@@ -16,14 +18,30 @@ from ..train.recipe.objectives import ANSWERS, objective_of
 FILES = ("train_file", "validation_file")
 
 
-def findings(name: str, settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for each file whose first row is no pair, or has no label. name: of the recipe
+class _Unrendered:
+    """Stands in for chat templates: what chats become is not looked at."""
 
-    What cannot be read here, and what else is wrong with rows, a run and `prepare` say: they read all of them.
+    joins = last_turn_only = False
+
+    def render(
+        self, messages: Any, tools: Any, variables: Any, learned: Sequence[bool] | None = None, images: Any = ()
+    ) -> Text:
+        return Text("", [(0, 0)] * len(learned or ()))
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Nothing is rendered, so nothing is rendered twice."""
+
+
+def findings(name: str, settings: Settings) -> Iterator[Finding]:
+    """Yield a finding for each file whose first row is no pair, or has no label, or has images that cannot be used. name: of the
+    recipe
+
+    What cannot be read here, and what else is wrong with rows, a run and `prepare` say: they read all of them. No image is
+    fetched.
     """
     training, data = settings.recipe.training, settings.recipe.data
     rows = objective_of(training).rows
-    if rows == ANSWERS:
+    if rows == ANSWERS and (not data.images or data.fetch_images):
         return
     sources: list[Source] = [*data.datasets] if data.datasets else [data]
     for source in sources:
@@ -32,16 +50,23 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
             if file and (problem := _problem(file, source, rows)):
                 at = "data.datasets" if data.datasets else f"data.{key}"
                 about = {"objective": training.objective, "file": file}
-                yield Finding.of("recipe-rows", name, at, **about, problem=problem[0], cure=problem[1])
+                rule = "recipe-images" if rows == ANSWERS else "recipe-rows"
+                yield Finding.of(rule, name, at, **about, problem=problem[0], cure=problem[1])
 
 
 def _problem(file: str, source: Source, rows: str) -> tuple[str, str] | None:
     """Return (problem, cure) of the first row of a file; None where there is none, or it cannot be read."""
     try:
         with suppress(UserError, OSError, StopIteration):
-            _, row = next(iter(next(iter(files_of(file, "").chunks())).rows()))
-            if not isinstance(row, BadRow):
-                columns: Any = source.columns
+            chunk = next(iter(files_of(file, "").chunks()))
+            _, row = next(iter(chunk.rows()))
+            columns: Any = source.columns
+            if isinstance(row, BadRow):
+                return None
+            if rows == ANSWERS:
+                folder = folder_of_images(source.image_folder, chunk.where.source)
+                convert(row, columns, _Unrendered(), ImageReader(NO_RULES, folder))
+            else:
                 check_columns(row, columns, rows)
     except BadRow as error:
         problem, cure = error.args

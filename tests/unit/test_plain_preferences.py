@@ -97,7 +97,7 @@ def test_tokens_are_those_of_samples(begins):
     text, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
     encoder = LoadedEncoder(Encoder(text, ChatTemplates("", joins=True), {}, end, 4096, True))
     answers = [(row["prompt"], row[key]) for row in ROWS["pairs"] for key in ("chosen", "rejected")]
-    texts = [convert({"prompt": prompt, "completion": text}, Columns(), encoder) for prompt, text in answers]
+    texts = [convert({"prompt": prompt, "completion": text}, Columns(), encoder.chats) for prompt, text in answers]
     merged = 0
     for (prompt, text), (ids, mask) in zip(answers, encoder._ids(texts), strict=True):
         own = plain.tokens_of(tokenizer, prompt, text, 4096)

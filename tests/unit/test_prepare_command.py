@@ -104,9 +104,9 @@ class Slow(abc.MetaPathFinder):
                 load(module)
                 whole = module.LoadedEncoder.encode
 
-                def encode(self, chunk, columns):
+                def encode(self, chunk, *more):
                     time.sleep(1.2 if chunk.path.name == "train.jsonl" else 0)
-                    return whole(self, chunk, columns)
+                    return whole(self, chunk, *more)
 
                 module.LoadedEncoder.encode = encode
 

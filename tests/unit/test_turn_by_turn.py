@@ -168,8 +168,8 @@ def test_two_renderings_a_turn(own, monkeypatch):
     _, loaded = own(UNKNOWN)
     encoded(loaded, chat("a", "b"))
     rendered = []
-    render = loaded._render
-    monkeypatch.setattr(loaded, "_render", lambda *given: rendered.append(1) or render(*given))
+    render = loaded.chats._render
+    monkeypatch.setattr(loaded.chats, "_render", lambda *given: rendered.append(1) or render(*given))
     for turns in 1, 2, 5:
         rendered.clear()
         assert not encoded(loaded, chat(*"ab" * turns)).bad

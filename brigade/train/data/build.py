@@ -14,7 +14,9 @@ from .. import cache
 from ..recipe.flags import Settings
 from ..recipe.objectives import JUDGED
 from . import chat_template, encode, mixing, packing, sources, stream
-from .keys import Columns, names_of
+from .image_store import StoredImages
+from .images import folder_of_images
+from .keys import names_of
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
 from .rows import Files, Rows
@@ -25,50 +27,79 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Prepare data in the cache; returns what a run has to know of it: fingerprint, names of the sources, and how chats are
-    written. Raises UserError as `prepare` does."""
+def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> dict[str, Any]:
+    """Prepare data in the cache; returns what a run has to know of it: fingerprint, folder, names of the sources, and how chats
+    are written. Raises UserError as `prepare` does.
+
+    images: the model's processor, of a recipe with data.images. Which images there are, only the rows say: the folder's name is
+    made of all else, and the fingerprint of the images in it, too. A file that has changed since makes the folder anew.
+    """
     if settings.recipe.data.streaming:
         stream.check(settings)
         store = stream.hold_out
     else:
         store = _store
-    encoder, origins, fingerprint = plan(settings, tokenizer)
-    folder = folder_of(fingerprint)
+    encoder, origins, fingerprint = plan(settings, tokenizer, images)
+    folder = folder_of(_with_folders(fingerprint, origins) if encoder.images is not None else fingerprint)
     if folder.is_dir() and not is_whole(folder):
         message = f"{folder} was written by another version of Brigade, or not to its end: preparing anew."
         print(message, file=sys.stderr)
 
     def whole(aside: Path) -> None:
-        writer = Writer(aside, encoder.rows)
+        if is_whole(folder):
+            print(f"images have changed since {folder} was prepared: preparing anew.", file=sys.stderr)
+        writer = Writer(aside, encoder.rows, encoder.images is not None)
         facts = store(settings, encoder, origins, writer)
         writer.close()
         (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
 
-    cache.once(folder, is_whole, whole)
+    cache.once(folder, _is_current, whole)
+    if encoder.images is not None:
+        fingerprint = _digest([fingerprint, StoredImages(folder).digest()])
     chat_format = asdict(chat_template.chat_format(tokenizer, encoder.templates))
-    return {"fingerprint": fingerprint, "sources": [origin.name for origin in origins], "chat_format": chat_format}
+    known = {"sources": [origin.name for origin in origins], "chat_format": chat_format}
+    return {"fingerprint": fingerprint, "folder": folder.name, **known}
 
 
-def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
-    """Return the encoder, the opened sources, and the fingerprint of what they will yield."""
+def _is_current(folder: Path) -> bool:
+    """Whether a folder holds prepared data that is whole, and whose images are still the same files."""
+    return is_whole(folder) and not (StoredImages.are_in(folder) and StoredImages(folder).changed())
+
+
+def _with_folders(fingerprint: str, origins: list[sources.Origin]) -> str:
+    """Return a fingerprint that also says where relative paths of images begin."""
+    rows = [(origin.image_folder, each) for origin in origins for each in (origin.train, origin.heldout) if each]
+    places = [(given, path) for given, each in rows for path in getattr(each, "paths", [each.place])]
+    return _digest([fingerprint, [str(folder_of_images(given, str(path))) for given, path in places]])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def plan(
+    settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None
+) -> tuple[encode.Encoder, list[sources.Origin], str]:
+    """Return the encoder, the opened sources, and the fingerprint of what they will yield, but for their images."""
     import tokenizers
 
     data = settings.recipe.data
-    encoder, origins = encoder_of(settings, tokenizer), sources.open_origins(settings)
+    encoder, origins = encoder_of(settings, tokenizer, images), sources.open_origins(settings)
     contents = [
         (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in origins
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.most_held_out, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
-    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking", "rows"):
+    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking", "rows", "images", "image_rules"):
         if how[key] == getattr(encode.Encoder, key):  # it was not there once, and an unfinished run keeps its data
             del how[key]
+    if encoder.images is not None:
+        how["images"] = encoder.images.identity()
     seed = settings.recipe.training.seed if any(origin.weight for origin in origins) or data.streaming else None
-    text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
+    fingerprint = _digest([ENCODING, tokenizers.__version__, how, contents, options, seed])
     _refuse_files_on_both_sides(origins)
-    return encoder, origins, hashlib.sha256(text.encode()).hexdigest()[:16]
+    return encoder, origins, fingerprint
 
 
 def _refuse_files_on_both_sides(origins: list[sources.Origin]) -> None:
@@ -105,10 +136,10 @@ def _store(
             limit += data.most_held_out or round(limit * share / (1 - share)) + 1
         if by_size and origin.train.size is None:  # only its end tells
             limit = None
-        samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
+        samples, lost, size = _encode_all(origin, origin.train, settings, encoder, writer, limit)
         if origin.heldout:
             limit = data.most_held_out
-            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
+            held, *_ = _encode_all(origin, origin.heldout, settings, encoder, writer, limit, trained=False)
         else:
             row_of, fewest = writer.of_items(samples)["row"][:, 0], 2 if encoder.rows == JUDGED else 1
             samples, held = mixing.split(samples, row_of, share, data.most_held_out, fewest)
@@ -175,26 +206,26 @@ def _refuse_single(items: np.ndarray, rows: Rows, writer: Writer, settings: Sett
 
 
 def _encode_all(
+    origin: sources.Origin,
     rows: Rows,
-    columns: Columns,
     settings: Settings,
     encoder: encode.Encoder,
     writer: Writer,
     limit: int | None,
     trained: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Encode and store up to `limit` items of a split.
+    """Encode and store up to `limit` items of a split. rows: the origin's, of that split
 
     Returns their numbers in the store; for each row that was dropped the number of the next item and the row's fate; and an
     estimate, from the part that was read, of how many items the whole split has.
     """
     first, read, seen = writer.items, 0, 0
     most = limit and limit * writer.per_item
-    absent = names_of(columns)
+    absent, processes = names_of(origin.columns), settings.recipe.data.dataset_num_proc
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
     with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
-        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, most):
+        for part in encoded(rows, origin.columns, encoder, processes, most, origin.image_folder):
             seen += part.rows
             absent &= part.absent
             dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.per_item, 1])

@@ -27,14 +27,17 @@ _TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
 DATE = "26 Jul 2024"  # what Llama 3.2's template writes where nothing tells it the date
-PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
-    {
-        "conversation": probe["messages"],
-        "tools": [TOOL] if probe.get("tools") else None,
-        "add_generation_prompt": probe.get("prompt", False),
-    }
-    for probe in _FILE["probes"]
-]
+PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
+    [
+        {
+            "conversation": probe["messages"],
+            "tools": [TOOL] if probe.get("tools") else None,
+            "add_generation_prompt": probe.get("prompt", False),
+        }
+        for probe in _FILE[name]
+    ]
+    for name in ("probes", "image_probes")
+)
 
 # Other values that a template of ours may begin with, where it stands in for one of several versions.
 _VERSIONS: dict[str, list[dict[str, Any]]] = {
@@ -137,11 +140,12 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
     if "default" not in named:
         problem = f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none is its default"
         return ChatTemplates("", error(problem))
-    stem, template, reason = _usable(tokenizer, named["default"], PROBES)
+    probes = PROBES + IMAGE_PROBES if settings.recipe.data.images else PROBES
+    stem, template, reason = _usable(tokenizer, named["default"], probes)
     none = error(f"the chat template {reason}", f"; {NONE} joins prompts and completions") if reason else None
     if named.get("tool_use", named["default"]) == named["default"]:
         return ChatTemplates(template, none, stem, own=True)
-    probes = [probe for probe in PROBES if probe["tools"]]
+    probes = [probe for probe in probes if probe["tools"]]
     _, with_tools, reason = _usable(tokenizer, named["tool_use"], probes)
     no_tools = error(f"the tokenizer's chat template for tools, tool_use, {reason}") if reason else None
     return ChatTemplates(template, none, stem, with_tools, no_tools, own=True)
@@ -198,20 +202,29 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
     """Return the ids of the special tokens that end an assistant's turn in the probes."""
+    return _stops(tokenizer, template, PROBES) or _stops(tokenizer, template, IMAGE_PROBES)
+
+
+def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dict[str, Any]]) -> set[int]:
     if not _MARK.search(template):
-        return try_probes(tokenizer, template, PROBES)[0]
+        return try_probes(tokenizer, template, probes)[0]
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     ends: set[int] = set()
-    for probe in PROBES:
+    for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
             whole = tokenizer.apply_chat_template(
                 **probe, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
             )
             tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
-            for own, turn in itertools.groupby(tokens, lambda pair: pair[0]):
-                written = [token for _, token in turn if own and not tokenizer.decode(token).isspace()]
-                ends |= special.intersection(written[-1:])  # some templates put a line's end after it
+            turns = [
+                (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
+            ]
+            for (own, turn), (_, behind) in itertools.pairwise([*turns, (0, [])]):
+                written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
+                found = special.intersection(written[-1:])  # some templates put a line's end after it
+                # LLaVA-OneVision's marks end before <|im_end|>, which is then learned all the same (rendering.py).
+                ends |= found or special.intersection(behind[:1] if written and _with_images([probe]) else ())
     return ends
 
 
@@ -243,7 +256,7 @@ def stand_in(
     def renders_the_same(template: str, variables: dict[str, Any]) -> bool:
         for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
             ours = _render(tokenizer, probe, chat_template=template, **variables)
-            refused = number > 0 and (ours is None or theirs[0] is None)
+            refused = number > 0 and (theirs[0] is None or (ours is None and not _with_images([probe])))
             if not refused and ours not in theirs:
                 return False
         return True
@@ -257,6 +270,11 @@ def stand_in(
             if renders_the_same(text, version | date):
                 return name, "".join(map(_default, version.items())) + text
     return "", ""
+
+
+def _with_images(probes: list[dict[str, Any]]) -> bool:
+    """Whether there are chats with images among these."""
+    return any(isinstance(turn["content"], list) for probe in probes for turn in probe["conversation"])
 
 
 def _default(variable: tuple[str, Any]) -> str:

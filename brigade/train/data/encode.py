@@ -1,9 +1,7 @@
 """Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +9,13 @@ import numpy as np
 
 from ...errors import UserError
 from ..recipe.objectives import ANSWERS, PAIRS
-from . import preferences, thinking, token_pairs, turn_by_turn
-from .chat_template import TOOL, ChatTemplates, bounded_template
+from . import preferences, token_pairs
+from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
-from .keys import Columns, names_of, says_nothing
-from .messages import READ, THOUGHTS
+from .image_tokens import ImageTokens
+from .images import NO_RULES, ImageReader, ImageRules, ImageSource, folder_of_images
+from .keys import Columns, names_of
+from .rendering import Chats
 from .rows import BadRow, Chunk, bounded
 from .samples import Text, convert
 
@@ -26,6 +26,7 @@ class Encoder:
 
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
     end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
+    images: the model's processor, where rows may have images; image_rules: what the recipe says of them
     """
 
     tokenizer: str
@@ -38,11 +39,11 @@ class Encoder:
     train_on_last_turn_only: bool = False
     thinking: str = "template"
     rows: str = ANSWERS
+    images: Any = None
+    image_rules: ImageRules = NO_RULES
 
 
-ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
-HIDDEN = "\ue000"  # of Unicode's private use
 
 
 class LoadedEncoder:
@@ -54,114 +55,22 @@ class LoadedEncoder:
         self.encoder = encoder
         self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
-        self.special = set(special)
-        self.control_tokens = tuple(sorted(special.values(), key=len, reverse=True))  # one may begin another
-        self.turn_by_turn = [encoder.templates.turn_by_turn(tools) for tools in (None, [TOOL])]
-        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
+        last_only, images = encoder.train_on_last_turn_only, encoder.images
+        if images is not None:  # what the model reads as an image is never a user's text
+            written = self.tokenizer.token_to_id(images.image_token)
+            if written is None:
+                problem = f"the model's processor writes {images.image_token} for an image, and it has no such token"
+                raise UserError("the tokenizer", problem, "name the model's own: leave tokenizer_name_or_path out")
+            for number in (images.image_token_id, written):
+                special[number] = self.tokenizer.id_to_token(number)
+        self.special, tokens = set(special), set(special.values())
+        self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
+        self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
-    @property
-    def joins(self) -> bool:
-        return self.encoder.templates.joins
-
-    @property
-    def last_turn_only(self) -> bool:
-        return self.encoder.train_on_last_turn_only
-
-    def refuse_rendered(self, prompt: str, completion: str) -> None:
-        """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
-        tokens = self.control_tokens
-        for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
-            if not (begin.startswith(tokens) or end.endswith(tokens)):
-                continue
-            token = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
-            where = "begins" if begin.startswith(token) else "ends"
-            problem = f"the {side} {where} with the control token {token!r}, as if it had been through a chat template already"
-            cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
-            raise BadRow(problem, cure)
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
-        learned: Sequence[bool] | None = None,
-    ) -> Text:
-        """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
-
-        learned: of each turn of the assistant's; None: the chat is a prompt
-
-        Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
-        ends no turn.
-        """
-        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
-
-        if error := self.encoder.templates.error(tools):
-            raise error
-        for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
-            if given and name in self.leaves_out:
-                cure = "name a chat_template that renders them, or remove them from the data"
-                raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
-        thoughts = 0
-        if learned is not None and self.encoder.thinking == thinking.CUT:
-            messages, thoughts = thinking.cut(messages)
-        try:
-            text, spans = self._render(messages, tools, variables)
-            if learned and self.turn_by_turn[bool(tools)]:
-                spans = self._turns(text, messages, tools, variables, learned)
-            hidden = [self._without_control_tokens(message) for message in messages]
-            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
-            unread = self._unread(messages, tools, variables, text)
-        except TemplateError as error:  # its syntax, or a chat that it refuses
-            if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
-                problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
-                cure = "name a chat_template without it, e.g. chatml, or a tokenizer that has it"
-                raise BadRow(problem, cure) from None
-            if isinstance(error, TemplateSyntaxError):  # no row's fault
-                raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
-            problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
-            raise BadRow(problem, "fix the template or the chat") from None
-        if learned is not None and self.encoder.thinking == thinking.KEEP:
-            thinking.refuse_lost(messages, variables, text)
-        asked = answered = 0
-        for message in messages:
-            written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
-            thoughts += any(thought.strip() not in text for thought in written)
-            spelled_out = len(self.control.findall(message["content"]))
-            answered += spelled_out * (message["role"] == "assistant")
-            asked += spelled_out * (message["role"] != "assistant")
-        if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
-            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
-        plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
-        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
-
-    def _turns(
-        self,
-        text: str,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
-        learned: Sequence[bool],
-    ) -> list[tuple[int, int]]:
-        """Return the assistant's spans in a chat's text, whose template has no generation marks."""
-
-        def render(messages: list[dict[str, Any]], prompt: bool) -> str:
-            return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
-
-        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, self.closings[bool(tools)])
-
-    @functools.cached_property
-    def closings(self) -> list[str]:
-        """What closes chats without and with tools, as turn_by_turn.closing_of() says."""
-
-        def closing(tools: list[Any] | None) -> str:
-            return turn_by_turn.closing_of(lambda chat, _: self._render(chat, tools)[0], self.control_tokens)
-
-        return [closing(None), closing([TOOL])]
-
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, Any]], images: Sequence[ImageSource] = ()) -> list[int]:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
-        template refuses the chat."""
-        text = self.render(messages, None, {"add_generation_prompt": True})
+        template refuses the chat. images: those whose images.MARK stands in the messages"""
+        text = self.chats.render(messages, None, {"add_generation_prompt": True}, images=images)
         return next(iter(self._ids([text])))[0].tolist()
 
     def beginning(self, text: str) -> list[int]:
@@ -169,81 +78,27 @@ class LoadedEncoder:
         ids = self.tokenizer.encode(text, add_special_tokens=True).ids
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.encoder.end else ids
 
-    def _unread(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
-    ) -> tuple[str, ...]:
-        """Return the row's variables and the messages' further keys that the template does not read: names that it does not
-        have, and keys without which the text is the same."""
-        words = self.words_with_tools if tools else self.words
-        unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
-        unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
-        further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
-        for key in sorted(further):
-            without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
-            if key not in words or self._render(without, tools, variables)[0] == text:
-                unread.append(f"key {key!r} of messages")
-        return tuple(unread)
-
-    @functools.cached_property
-    def words(self) -> set[str]:
-        return set(re.findall(r"\w+", self.encoder.templates.template))
-
-    @functools.cached_property
-    def words_with_tools(self) -> set[str]:
-        return set(re.findall(r"\w+", self.encoder.templates.for_tools()))
-
-    def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
-        if message["role"] == "assistant":
-            return message
-        return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
-
-    def _render(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
-    ) -> tuple[str, list[tuple[int, int]]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        templates, marked = self.encoder.templates, not self.turn_by_turn[bool(tools)]
-        with bounded_template():
-            texts, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=templates.for_tools() if tools else templates.template,
-                return_assistant_tokens_mask=marked,
-                **self.encoder.variables | (variables or {}),
-            )
-        return texts[0], spans[0] if marked else []
-
-    @functools.cached_property
-    def leaves_out(self) -> set[str]:
-        """Which of tools and tool_calls the template drops without a word, tried on a chat. What it refuses, it reads."""
-        call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
-        plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        calling = [plain[0], plain[1] | {"tool_calls": [call]}]
-        dropped = set()
-        with suppress(Exception):
-            dropped |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
-        with suppress(Exception):
-            dropped |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
-        return dropped
-
-    def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
-        """Return all samples of a chunk, and which of its rows cannot be used."""
+    def encode(self, chunk: Chunk, columns: Columns, folder: str | None = None) -> Encoded:
+        """Return all samples of a chunk, and which of its rows cannot be used. folder: Source.image_folder"""
+        reader = None
+        if self.encoder.images is not None:
+            reader = ImageReader(self.encoder.image_rules, folder_of_images(folder, chunk.where.source))
         rows, absent = list[tuple[int, tuple[Text, ...] | BadRow | None]](), names_of(columns)
         with bounded(lambda: chunk.where.place(rows[-1][0] + 1 if rows else 0)):
             for number, row in chunk.rows():
-                rows.append((number, self._texts(row, columns)))
+                rows.append((number, self._texts(row, columns, reader)))
                 absent = absent.difference(row) if absent and isinstance(row, dict) else absent
         encodings = iter(self._ids([text for _, texts in rows if isinstance(texts, tuple) for text in texts]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         samples: list[tuple[int, ...]] = []
+        images: list[tuple[ImageSource, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
         unread: dict[tuple[str, ...], int] = {(): 0}
         for number, texts in rows:
             parts = [next(encodings) for _ in texts] if isinstance(texts, tuple) else []
-            texts = self._refusal(parts) or texts
+            texts = self._refusal(texts, parts) or texts
             if isinstance(texts, BadRow):
                 bad.append((number, texts))
             if not isinstance(texts, tuple):
@@ -257,14 +112,18 @@ class LoadedEncoder:
                 counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
                 if text is not texts[0]:  # what was counted of the first answer's prompt is the same
                     counts = (*text.counts[:2], 0, 0, 0)
+                room, pictures = longest, text.images
+                if self.image_tokens:
+                    room, pictures = self.image_tokens.cut(text, ids, mask, longest)
                 for begin in range(0, len(ids), longest) if text.splits else (0,):
-                    part, own = ids[begin : begin + longest], mask[begin : begin + longest]
+                    part, own = ids[begin : begin + room], mask[begin : begin + room]
                     own[:1] = False  # nothing comes before it that could predict it
                     if own.any():
                         tokens.append(part)
                         masks.append(own)
                         how = WHOLE if begin else fate, number, counts, text.desirable
-                        samples.append(entry(part, own, *how))
+                        samples.append(entry(part, own, *how, pictures))
+                        images.append(pictures)
                         counts = (0,) * len(counts)
                     elif begin == 0:
                         dropped.append((len(samples), fate))
@@ -280,25 +139,30 @@ class LoadedEncoder:
             bad,
             list(unread),
             frozenset(absent),
+            images if self.image_tokens else [],
         )
 
-    def _refusal(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
+    def _refusal(self, texts: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
         """Return why token ids and masks of a row cannot be used; None where they can."""
+        if self.image_tokens:
+            for text, part in zip(texts if parts else (), parts, strict=True):
+                if refusal := self.image_tokens.refusal(text, *part):
+                    return refusal
         longest = max((len(ids) for ids, _ in parts), default=0)
         if longest > self.encoder.max_length and not self.encoder.truncation:
             problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
         return token_pairs.refusal(parts) if len(parts) == 2 else None
 
-    def _texts(self, row: Any, columns: Columns) -> tuple[Text, ...] | BadRow | None:
+    def _texts(self, row: Any, columns: Columns, reader: ImageReader | None) -> tuple[Text, ...] | BadRow | None:
         """Return the texts of a row: one, or two of a pair."""
         if isinstance(row, BadRow):
             return row
         try:
             if self.encoder.rows == ANSWERS:
-                text = convert(row, columns, self)
+                text = convert(row, columns, self.chats, reader)
                 return (self._checked(text),) if text else None
-            return tuple(map(self._checked, preferences.convert(row, columns, self, self.encoder.rows)))
+            return tuple(map(self._checked, preferences.convert(row, columns, self.chats, self.encoder.rows)))
         except BadRow as error:
             return error
         except UnicodeEncodeError:
@@ -311,7 +175,7 @@ class LoadedEncoder:
             return text
         if self.encoder.end is None:
             raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
-        return replace(text, counts=(0, len(self.control.findall(text.text)), *text.counts[2:]))
+        return replace(text, counts=(0, len(self.chats.control.findall(text.text)), *text.counts[2:]))
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the token ids (int32) of each text, and which of them are supervised (bool)."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from .images import ImageSource
 from .rows import BadRow, Where
 
 # What became of a row. Longer than max_length, it is cut off there, or split into several samples; empty (nothing but white
@@ -27,13 +28,21 @@ SAMPLE = np.dtype(
 
 
 def entry(
-    tokens: np.ndarray, own: np.ndarray, fate: int, row: int, counts: tuple[int, ...], desirable: bool
+    tokens: np.ndarray,
+    own: np.ndarray,
+    fate: int,
+    row: int,
+    counts: tuple[int, ...],
+    desirable: bool,
+    images: tuple[ImageSource, ...] = (),
 ) -> tuple[int, ...]:
     """Return a sample's SAMPLE.
 
     tokens, own: its token ids, and which of them are supervised; counts: of COUNTED, and what nobody read
+    images: those among its tokens, which are a part of its digest
     """
-    digest = int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest(), "little", signed=True)
+    content = tokens.tobytes() + b"".join(image.digest for image in images)
+    digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
     return len(tokens), int(own.sum()), fate, row, *counts, digest, int(desirable), int(own.argmax())
 
 
@@ -48,6 +57,7 @@ class Encoded:
     bad: number and error of each row that is BAD
     unread: keys and columns that nobody read, in words; each set once, the first empty
     absent: names in data.columns that no row of the chunk has
+    images: of each sample, where rows may have images; else []
     """
 
     tokens: np.ndarray
@@ -61,6 +71,7 @@ class Encoded:
     bad: list[tuple[int, BadRow]] = field(default_factory=list)
     unread: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     absent: frozenset[str] = frozenset()
+    images: list[tuple[ImageSource, ...]] = field(default_factory=list)
 
     def behind(self, row: int) -> "Encoded":
         """Return the samples from this row of the chunk on."""
@@ -71,6 +82,7 @@ class Encoded:
             tokens=self.tokens[token:],
             supervised=self.supervised[token:],
             samples=self.samples[first:],
+            images=self.images[first:],
             dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
         )
 

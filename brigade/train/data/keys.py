@@ -12,6 +12,7 @@ from .rows import BadRow
 
 Columns = dict[str, Any]  # data.columns: our names -> a source's own; IGNORE -> those that are left out on purpose
 IGNORE = "ignore"
+IMAGES = ("images", "image")  # columns with images, which are read with data.images
 # Words that stand for a picture in LLaVA's, LLaMA-Factory's and ms-swift's sets. They are tags of HTML, too: one stands for a
 # picture where a turn begins with it and goes on without a blank, or ends with it on a line of its own.
 MARKS = ("<image>", "<video>", "<audio>")
@@ -46,8 +47,9 @@ _TABLE = read_yaml(Path(__file__).with_name("known_keys.yaml"))
 ROWS, PAIRS, MESSAGES, PARTS = (_Known(_TABLE[name]) for name in ("rows", "pairs", "messages", "parts"))
 
 
-def _read_by(rows: str) -> set[str]:
-    return {key for key, entry in ROWS.entries.items() if rows in entry.get("read_by", ())}
+def _read_by(rows: str, images: bool) -> set[str]:
+    readers = {rows, *(["images"] if images else [])}
+    return {key for key, entry in ROWS.entries.items() if readers.intersection(entry.get("read_by", ()))}
 
 
 def says_nothing(value: Any) -> bool:
@@ -61,15 +63,18 @@ def names_of(columns: Columns) -> set[str]:
 
 
 class Row:
-    """A row's columns, by our names. rows: what it is read as, ANSWERS, PAIRS or JUDGED"""
+    """A row's columns, by our names.
 
-    def __init__(self, content: dict[str, Any], columns: Columns, rows: str = ANSWERS) -> None:
+    rows: what it is read as, ANSWERS, PAIRS or JUDGED; images: whether IMAGES are read
+    """
+
+    def __init__(self, content: dict[str, Any], columns: Columns, rows: str = ANSWERS, images: bool = False) -> None:
         ignored = columns.get(IGNORE, ())
         ignored = (ignored,) if isinstance(ignored, str) else ignored
         self.columns = columns
         self.content = {key: value for key, value in content.items() if key not in ignored} if ignored else content
         self.asked: set[str] = set()
-        ROWS.refuse(self.content, "column", but=names_of(columns) | _read_by(rows))
+        ROWS.refuse(self.content, "column", but=names_of(columns) | _read_by(rows, images))
 
     def name(self, key: str) -> str:
         """Return the source's own name of a column."""
@@ -94,11 +99,13 @@ class Row:
         return [key for key, value in self.content.items() if key not in self.asked and not says_nothing(value)]
 
 
-def refuse_pictures(text: str, role: str) -> list[str]:
-    """Return the MARKS that a turn spells out, which are learned as letters. Raises BadRow where one stands for a picture."""
+def refuse_pictures(text: str, role: str, images: bool = False) -> list[str]:
+    """Return the MARKS that a turn spells out, which are learned as letters. Raises BadRow where one stands for a picture.
+    images: whether images are read, and these marks are those that no column of the row has one for"""
     marks = [mark for mark in MARKS if mark in text]
     picture = _PICTURE.search(text) if marks and role == "user" else None
     if picture and f"</{picture[1] or picture[2]}>" not in text:
-        problem = f"{picture[0].strip()} stands for a picture, a sound or a video in a {role!r} turn, and only texts are learned"
+        problem = f"{picture[0].strip()} stands for a picture, a sound or a video in a {role!r} turn, "
+        problem += "and the row has no column of images" if images else "and only texts are learned"
         raise BadRow(problem, "use rows of texts, or remove the mark")
     return marks

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import shown
 from . import keys
+from .row_images import TYPES, RowImages
 from .rows import BadRow
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
@@ -47,10 +48,11 @@ def check_order(messages: list[Message]) -> None:
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
 
-def turns(messages: Any, unread: set[str], called: str = "messages") -> list[Message]:
+def turns(messages: Any, unread: set[str], called: str = "messages", images: RowImages | None = None) -> list[Message]:
     """Return messages in one form; a call that is a message of its own joins the assistant's turn before it.
 
     unread: a set to which the keys that nobody reads are added; called: the column, for what is wrong with it
+    images: the row's, where images are read
     Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
     messages = from_json(messages, called)
@@ -59,7 +61,7 @@ def turns(messages: Any, unread: set[str], called: str = "messages") -> list[Mes
         raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
     whole: list[Message] = []
     for message in messages:
-        turn = _message(message, unread)
+        turn = _message(message, unread, images)
         last = whole[-1] if whole else {}
         if _role(message) in CALLS and last.get("role") == "assistant" and last.get("train") == turn.get("train"):
             whole[-1] = last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
@@ -72,7 +74,7 @@ def _role(message: Any) -> Any:
     return message.get("role", message.get("from")) if isinstance(message, dict) else None
 
 
-def _message(message: Any, unread: set[str]) -> Message:
+def _message(message: Any, unread: set[str], images: RowImages | None) -> Message:
     role = _role(message)
     if role is None:
         raise BadRow(f"a message without a role: {repr(message)[:60]}", 'write {"role": ..., "content": ...}')
@@ -87,15 +89,18 @@ def _message(message: Any, unread: set[str]) -> Message:
     if message.get("function_call") is not None:  # OpenAI's, before there were tools
         calls = [*(calls or []), message["function_call"]]
     if isinstance(content, list):
-        content, flags_of_parts = _joined(content, role, unread)
+        content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
+    elif isinstance(content, str) and images is not None:
+        content = images.text(content, ROLES[role])
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
         problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
         raise BadRow(problem, "give each message a text content")
     if "<" in content:
-        unread |= {f"{mark} in texts, read as letters" for mark in keys.refuse_pictures(content, ROLES[role])}
+        marks = keys.refuse_pictures(content, ROLES[role], images is not None)
+        unread |= {f"{mark} in texts, read as letters" for mark in marks}
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
@@ -123,24 +128,30 @@ def _named(flags: dict[str, Any]) -> str:
     return " and ".join(f"{key} {value!r}" for key, value in flags.items())
 
 
-def _joined(parts: list[Any], role: str, unread: set[str]) -> tuple[str, dict[str, Any]]:
+def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, Any]]:
     """Return the text of a content that is a list of parts, and the flags of its parts, which have to be alike."""
     texts, flags = [], []
     for part in parts:
         if not isinstance(part, dict):
             raise BadRow(f"the content of {role!r} is {shown(parts)}, not text", "give each message a text content")
-        kind = part.get("type")
-        if kind != "text":
+        kind, read = part.get("type"), {"type", *UNTRAINED}
+        if images is not None and kind in TYPES:
+            text, known = images.part(part, ROLES[role])
+            read |= known
+        elif kind != "text":
             keys.PARTS.refuse({str(kind): part}, f"in the content of {role!r}, a part of type")
             raise BadRow(f"a part of type {kind!r} in the content of {role!r}", "parts are {type: text, text: ...}")
-        name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
-        if not isinstance(part.get(name), str):
-            problem = f"a part of the content of {role!r} is {shown(part.get(name))}, not text"
-            raise BadRow(problem, "give each part a text")
-        texts.append(part[name])
+        else:
+            name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
+            text = part.get(name)
+            if not isinstance(text, str):
+                problem = f"a part of the content of {role!r} is {shown(text)}, not text"
+                raise BadRow(problem, "give each part a text")
+            text = text if images is None else images.text(text, ROLES[role])
+            read.add(name)
+        texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
-        rest = {key for key, value in part.items() if key not in ("type", name, *UNTRAINED)}
-        unread |= {f"key {key!r} of parts" for key in rest if not keys.says_nothing(part[key])}
+        unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}
     if ROLES[role] == "assistant" and len({all(flag.values()) for flag in flags}) > 1:
         named = _named(next(flag for flag in flags if not all(flag.values())))
         problem = f"{named} of one part of a {role!r} turn, and not of all of its parts"

@@ -7,6 +7,7 @@ makes a new cache, changing none reads the old one.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
@@ -33,7 +34,7 @@ MOST_EVALUATED = 2000
 class Prepared:
     """A recipe's data.
 
-    train: Samples, or a Stream; heldout: by the source's name; facts: figures for report.py
+    train: Samples, or a Stream; heldout: by the source's name; facts: figures for report.py; folder: where they lie
     """
 
     train: Any
@@ -41,6 +42,7 @@ class Prepared:
     fingerprint: str
     facts: dict[str, Any]
     chat_format: ChatFormat
+    folder: Path = Path()
 
     def close(self) -> None:
         """Remove what only this run needs."""
@@ -48,19 +50,21 @@ class Prepared:
             self.train.close()
 
 
-def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> Prepared:
     """Return the training and held-out samples of a recipe, from the cache where the same was prepared before.
+
+    images: the model's processor, of a recipe with data.images (brigade/train/images/processor.py)
 
     Raises UserError for missing, empty or broken data and for data without any supervised token.
     """
 
     def built() -> str:
-        return json.dumps(build(settings, tokenizer))
+        return json.dumps(build(settings, tokenizer, images))
 
     key, data = _inputs(settings, tokenizer), settings.recipe.data
     rows = objective_of(settings.recipe.training).rows
     known = json.loads(cache.remembered(key, built, _is_there) if key else built())
-    folder = folder_of(known["fingerprint"])
+    folder = folder_of(known["folder"])
     facts = json.loads((folder / META).read_text())
     heldout = {
         name: Samples(folder, f"heldout-{number}", _most_evaluated(data, source), rows, data.max_length)
@@ -71,7 +75,7 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
         train = Stream.of_recipe(settings, tokenizer, facts["begins"])
     else:
         train = Samples(folder, "train", None, rows, data.max_length)
-    return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]))
+    return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]), folder)
 
 
 def _sources(data: DataSection) -> Sequence[Source]:
@@ -87,20 +91,20 @@ def _most_evaluated(data: DataSection, source: Source) -> int | None:
 
 def _is_there(known: str) -> bool:
     try:
-        return is_whole(folder_of(json.loads(known)["fingerprint"]))
-    except ValueError:  # not written to its end
+        return is_whole(folder_of(json.loads(known)["folder"]))
+    except (ValueError, KeyError):  # not written to its end, or by another version
         return False
 
 
 def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     """Return what decides the outcome of build(), as a glance tells it: equal inputs give equal data, and files need not be read.
-    None where a glance is not enough: for a stream, or a set of the datasets library."""
+    None where a glance is not enough: for a stream, a set of the datasets library, or images, which only the rows name."""
     import tokenizers
     import transformers
 
     data = settings.recipe.data
     sources = _sources(data)
-    if data.streaming or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
+    if data.streaming or data.images or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
     ours = data.chat_template == NONE or (TEMPLATES / f"{data.chat_template}.jinja").is_file()

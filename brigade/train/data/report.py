@@ -1,6 +1,7 @@
 """What a run is about to train on: in figures, and as one sample whose supervised part is marked."""
 
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LONGEST = 700  # characters of the sample that is shown
+REPEATED = 8  # tokens of one kind, one behind the other, that are shown as one
 MOST_UNREAD = 12  # keys that are named
 CALLED = {ANSWERS: "samples", PAIRS: "pairs", JUDGED: "judged answers"}
 SIDES = {PAIRS: ("better", "worse"), JUDGED: ("good", "bad")}
@@ -39,6 +41,7 @@ def figures(
         f"{facts['samples']:,} training and {held:,} held-out {CALLED[rows]}",
         *answers(facts, rows),
         tokens(facts),
+        *([f"{facts['images']:,} images in {facts['with_images']:,} of them"] if "images" in facts else []),
     ]
     if held < (stored := sum(samples.stored for samples in prepared.heldout.values())):
         words.insert(1, f"spread evenly over the {stored:,} that are held out (max_eval_samples: null evaluates all)")
@@ -185,6 +188,17 @@ def show_sample(prepared: Prepared, tokenizer: object) -> None:
         out.print(sample(prepared, tokenizer, brackets=out.color_system is None, number=number), soft_wrap=True)
 
 
+def _decoded(ids: np.ndarray, tokenizer: Any, images: bool) -> Iterator[str]:
+    """Yield the text of token ids. With images, a token that stands there many times, as theirs do, is written once."""
+    borders = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
+    runs = [(a, b) for a, b in itertools.pairwise(borders) if b - a >= REPEATED] if images else []
+    done = 0
+    for begin, stop in runs:
+        yield f"{tokenizer.decode(ids[done : begin + 1])} (x {stop - begin:,}) "
+        done = stop
+    yield tokenizer.decode(ids[done:])
+
+
 def sample(prepared: Prepared, tokenizer: object, brackets: bool = True, number: int = 0) -> "Text":
     """Return a sample of the first sequence decoded, its supervised part green and underlined, or in brackets."""
     from rich.text import Text
@@ -195,7 +209,7 @@ def sample(prepared: Prepared, tokenizer: object, brackets: bool = True, number:
     text = Text()
     bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(ids)]
     for begin, stop in itertools.pairwise(bounds):
-        part = tokenizer.decode(ids[begin:stop])  # type: ignore[attr-defined]
+        part = "".join(_decoded(ids[begin:stop], tokenizer, "images" in sequence))
         if own[begin] and brackets:
             part = f"[[{part}]]"
         text.append(part, style="green underline" if own[begin] else "dim")

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...errors import shown
+from .images import ImageReader, ImageSource
 from .keys import PAIRS, Columns, Row, names_of, says_nothing
 from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
+from .row_images import RowImages
 from .rows import BadRow
 
 # What other sets call the columns, for the cure of a row that has none of ours.
@@ -33,6 +35,7 @@ class Text:
     rendered: whether a chat template has written it, special tokens included; splits: whether a long one becomes several samples
     counts: of encoded.COUNTED; unread: what of its row nobody read, in words
     desirable: whether it is no worse answer of a pair, and none that is labelled bad
+    images: in the order of their places; expansions: what stands in the text for each
     """
 
     text: str
@@ -43,6 +46,8 @@ class Text:
     counts: tuple[int, ...] = (0, 0, 0, 0)
     unread: tuple[str, ...] = ()
     desirable: bool = True
+    images: tuple[ImageSource, ...] = ()
+    expansions: tuple[str, ...] = ()
 
 
 class Templates(Protocol):
@@ -64,11 +69,13 @@ class Templates(Protocol):
         tools: list[Any] | None,
         variables: dict[str, Any],
         learned: Sequence[bool] | None = None,
+        images: Sequence[ImageSource] = (),
     ) -> Text:
         """Return a chat as text, with all spans of the assistant's, and the keys of messages and variables that the template
         does not read. Raises BadRow.
 
         learned: of each turn of the assistant's; a span that is not learned may be (0, 0). None: the chat is a prompt
+        images: those whose MARKs stand in the messages
         """
         ...
 
@@ -92,19 +99,22 @@ def kind_of(row: Row) -> str:
     raise BadRow(f"none of the columns {', '.join(map(repr, names))} here, only {there}", cure)
 
 
-def convert(content: Any, columns: Columns, templates: Templates) -> Text | None:
+def convert(content: Any, columns: Columns, templates: Templates, reader: ImageReader | None = None) -> Text | None:
     """Return a row as text with its supervised part, or None for a `text` of nothing but white space: crawled sets have such
-    rows, and nothing is to be learnt from them. Raises BadRow."""
+    rows, and nothing is to be learnt from them. reader: of images, where rows may have some. Raises BadRow."""
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", 'write {"messages": [...]}')
-    row, unread = Row(content, columns), set[str]()
+    row, unread = Row(content, columns, images=reader is not None), set[str]()
     kind = kind_of(row)
+    images = RowImages(row, reader) if reader else None
     if kind == "text":
         text = _text(row)
+        if images:
+            images.refuse_any("a text")
     elif kind == "messages":
-        text = chat(row, turns(row.get("messages"), unread), 0, templates)
+        text = chat(row, turns(row.get("messages"), unread, images=images), 0, templates, images)
     else:
-        text = pair(row, unread, templates)
+        text = pair(row, unread, templates, images=images)
     return text and with_unread(text, row, unread)
 
 
@@ -121,30 +131,38 @@ def _text(row: Row) -> Text | None:
     return Text(text, [(0, len(text))], splits=True) if text.strip() else None
 
 
-def pair(row: Row, unread: set[str], templates: Templates, learns_history: bool = True) -> Text:
+def pair(
+    row: Row, unread: set[str], templates: Templates, learns_history: bool = True, images: RowImages | None = None
+) -> Text:
     """Return prompt and completion as text. They are two lists of messages, or two texts, which become turns of user and
     assistant where there is a chat template. Raises BadRow.
 
     unread: a set to which the keys that nobody reads are added; learns_history: whether answers in a column `history` are
-        supervised
+        supervised; images: the row's, where images are read
     """
     prompt, completion = row.get("prompt"), row.get("completion")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
         raise BadRow(problem, "name yours in data.columns: {completion: answer}")
     if isinstance(prompt, list) and isinstance(completion, list):
-        before, after = turns(prompt, unread), turns(completion, unread)
+        before, after = (turns(side, unread, images=images) for side in (prompt, completion))
         if not any(message["role"] == "assistant" for message in after):
             raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
-        return chat(row, before + after, len(before), templates)
+        return chat(row, before + after, len(before), templates, images)
     if not isinstance(prompt, str) or not isinstance(completion, str):
         problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
         raise BadRow(problem, "give two texts, or two lists of messages")
-    return exchange(row, prompt, completion, unread, templates, learns_history)
+    return exchange(row, prompt, completion, unread, templates, learns_history, images)
 
 
 def exchange(
-    row: Row, prompt: str, completion: str, unread: set[str], templates: Templates, learns_history: bool = True
+    row: Row,
+    prompt: str,
+    completion: str,
+    unread: set[str],
+    templates: Templates,
+    learns_history: bool = True,
+    images: RowImages | None = None,
 ) -> Text:
     """Return two texts as one, with what other columns say of the chat that they become; else as of pair()."""
     if not completion:
@@ -156,11 +174,14 @@ def exchange(
                 f"column {missed[0]!r} beside two texts, and without a chat template nothing says how it is written"
             )
             raise BadRow(problem, "set chat_template, or leave the column out on purpose: columns: {ignore: ...}")
+        if images:
+            images.refuse_any("a pair that is joined without a chat template")
         return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
-    templates.refuse_rendered(prompt, completion)
+    templates.refuse_rendered(images.without_places(prompt) if images else prompt, completion)
     exchanges = [*_history(row), (prompt, completion)]
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
-    return chat(row, turns(named, unread), 0 if learns_history else len(named) - 1, templates)
+    whole = turns(named, unread, images=images)
+    return chat(row, whole, 0 if learns_history else len(named) - 1, templates, images)
 
 
 def question(row: Row, prompt: str) -> str:
@@ -191,9 +212,10 @@ def _history(row: Row) -> list[tuple[str, str]]:
     return [(question, answer) for question, answer in history]
 
 
-def chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
+def chat(row: Row, whole: list[Message], begin: int, templates: Templates, images: RowImages | None = None) -> Text:
     """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on.
-    Raises BadRow."""
+    images: the row's, where images are read. Raises BadRow."""
+    whole = images.finish(whole) if images else whole
     system, name = row.get("system"), row.name("system")
     if system:
         if not isinstance(system, str):
@@ -211,7 +233,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Te
             raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))
     answers = list(wanted(whole, begin))
-    text = templates.render(whole, tools, _variables(row), answers)
+    text = templates.render(whole, tools, _variables(row), answers, images.whole if images else ())
     if all(answers):
         return text
     if len(text.spans) != len(answers):

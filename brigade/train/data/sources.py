@@ -27,6 +27,7 @@ class Origin:
     heldout: Rows | None
     columns: Columns
     weight: float | None
+    image_folder: str | None = None
 
 
 def open_origins(settings: Settings) -> list[Origin]:
@@ -84,7 +85,9 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     name = (source.name if isinstance(source, WeightedSource) else None) or stem
     weight = source.weight if isinstance(source, WeightedSource) else None
     columns: Columns = dict(source.columns)  # type: ignore[arg-type]
-    return Origin(name, train, heldout, columns, weight)
+    if source.image_folder is not None and not Path(source.image_folder).expanduser().is_dir():
+        raise UserError(place("image_folder"), f"{source.image_folder!r} is no folder", "name the one with the images")
+    return Origin(name, train, heldout, columns, weight, source.image_folder)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

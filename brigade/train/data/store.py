@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..recipe.objectives import ANSWERS, JUDGED
+from .image_store import StoredImages
 from .packing import Sequences, samples_of_item
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
@@ -29,6 +30,8 @@ class Samples(Sequence[TokenSequence]):
     each answer is labelled good; "mismatched": a TokenSequence of as many samples, each the prompt of one with the answer of
     another row, cut at max_length: KTO estimates a KL divergence by them. From read_reference() on there is "reference", in both:
     fp32 (samples,).
+
+    Where rows may have images there is "images": list[ImageSource], those of all its samples in the order of their tokens.
     """
 
     streamed = False
@@ -44,6 +47,7 @@ class Samples(Sequence[TokenSequence]):
         self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
         self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
         self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+        self._images = StoredImages(folder) if StoredImages.are_in(folder) else None
         self.stored = len(self)
         if most and most < self.stored:
             whole = Sequences(self._samples, np.diff(self._sequences))
@@ -58,6 +62,8 @@ class Samples(Sequence[TokenSequence]):
             raise IndexError(index)
         samples = self.samples_of(index)
         found = _end_to_end([self._sample(sample) for sample in samples])
+        if self._images:
+            found["images"] = [image for sample in samples for image in self._images.of(sample)]
         if self.rows == JUDGED:
             found["desirable"] = np.array(self._desirable[samples])
             found["mismatched"] = _end_to_end([self._mismatched(sample) for sample in samples])

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -15,6 +15,7 @@ from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 from . import chat_template, encode, workers
 from .encoded import Encoded, refusal
+from .images import ImageRules
 from .keys import Columns
 from .rows import Rows
 
@@ -25,9 +26,12 @@ MOST = 64  # processes: more of them wait for the one that writes what they make
 LISTED, MANY = 10, 1000  # reasons that are named; bad rows after which no more are looked for
 
 
-def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> encode.Encoder:
-    """Return how the recipe's rows become tokens. Raises UserError for a tokenizer that is not a Rust one."""
+def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> encode.Encoder:
+    """Return how the recipe's rows become tokens. images: the model's processor, of a recipe with data.images. Raises UserError
+    for a tokenizer that is not a Rust one."""
     data = settings.recipe.data
+    if data.images and images is None:
+        raise ValueError("a recipe with data.images needs the model's processor")
     if not tokenizer.is_fast:
         raise UserError(
             settings.place("tokenizer_name_or_path"),
@@ -47,18 +51,27 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
         train_on_last_turn_only=data.train_on_last_turn_only,
         thinking=data.thinking,
         rows=objective_of(settings.recipe.training).rows,
+        images=images if data.images else None,
+        image_rules=ImageRules(data.max_pixels, data.min_pixels, data.fetch_images),
     )
 
 
 def encoded(
-    rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
+    rows: Rows,
+    columns: Columns,
+    encoder: encode.Encoder,
+    processes: int | None = None,
+    limit: int | None = None,
+    folder: str | None = None,
 ) -> Iterator[Encoded]:
     """Yield the chunks of a split, tokenised, in order, by as many processes as this one may use cores unless told otherwise.
     Small data is tokenised here, without further processes. The result is the same either way.
 
+    folder: Source.image_folder
+
     Bad rows are listed by their reasons. Unless they are to be skipped, raises UserError for them, after a look at what follows.
     """
-    unread = ((chunk, columns) for chunk in rows.chunks())
+    unread = ((chunk, columns, folder) for chunk in rows.chunks())
     processes = processes or min(int(control_groups.cores()) or 1, MOST)
     first = list(itertools.islice(unread, 2))
     jobs = itertools.chain(first, unread)

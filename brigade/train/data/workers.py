@@ -19,7 +19,7 @@ AHEAD = (
     4  # chunks for each process, read and not yet asked for: a bound of memory, and a bridge over chunks of uneven cost
 )
 
-Job = tuple[Chunk, Columns]
+Job = tuple[Chunk, Columns, str | None]  # and Source.image_folder
 
 _machine: LoadedEncoder
 
@@ -27,7 +27,8 @@ _machine: LoadedEncoder
 def encoded(jobs: Iterator[Job], encoder: LoadedEncoder, processes: int, place: str) -> Iterator[Encoded]:
     """Yield each chunk tokenised, in order. Raises what a chunk raises there, and UserError at `place` when a process is killed
     (multiprocessing.Pool would start another one, and wait for ever for the lost chunk)."""
-    # Forked, not spawned: a child shares what is loaded, the tokenizer too. It uses only that and Jinja.
+    # Forked, not spawned: a child shares what is loaded, the tokenizer too. It uses only that and Jinja, and with images PIL and
+    # their processor.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _set_up, (encoder,))
     waiting: deque[Future[Encoded]] = deque()
     try:
@@ -52,6 +53,10 @@ def _set_up(encoder: LoadedEncoder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its children
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _machine = encoder
+    if encoder.encoder.images is not None:  # it computes with torch, whose threads a fork does not take along
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def _end_with_parent() -> None:

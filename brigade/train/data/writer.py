@@ -11,13 +11,15 @@ import numpy as np
 
 from ..recipe.objectives import ANSWERS, JUDGED
 from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
+from .image_store import ImageWriter
 from .packing import Sequences, samples_of_item
 
 
 class Writer:
-    """Appends samples to the store in a folder; `close` makes it readable. rows: ANSWERS, PAIRS or JUDGED"""
+    """Appends samples to the store in a folder; `close` makes it readable. rows: ANSWERS, PAIRS or JUDGED; images: whether rows
+    may have some"""
 
-    def __init__(self, folder: Path, rows: str = ANSWERS) -> None:
+    def __init__(self, folder: Path, rows: str = ANSWERS, images: bool = False) -> None:
         self.folder, self.rows, self.per_item = folder, rows, samples_of_item(rows)
         self.samples, self._rows = 0, 0
         self._tokens = (folder / "tokens").open("wb")
@@ -25,10 +27,13 @@ class Writer:
         self._parts = [np.zeros(0, SAMPLE)]
         self._chunks: list[tuple[int, str, int, bool]] = []
         self._unread: dict[tuple[str, ...], int] = {(): 0}
+        self._images = ImageWriter(folder) if images else None
 
     def add(self, part: Encoded) -> None:
         part.tokens.tofile(self._tokens)
         part.supervised.tofile(self._mask)
+        if self._images:
+            self._images.add(part.images)
         self._chunks.append((self._rows, *part.where))
         samples = part.samples.copy()
         samples["row"] += self._rows
@@ -77,8 +82,16 @@ class Writer:
             "empty": empty,
             "skipped": bad,
             "unread": unread,
+            **self._of_images(items),
             **({} if self.rows == ANSWERS else _of_preferences(by_item)),
         }
+
+    def _of_images(self, items: np.ndarray) -> dict[str, int]:
+        """Return how many images these items have, and how many of them have some; {} where rows have none."""
+        if not self._images:
+            return {}
+        counts = self._images.counts()[items]
+        return {"images": int(counts.sum()), "with_images": int((counts > 0).sum())}
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
         """Return how many of some items are, token for token, among others."""
@@ -95,6 +108,8 @@ class Writer:
     def close(self) -> None:
         self._tokens.close()
         self._mask.close()
+        if self._images:
+            self._images.close()
         table = self.table()
         np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(table["length"])]))
         np.save(self.folder / "counts.npy", np.ascontiguousarray(table["supervised"]))

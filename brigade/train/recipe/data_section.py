@@ -30,8 +30,10 @@ class Source(Section):
     """Held out instead of a part of the training data; written like train_file."""
     columns: Columns = {}
     """What the columns are called in this source where it is not messages, prompt, completion, text, tools, system, input,
-    history, functions, chat_template_kwargs, chosen, rejected or label. ignore: columns to leave out on purpose
+    history, functions, chat_template_kwargs, chosen, rejected, label, images or image. ignore: columns to leave out on purpose
     (docs/data.md)."""
+    image_folder: str | None = None
+    """Where relative paths of images begin; default: the folder of the file with the rows."""
 
 
 class WeightedSource(Source):
@@ -58,6 +60,13 @@ class DataSection(Source):
     marks. none: there is none, and prompt and completion are joined as they are."""
     images: bool = False
     """Rows may have images, for a model that reads them (docs/images.md). false: a row with an image is an error."""
+    max_pixels: Positive | None = None
+    """Scale an image with more pixels down to so many, its sides' ratio kept, before the model's own processor sees it. null:
+    only the processor's own rules."""
+    min_pixels: Positive | None = None
+    """Scale an image with fewer pixels up to so many, likewise."""
+    fetch_images: bool = False
+    """Fetch images that are given by http(s) addresses, once, while data is prepared. false: such a row is an error."""
     max_length: int = Field(2048, ge=8)
     """The longest sequence, in tokens."""
     truncation: bool = True

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
-from . import objectives, parts, remote_code
+from . import images, objectives, parts, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
@@ -199,6 +199,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     )
     check_schedule(recipe.training, settings.place)
     objectives.check(recipe, settings.place)
+    images.check(recipe, settings.place)
     parts.check(recipe, settings.place)
     if settings.needs_code and "trust_remote_code" not in flags:
         if loads_model:

@@ -33,8 +33,9 @@ def write(tmp_path):
 
 @pytest.fixture
 def prepare(load, tokenizer):
-    def call(training=None, tokenizer=tokenizer, **data):
-        return preparing.prepare(load(data={"dataset_name": None} | data, training=training or {}), tokenizer)
+    def call(training=None, tokenizer=tokenizer, processor=None, **data):
+        settings = load(data={"dataset_name": None} | data, training=training or {})
+        return preparing.prepare(settings, tokenizer, processor)
 
     return call
 

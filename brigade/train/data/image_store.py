@@ -1,0 +1,93 @@
+"""The images of prepared samples: of each where it lies, or its encoded bytes, and the size in which it is read. No pixels."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from .images import ImageSource
+
+# An image: where its path (is_file) or its encoded bytes stand in DATA, and what else ImageSource says of it.
+IMAGE = np.dtype(
+    [
+        ("begin", np.int64),
+        ("end", np.int64),
+        ("width", np.int32),
+        ("height", np.int32),
+        ("is_file", bool),
+        ("size", np.int64),
+        ("changed", np.int64),
+        ("digest", np.uint8, 16),
+    ]
+)
+DATA, TABLE, BEGINS = "image_data", "images.npy", "image_begins.npy"
+
+
+class ImageWriter:
+    """Appends the images of samples, in order, to the store in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._data = (folder / DATA).open("wb")
+        self._images: list[tuple[int, int, int, int, bool, int, int, np.ndarray]] = []
+        self._begins = [0]
+
+    def add(self, samples: Iterable[tuple[ImageSource, ...]]) -> None:
+        for images in samples:
+            for image in images:
+                begin = self._data.tell()
+                self._data.write(os.fsencode(image.path) if image.content is None else image.content)
+                about = image.width, image.height, image.content is None, image.size, image.changed
+                digest = np.frombuffer(image.digest, np.uint8)
+                self._images.append((begin, self._data.tell(), *about, digest))
+            self._begins.append(len(self._images))
+
+    def counts(self) -> np.ndarray:
+        """Return how many images each sample has; int64 (samples,)."""
+        return np.diff(self._begins)
+
+    def close(self) -> None:
+        self._data.close()
+        np.save(self.folder / TABLE, np.array(self._images, IMAGE))
+        np.save(self.folder / BEGINS, np.array(self._begins, np.int64))
+
+
+class StoredImages:
+    """The images in a folder's store, each read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        empty = not (folder / DATA).stat().st_size  # which cannot be mapped
+        self._data = np.zeros(0, np.uint8) if empty else np.memmap(folder / DATA, np.uint8, "r")
+        self._table, self._begins = (np.load(folder / name, mmap_mode="r") for name in (TABLE, BEGINS))
+
+    @staticmethod
+    def are_in(folder: Path) -> bool:
+        """Whether the samples of a folder may have images."""
+        return (folder / BEGINS).is_file()
+
+    def of(self, sample: int) -> list[ImageSource]:
+        """Return the images of a sample, in the order of their tokens."""
+        return [self._image(number) for number in range(self._begins[sample], self._begins[sample + 1])]
+
+    def _image(self, number: int) -> ImageSource:
+        begin, end, width, height, is_file, size, changed, digest = self._table[number].tolist()
+        content = self._data[begin:end].tobytes()
+        path = os.fsdecode(content) if is_file else ""
+        return ImageSource(path, None if is_file else content, width, height, size, bytes(digest), changed)
+
+    def changed(self) -> ImageSource | None:
+        """Return the first file that is no longer what was prepared, or cannot be read; None where there is none."""
+        return next((image for image in self._files() if not image.is_unchanged()), None)
+
+    def _files(self) -> Iterator[ImageSource]:
+        return (self._image(int(number)) for number in np.flatnonzero(self._table["is_file"]))
+
+    def digest(self) -> str:
+        """Return what identifies the content of all images, and the sizes in which they are read; not where they lie."""
+        sizes = np.stack([self._table["width"], self._table["height"]], axis=1)
+        whole = hashlib.sha256(np.ascontiguousarray(self._begins).tobytes())
+        whole.update(np.ascontiguousarray(self._table["digest"]).tobytes())
+        whole.update(sizes.astype(np.int64).tobytes())
+        return whole.hexdigest()

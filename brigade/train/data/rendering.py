@@ -1,0 +1,294 @@
+"""Chats as text: rendered through their template, with the assistant's spans, and with what nobody meant as a special token."""
+
+import functools
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from ...errors import UserError
+from . import thinking, turn_by_turn
+from .chat_template import TOOL, ChatTemplates, bounded_template
+from .images import MARK, ImageSource
+from .keys import says_nothing
+from .messages import READ, THOUGHTS
+from .row_images import in_parts
+from .rows import BadRow
+from .samples import Text
+
+ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
+HIDDEN = "\ue000"  # of Unicode's private use
+ASKED, ANSWERED = "Which one?", "That one."  # a chat on which templates are tried
+
+
+class Chats:
+    """What renders the chats of a run.
+
+    templates: how chats are rendered; variables: special tokens that templates use; control_tokens: all special tokens
+    how: data.thinking; last_turn_only: data.train_on_last_turn_only
+    images: the model's processor, where rows may have images
+    """
+
+    def __init__(
+        self,
+        templates: ChatTemplates,
+        variables: dict[str, str],
+        control_tokens: set[str],
+        how: str = "template",
+        last_turn_only: bool = False,
+        images: Any = None,
+    ) -> None:
+        self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
+        self.images = images
+        self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
+        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
+        self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
+
+    @property
+    def joins(self) -> bool:
+        return self.templates.joins
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
+        tokens = self.control_tokens
+        for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
+            if not (begin.startswith(tokens) or end.endswith(tokens)):
+                continue
+            token = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
+            where = "begins" if begin.startswith(token) else "ends"
+            problem = f"the {side} {where} with the control token {token!r}, as if it had been through a chat template already"
+            cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
+            raise BadRow(problem, cure)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        learned: Sequence[bool] | None = None,
+        images: Sequence[ImageSource] = (),
+    ) -> Text:
+        """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
+
+        learned: of each turn of the assistant's; None: the chat is a prompt
+        images: those whose MARKs stand in the messages; in the text stands what the processor makes of each one's size
+
+        Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
+        ends no turn.
+        """
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
+
+        if error := self.templates.error(tools):
+            raise error
+        for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
+            if given and name in self.leaves_out:
+                cure = "name a chat_template that renders them, or remove them from the data"
+                raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
+        if images and not self.writes_images:
+            problem = f"it does not write {self.images.image_token} for an image, once for each"
+            cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
+            raise UserError("the chat template", problem, cure)
+        thoughts = 0
+        if learned is not None and self.thinking == thinking.CUT:
+            messages, thoughts = thinking.cut(messages)
+        try:
+            text, spans = self._render(messages, tools, variables)
+            if self.images is not None and not self.turn_by_turn[bool(tools)]:
+                spans = [self._with_end(text, *span) for span in spans]
+            if learned and self.turn_by_turn[bool(tools)]:
+                spans = self._turns(text, messages, tools, variables, learned)
+            hidden = [self._without_control_tokens(message) for message in messages]
+            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
+            unread = self._unread(messages, tools, variables, text)
+        except TemplateError as error:  # its syntax, or a chat that it refuses
+            if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
+                problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
+                cure = "name a chat_template without it, e.g. chatml, or a tokenizer that has it"
+                raise BadRow(problem, cure) from None
+            if isinstance(error, TemplateSyntaxError):  # no row's fault
+                raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
+            problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
+            raise BadRow(problem, "fix the template or the chat") from None
+        except TypeError as error:
+            if not images:
+                raise
+            problem = f"the chat template reads no list of parts in one of its turns: {error}"  # in a tool's, say
+            raise BadRow(problem, "drop the row, or name a chat_template that does") from None
+        if learned is not None and self.thinking == thinking.KEEP:
+            thinking.refuse_lost(messages, variables, text)
+        asked = answered = 0
+        for message in messages:
+            written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
+            thoughts += any(thought.strip() not in text for thought in written)
+            spelled_out = len(self.control.findall(message["content"]))
+            answered += spelled_out * (message["role"] == "assistant")
+            asked += spelled_out * (message["role"] != "assistant")
+        if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
+            whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
+        else:
+            plain = tuple(match.span() for match in re.finditer(f"{HIDDEN}+", other))
+            counts = (thoughts, answered, asked, 0)
+            whole = Text(text, spans, rendered=True, plain=plain, counts=counts, unread=unread)
+        return whole if self.images is None else self._with_images(whole, messages, tuple(images))
+
+    def _with_images(self, text: Text, messages: list[dict[str, Any]], images: tuple[ImageSource, ...]) -> Text:
+        """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow
+        where there are not as many tokens as images."""
+        token = self.images.image_token
+        meant = [message for message in messages if message["role"] == "assistant" or not text.plain]
+        if any(token in message["content"] for message in meant):
+            raise BadRow(f"a text spells out {token}, which stands for an image", "remove it from the text")
+        places = [match.span() for match in self.control.finditer(text.text) if match[0] == token]
+        places = [(a, b) for a, b in places if not any(first < b and a < stop for first, stop in text.plain)]
+        if len(places) != len(images):
+            problem = f"the chat template writes {len(places):,} times {token}, and the row has {len(images):,} images"
+            raise BadRow(problem, "drop the row, or name a chat_template that writes each image once")
+        if not images:
+            return text
+        expansions = tuple(self.images.expansion(image.width, image.height) for image in images)
+        begins = [begin for begin, _ in places]
+        grown = [0, *accumulate(len(expansion) - len(token) for expansion in expansions)]
+
+        def moved(span: tuple[int, int]) -> tuple[int, int]:
+            begin, end = (at + grown[bisect_left(begins, at)] for at in span)
+            return begin, end
+
+        pieces, done = list[str](), 0
+        for (begin, end), expansion in zip(places, expansions, strict=True):
+            pieces += [text.text[done:begin], expansion]
+            done = end
+        return replace(
+            text,
+            text="".join([*pieces, text.text[done:]]),
+            spans=[moved(span) for span in text.spans],
+            plain=tuple(moved(span) for span in text.plain),
+            images=images,
+            expansions=expansions,
+        )
+
+    @functools.cached_property
+    def takes_lists(self) -> bool:
+        """Whether the template shows contents that are lists of parts only, as SmolVLM's and LLaVA-OneVision's do: tried on a
+        chat."""
+
+        def shows(asked: Any, answer: Any) -> bool:
+            with suppress(Exception):
+                text = self._rendered([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])[0]
+                return ASKED in text and ANSWERED in text
+            return False
+
+        return not shows(ASKED, ANSWERED) and shows(in_parts(ASKED), in_parts(ANSWERED))
+
+    @functools.cached_property
+    def writes_images(self) -> bool:
+        """Whether the template writes the processor's token once for an image: tried on a chat."""
+        with suppress(Exception):
+            turns = [{"role": "user", "content": MARK + ASKED}, {"role": "assistant", "content": ANSWERED}]
+            text = self._render(turns, None)[0]
+            return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
+        return False
+
+    def _with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Return a marked span with the special token behind it, where the span itself ends with none: LLaVA-OneVision's marks
+        leave <|im_end|> out, and an answer without it would never end."""
+        behind = self.control.match(text, end)
+        if behind and not text[begin:end].rstrip().endswith(self.control_tokens):
+            return begin, behind.end()
+        return begin, end
+
+    def _turns(
+        self,
+        text: str,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        learned: Sequence[bool],
+    ) -> list[tuple[int, int]]:
+        """Return the assistant's spans in a chat's text, whose template has no generation marks."""
+
+        def render(messages: list[dict[str, Any]], prompt: bool) -> str:
+            return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
+
+        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, self.closings[bool(tools)])
+
+    @functools.cached_property
+    def closings(self) -> list[str]:
+        """What closes chats without and with tools, as turn_by_turn.closing_of() says."""
+
+        def closing(tools: list[Any] | None) -> str:
+            return turn_by_turn.closing_of(lambda chat, _: self._render(chat, tools)[0], self.control_tokens)
+
+        return [closing(None), closing([TOOL])]
+
+    def _unread(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
+    ) -> tuple[str, ...]:
+        """Return the row's variables and the messages' further keys that the template does not read: names that it does not
+        have, and keys without which the text is the same."""
+        words = self.words_with_tools if tools else self.words
+        unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
+        unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
+        further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
+        for key in sorted(further):
+            without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
+            if key not in words or self._render(without, tools, variables)[0] == text:
+                unread.append(f"key {key!r} of messages")
+        return tuple(unread)
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        return set(re.findall(r"\w+", self.templates.template))
+
+    @functools.cached_property
+    def words_with_tools(self) -> set[str]:
+        return set(re.findall(r"\w+", self.templates.for_tools()))
+
+    def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
+        if message["role"] == "assistant":
+            return message
+        return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return a chat as its template writes it, and the spans that it marks."""
+        if self.images is not None:
+            lists = self.takes_lists
+            messages = [
+                turn | {"content": in_parts(turn["content"])} if lists or MARK in turn["content"] else turn
+                for turn in messages
+            ]
+        return self._rendered(messages, tools, variables)
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, variables: dict[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        templates, marked = self.templates, not self.turn_by_turn[bool(tools)]
+        with bounded_template():
+            texts, spans = render_jinja_template(
+                [messages],
+                tools=tools,
+                chat_template=templates.for_tools() if tools else templates.template,
+                return_assistant_tokens_mask=marked,
+                **self.variables | (variables or {}),
+            )
+        return texts[0], spans[0] if marked else []
+
+    @functools.cached_property
+    def leaves_out(self) -> set[str]:
+        """Which of tools and tool_calls the template drops without a word, tried on a chat. What it refuses, it reads."""
+        call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+        plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        calling = [plain[0], plain[1] | {"tool_calls": [call]}]
+        dropped = set()
+        with suppress(Exception):
+            dropped |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
+        with suppress(Exception):
+            dropped |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
+        return dropped

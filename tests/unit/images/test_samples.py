@@ -1,0 +1,59 @@
+"""Rows become the tokens that each model's own processor makes of them, and only answers are learned."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from brigade.train.data.prepare import prepare
+from brigade.train.data.store import IGNORED
+from testing.vision_configs import MODELS
+
+SIZES = {"a.png": (32, 16), "b.png": (16, 48), "c.png": (40, 40)}
+
+
+def asked(*parts):
+    images = [{"type": "image", "image": part} if part in SIZES else {"type": "text", "text": part} for part in parts]
+    return {"role": "user", "content": images}
+
+
+def answer(words):
+    return {"role": "assistant", "content": [{"type": "text", "text": words}]}
+
+
+CHATS = [
+    [asked("a.png", "What is it?"), answer("A dog.")],
+    [asked("How are you?"), answer("Well.")],
+    [asked("Is ", "b.png", " in ", "c.png", "?"), answer("No."), asked("And this?", "a.png"), answer("It is.")],
+]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    pictures = {name: Image.effect_noise(size, 90).convert("RGB") for name, size in SIZES.items()}
+    for name, picture in pictures.items():
+        picture.save(tmp_path / name)
+    content = "".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS)
+    (tmp_path / "rows.jsonl").write_text(content)
+    (tmp_path / "held.jsonl").write_text(json.dumps({"messages": CHATS[1]}))
+    data = {"dataset_name": None, "train_file": str(tmp_path / "rows.jsonl"), "chat_template": None, "images": True}
+    own = written(kind)
+    settings = load(data=data | {"validation_file": str(tmp_path / "held.jsonl")})
+    samples = prepare(settings, copy.deepcopy(own.tokenizer), own.processor).train
+    assert len(samples) == len(CHATS)
+    for sample, chat in zip(samples, CHATS, strict=True):
+        text = own.tokenizer.apply_chat_template(chat, tokenize=False)
+        names = [part["image"] for turn in chat for part in turn["content"] if "image" in part]
+        images = {"images": [pictures[name] for name in names]} if names else {}
+        ids = own.processor.own(text=[text], **images)["input_ids"][0]
+        assert sample["input_ids"].tolist() == list(ids)
+        assert all(
+            np.array_equal(image.open(), pictures[name]) for image, name in zip(sample["images"], names, strict=True)
+        )
+        answers = [turn["content"][0]["text"] for turn in chat if turn["role"] == "assistant"]
+        learned = own.tokenizer.decode([int(label) for label in sample["labels"] if label != IGNORED])
+        end = MODELS[kind]["end"]
+        assert [part.strip() for part in learned.split(end)] == [*answers, ""]
