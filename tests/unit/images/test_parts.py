@@ -132,7 +132,7 @@ def test_masks_of_images_need_sdpa_or_eager(kind, settings_of, mistake):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_kept_apart_and_losses_are_sums(kind, settings_of):
-    """Of decoders that are no language models by themselves, too."""
+    """Also those of decoders that are no language models by themselves."""
     settings = settings_of(kind)
     config = load_config(settings)
     how, _ = attention.choose(settings, config)
