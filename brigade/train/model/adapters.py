@@ -28,7 +28,7 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
         return {}
     everywhere, experts = section.lora_target_modules == ALL_LINEAR, ""
     on = "all linear layers" if everywhere else ", ".join(section.lora_target_modules)
-    on += f" of {' and '.join(section.lora_parts).replace('_', ' ')}" if section.lora_parts != [LANGUAGE] else ""
+    on += f" of {', '.join(section.lora_parts).replace('_', ' ')}" if section.lora_parts != [LANGUAGE] else ""
     reached = parts.adapted(model, section.lora_parts).values()
     own = [parameter for module in reached for parameter in module.parameters(recurse=False)]
     if adapted := target_parameters(section, model):

@@ -1,7 +1,7 @@
 """The parts of a model of images and texts: its language model, its vision tower, and the projector between the two."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def freeze(model: Any, settings: Settings) -> None:
             parameter.requires_grad_(False)
 
 
-def adapted(model: Any, parts: list[str]) -> dict[str, Any]:
+def adapted(model: Any, parts: Sequence[str]) -> dict[str, Any]:
     """Return name -> module of all that gets a gradient in these parts, and may have adapters."""
     outside = {module for part in unreached(model, images=True).values() for module in part.modules()}
     paths = _paths(_base(model).config)

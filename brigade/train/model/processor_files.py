@@ -15,8 +15,9 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def read(settings: Settings) -> dict[str, bytes]:
-    """Return name -> content of the files of the recipe's processor; {} where rows have no images. A run reads them before it trains,
-    for where they lie may be gone when it saves.
+    """Return name -> content of the files of the recipe's processor; {} where rows have no images.
+
+    A run reads them before it trains, for where they lie may be gone when it saves.
 
     Raises UserError where they cannot be had.
     """
@@ -27,7 +28,10 @@ def read(settings: Settings) -> dict[str, bytes]:
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write what read() returned into the directory of a saved model, in which the tokenizer's files lie already."""
+    """Write what read() returned into the directory of a saved model, beside its tokenizer; nothing where there is none, as in
+    FSDP2's checkpoints."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return
     has_template = (folder / TEMPLATES[0]).is_file()
     for name, content in files.items():
         if name not in TEMPLATES or not has_template:

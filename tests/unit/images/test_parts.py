@@ -9,6 +9,7 @@ import torch
 
 from brigade.train.model import adapters, attention, parts, processor_files
 from brigade.train.model.load import load_base, load_model, materialise, weights
+from brigade.train.model.load_trained import load_trained
 from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
@@ -34,16 +35,21 @@ def loaded(settings, how="sdpa"):
     return load_model(settings, weights(settings, load_config(settings)), torch.float32, how)
 
 
+def batch_of(tiny, picture):
+    """What forward() takes of one text with an image."""
+    text = tiny.processor.expansion(32, 32) + " how many?"
+    tokens = np.array(tiny.tokenizer(text, add_special_tokens=False)["input_ids"])
+    batch = {"input_ids": torch.from_numpy(tokens)[None]}
+    sample = {"input_ids": tokens, "lengths": np.array([len(tokens)]), "images": [picture(1, 32, 32)]}
+    tiny.processor.add_to(batch, [sample])
+    return batch | {"use_cache": False}
+
+
 def with_gradients(model, tiny, picture):
     """Names of the parameters that get a gradient from one text with an image."""
-    image = picture(1, 32, 32)
-    tokens = tiny.tokenizer(tiny.processor.expansion(32, 32) + " how many?", add_special_tokens=False)["input_ids"]
-    sample = {"input_ids": tokens, "images": [image]}
-    ids = torch.tensor(tokens)[None]
-    batch = {"input_ids": ids}
-    tiny.processor.add_to(batch, [sample | {"input_ids": np.array(tokens), "lengths": np.array([len(tokens)])}])
-    model.train()
-    model(**batch, labels=torch.where(ids == tiny.processor.image_token_id, -100, ids), use_cache=False).loss.backward()
+    batch = batch_of(tiny, picture)
+    labels = torch.where(batch["input_ids"] == tiny.processor.image_token_id, -100, batch["input_ids"])
+    model.train()(**batch, labels=labels).loss.backward()
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -126,7 +132,7 @@ def test_masks_of_images_need_sdpa_or_eager(kind, settings_of, mistake):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_kept_apart_and_losses_are_sums(kind, settings_of):
-    """Of decoders that are no language models by themselves, too."""
+    """Also those of decoders that are no language models by themselves."""
     settings = settings_of(kind)
     config = load_config(settings)
     how, _ = attention.choose(settings, config)
@@ -156,6 +162,22 @@ def test_adapters_go_on_the_named_parts(kind, named, settings_of, written, pictu
     assert len(trained) == 2 * sum("lora_A" in name for name in trained)
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+def test_merged_adapters_compute_the_same(kind, settings_of, written, picture, tmp_path_factory):
+    settings = settings_of(kind, "--use_peft", "--lora_parts", "language,vision_tower")
+    model, batch = adapters.wrap(loaded(settings), settings, ""), batch_of(written(kind), picture)
+    with torch.no_grad():
+        plain = model.eval()(**batch).logits
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        adapted = model(**batch).logits
+        folder = tmp_path_factory.mktemp("merged")
+        model.merge_and_unload().save_pretrained(folder)
+        merged = load_trained(settings.with_model(use_peft=False), folder).eval()(**batch).logits
+    assert (adapted - plain).abs().max() > 1e-2 and (merged - adapted).abs().max() < 1e-4
+
+
 # ---- learning rates --------------------------------------------------------------------------------------------------
 def test_each_part_has_its_learning_rate(settings_of):
     rates = ["--vision_tower_learning_rate", "2e-6", "--projector_learning_rate", "1e-3", "--learning_rate", "1e-5"]
@@ -183,11 +205,14 @@ def test_a_processors_files_go_with_a_model(settings_of, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("saved")
     files = processor_files.read(settings_of("gemma3"))
     assert {"preprocessor_config.json", "processor_config.json"} <= {*files}
+    processor_files.write(files, tmp_path)
+    assert not [*tmp_path.iterdir()]  # a checkpoint of FSDP2
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("the run's own")
     processor_files.write(files, tmp_path)
     assert (tmp_path / "chat_template.jinja").read_text() == "the run's own"
     assert json.loads((tmp_path / "processor_config.json").read_text())["processor_class"] == "Gemma3Processor"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*files, "chat_template.jinja"})
+    assert {path.name for path in tmp_path.iterdir()} == {*files, "chat_template.jinja", "tokenizer_config.json"}
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
