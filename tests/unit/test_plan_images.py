@@ -21,7 +21,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from brigade.errors import UserError
 from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images, trained_parts
 from brigade.plan.choice.job_of_recipe import published_models
-from brigade.plan.choice.job_of_run import NotCovered, job_of_record, job_of_run, record
+from brigade.plan.choice.job_of_run import NotCovered, check_texts, job_of_record, job_of_run, record
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
 from brigade.plan.costs.memory import layer_bytes, tower_bytes, tower_layer_bytes
@@ -336,6 +336,13 @@ def test_a_recipe_of_images_has_one_in_each_sample():
     assert fewer.images.tokens < found.images.tokens / 2
     with pytest.raises(NotCovered, match="reads images"):
         of_recipe()
+
+
+def test_a_run_is_not_compared_with_a_number_of_images_that_nobody_counted():
+    found = of_recipe(data={"images": True})
+    with pytest.raises(NotCovered, match="how many images"):
+        check_texts(found.images is not None)
+    check_texts(False)
 
 
 def test_adapters_lie_where_lora_parts_says():

@@ -218,7 +218,7 @@ def tower_bytes(job: Job) -> tuple[float, float]:
 
 
 def tower_layer_bytes(job: Job) -> tuple[float, float]:
-    """Return activation_bytes() of a layer of the vision tower, with what it keeps to train the vectors that scale its outputs."""
+    """Return activation_bytes() of the vision tower, with what a layer keeps to train the vectors that scale its outputs."""
     assert job.images
     tower = tower_job(job)
     kept, back = activation_bytes(tower)

@@ -156,10 +156,10 @@ def planned_job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     sizes = (run.world.size, run.world.local_size)
     trained = trained if recipe.model.use_peft else 0
     place = "the model's config"
-    job_of_run.check_texts(recipe)
     job = job_of_run.job_of_run(
         recipe, run.strategy, run.batch, *sizes, config.to_dict(), gpu, trained=trained, place=place
     )
+    job_of_run.check_texts(job.images is not None)
     job_of_run.check_kernels(job.shape)
     if job.replicas.every > STEPS:  # they have not met yet
         job = replace(job, replicas=replace(job.replicas, every=math.inf))
