@@ -17,7 +17,7 @@ STEPS, BATCH, HELD_OUT, ROWS = 6, 8, 4, 25
 # Model type -> a learning rate at which the loss moves and rounding does not show.
 MODELS = dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
-)
+) | {"qwen3_5": 0.02, "gemma4": 0.02}
 SIZES = ((32, 32), (48, 32), (24, 40), (64, 24), (20, 20))  # of images, in pixels
 WORDS = ("red", "green", "blue", "circle", "square", "left", "right", "above", "one", "two", "three", "nothing")
 

@@ -59,19 +59,19 @@ def sample_of(processor: Any, row: Row, folder: Path) -> Sample:
     paths = [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
     images = [Image.open(folder / path).convert("RGB") for path in paths]
 
-    def read(messages: list[Row], prompt: bool) -> tuple[str, dict[str, Any]]:
-        marked = [
-            turn | {"content": [{k: v for k, v in part.items() if k != "image"} for part in turn["content"]]}
-            for turn in messages
-        ]
-        text = processor.tokenizer.apply_chat_template(marked, add_generation_prompt=prompt, tokenize=False)
-        given = {"images": [images]} if images else {}
-        return text, dict(processor(text=[text], **given, add_special_tokens=False, return_tensors="pt"))
+    marked = [
+        turn | {"content": [{k: v for k, v in part.items() if k != "image"} for part in turn["content"]]}
+        for turn in chat
+    ]
+    text = processor.tokenizer.apply_chat_template(marked, tokenize=False)
+    begin = text.rindex(chat[-1]["content"][0]["text"])
 
-    (asked, prompt), (text, whole) = read(chat[:-1], True), read(chat, False)
-    if not text.startswith(asked):
-        raise ValueError("the template writes the question otherwise once it is answered")
-    ids, first = whole["input_ids"][0], prompt["input_ids"].shape[1]
+    def read(text: str) -> dict[str, Any]:
+        given = {"images": [images]} if images else {}
+        return dict(processor(text=[text], **given, add_special_tokens=False, return_tensors="pt"))
+
+    whole, first = read(text), read(text[:begin])["input_ids"].shape[1]
+    ids = whole["input_ids"][0]
     end = len(ids)
     while processor.tokenizer.decode(ids[end - 1]).isspace():  # some templates put a line's end behind the turn's
         end -= 1
