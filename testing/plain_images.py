@@ -65,6 +65,8 @@ def sample_of(processor: Any, row: Row, folder: Path) -> Sample:
     ]
     text = processor.tokenizer.apply_chat_template(marked, tokenize=False)
     begin = text.rindex(chat[-1]["content"][0]["text"])
+    if type(processor).__name__ == "LlavaOnevisionProcessor":
+        begin -= 1  # the family's generation marks begin with the line on which the answer stands
 
     def read(text: str) -> dict[str, Any]:
         given = {"images": [images]} if images else {}

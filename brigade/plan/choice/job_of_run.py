@@ -200,7 +200,6 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
     hook = training.ddp_comm_hook if ranks > 1 else "none"
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
-        "they do not know images": recipe.data.images,
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
