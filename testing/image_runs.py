@@ -20,6 +20,7 @@ STEPS, BATCH, HELD_OUT, ROWS = 6, 8, 4, 25
 MODELS = dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
 ) | {"qwen3_5": 0.02, "gemma4": 0.02}
+SINGLE = ("llava_onevision",)  # which reads one image of a sample
 SIZES = ((32, 32), (48, 32), (24, 40), (64, 24), (20, 20))  # of images, in pixels
 WORDS = ("red", "green", "blue", "circle", "square", "left", "right", "above", "one", "two", "three", "nothing")
 
@@ -48,10 +49,15 @@ def write_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
         asked: Any = parts if paths else texts[0]
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         rows.append({"messages": messages})
-    split = {"train": rows[HELD_OUT:], "heldout": rows[:HELD_OUT]}
+    split = {"train": rows[HELD_OUT:], "heldout": [row for row in rows[:HELD_OUT] if _images_of(row) < 2]}
+    split["train-single"] = [row for row in split["train"] if _images_of(row) < 2]
     for name, each in split.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
     return split
+
+
+def _images_of(row: dict[str, Any]) -> int:
+    return sum(part["type"] == "image" for part in plain_images.parts_of(row["messages"][0]["content"]))
 
 
 class Case(NamedTuple):
@@ -69,6 +75,8 @@ class Case(NamedTuple):
         """Return this case for testing.runs. further: flags behind all others"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
         flags += as_flags(learning_rate=MODELS[self.model])
+        if self.model in SINGLE:
+            flags += as_flags(train_file=str(folder / "train-single.jsonl"))
         # A step has two micro-batches or more of each rank, and filler in the last ones.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *VARIANTS[self.variant], *further]
@@ -144,7 +152,7 @@ def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tu
     model, processor = folder / case.model, processor_of(folder / case.model)
     trains_tower = "false" in VARIANTS[case.variant] and "--freeze_vision_tower" in VARIANTS[case.variant]
     history, trained = plain_images.train(
-        rows["train"], folder, model, processor,
+        rows["train-single" if case.model in SINGLE else "train"], folder, model, processor,
         global_batch_size=ROWS - HELD_OUT if case.variant == PACKED else BATCH, max_steps=STEPS, seed=0,
         learning_rate=MODELS[case.model], freeze_vision_tower=not trains_tower,
     )  # fmt: skip

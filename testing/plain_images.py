@@ -64,9 +64,10 @@ def sample_of(processor: Any, row: Row, folder: Path) -> Sample:
         for turn in chat
     ]
     text = processor.tokenizer.apply_chat_template(marked, tokenize=False)
-    begin = text.rindex(chat[-1]["content"][0]["text"])
-    if type(processor).__name__ == "LlavaOnevisionProcessor":
-        begin -= 1  # the family's generation marks begin with the line on which the answer stands
+    asked = processor.tokenizer.apply_chat_template(marked[:-1], add_generation_prompt=True, tokenize=False)
+    # LLaVA-OneVision's template writes what comes before an answer otherwise than before one that is generated; its own
+    # generation marks begin with the answer's line.
+    begin = len(asked) if text.startswith(asked) else text.rindex(chat[-1]["content"][0]["text"]) - 1
 
     def read(text: str) -> dict[str, Any]:
         given = {"images": [images]} if images else {}

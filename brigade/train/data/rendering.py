@@ -138,6 +138,9 @@ class Chats:
         """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow
         where there are not as many tokens as images."""
         token = self.images.image_token
+        if (most := getattr(self.images, "most_images", None)) and len(images) > most:
+            problem = f"it has {len(images)} images, and this model reads several images of a sample otherwise than here"
+            raise BadRow(problem, "divide the row, or drop it")
         meant = [message for message in messages if message["role"] == "assistant" or not text.plain]
         if any(token in message["content"] for message in meant):
             raise BadRow(f"a text spells out {token}, which stands for an image", "remove it from the text")

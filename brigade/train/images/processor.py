@@ -43,14 +43,15 @@ class Model:
     masks: bool
     token_types: str | None
     positions: str | None
+    most_images: int | None = None
 
 
 @functools.cache
 def models() -> Mapping[str, Model]:
     """Return what models.yaml says: model type -> Model."""
     document = yaml.safe_load(MODELS.read_text())
-    names = [field.name for field in dataclasses.fields(Model)]
-    return {kind: Model(**{name: entry[name] for name in names}) for kind, entry in document.items()}
+    names = {field.name for field in dataclasses.fields(Model)}
+    return {kind: Model(**{name: entry[name] for name in names & entry.keys()}) for kind, entry in document.items()}
 
 
 class Processor:
@@ -64,6 +65,7 @@ class Processor:
         self.config, self.model = config, models()[config.model_type]
         self.image_token: str = processor.image_token
         self.image_token_id: int = config.image_token_id
+        self.most_images = self.model.most_images
         self.own = processor
         self._expansions: dict[tuple[int, int], str] = {}
         self._blank: TokenSequence | None = None
