@@ -93,7 +93,9 @@ NAMES = {OURS: "Brigade", PLAIN: "plain loop", TRL: "TRL"}
 def rows_of(kind: str, count: int, single: bool = False) -> list[Row]:
     """Return pairs, or judged answers of which two in three are good, of SOURCE's rows. single: a row has one sentence"""
     draw = random.Random(0)
-    sizes = [1 if single else round(min(MOST, max(1.0, SENTENCES * draw.lognormvariate(0, SPREAD)))) for _ in range(count)]
+    sizes = [
+        1 if single else round(min(MOST, max(1.0, SENTENCES * draw.lognormvariate(0, SPREAD)))) for _ in range(count)
+    ]
     chats = iter([json.loads(line)["messages"] for line in SOURCE.read_text().splitlines()[: sum(sizes)]])
     texts = []
     for size in sizes:

@@ -237,9 +237,7 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     return 0
 
 
-def held_out_loss(
-    model: Any, sequences: Any, pad_token_id: int, processor: Any = None, batch_size: int = 8
-) -> float:
+def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any = None, batch_size: int = 8) -> float:
     """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only. processor: of images"""
     import torch
 

@@ -97,8 +97,15 @@ VARIANTS: dict[str, list[str]] = {
     "eager": ["--attn_implementation", "eager"],
     "padded": ["--padding_free", "false"],
     "bf16": ["--bf16", "true"],
-    SMALL: "--optim adamw_torch --freeze_vision_tower false --global_batch_size 2 --per_device_train_batch_size 1 --max_steps 12"
-    " --learning_rate 0.003 --weight_decay 0.1".split(),
+    SMALL: as_flags(
+        optim="adamw_torch",
+        freeze_vision_tower=False,
+        global_batch_size=2,
+        per_device_train_batch_size=1,
+        max_steps=12,
+        learning_rate=0.003,
+        weight_decay=0.1,
+    ),
     ADAPTERS: ["--use_peft", "true", "--learning_rate", "0.5"],
     EVERYWHERE: ["--use_peft", "true", "--learning_rate", "0.5", "--lora_parts", "language,vision_tower"],
 }

@@ -1,6 +1,6 @@
 """The tokenizer of this folder's model: byte-level BPE, learned from the questions and answers about pictures.
 
-    python recipes/tiny-vision/tokenizer.py     # writes tokenizer.json, tokenizer_config.json and chat_template.jinja beside this file
+    python recipes/tiny-vision/tokenizer.py     # writes tokenizer.json, tokenizer_config.json and chat_template.jinja beside it
 
 Its special tokens and its template are Qwen's in small: <|image_pad|> is an image's place, and the text between the two marks of
 a generation is what the model learns.
@@ -11,7 +11,15 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 SIZE, SAMPLES = 352, 2000  # tokens, without the special ones; pictures whose texts are read
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ "<|im_start|>" + message.role + "\\n" }}

@@ -143,7 +143,7 @@ def test_help_of_a_verb_says_types_defaults_and_what_it_hands_on(capsys):
 NUMBERS = {
     "plan": {"lora_r": "0", "max_length": "0", "global_batch_size": "0", "micro_batch": "-1", "margin": "1", "host_memory": "-5",
              "nvme": "0", "price": "-1", "tokens": "1e14", "deadline": "0",
-             "sync_every": "0"},
+             "sync_every": "0", "images_per_sample": "-1"},
     "eval": {"answers": "-1", "learned": "-0.2", "exact": "2", "limit": "0", "batch_size": "0"}, "export": {"step": "0"},
     "chat": {"step": "0", "max_new_tokens": "0", "temperature": "-0.1"},
     "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",

@@ -23,7 +23,8 @@ from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, re
 from testing.ranks import REPOSITORY as ROOT
 from testing.shipped import NAMES
 
-OURS = [name for name in NAMES if not name.endswith((".md", "config.json", ".py", ".jsonl", ".txt"))]
+OTHERS = (".md", "config.json", ".py", ".jsonl", ".txt", ".parquet", "tokenizer.json", ".jinja")
+OURS = [name for name in NAMES if not name.endswith(OTHERS)]
 
 
 # ---- every rule --------------------------------------------------------------------------------------------------

@@ -328,7 +328,10 @@ def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tm
     check_beside(settings, load_config(settings))
 
 
-@pytest.mark.parametrize("path", shipped("recipes/*/config.json"), ids=lambda path: path.parent.name)
+DECODERS = [path for path in shipped("recipes/*/config.json") if path.parent.name != "tiny-vision"]  # that reads images
+
+
+@pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.parent.name)
 def test_config_classes_keep_what_the_shipped_configs_say(load, path):
     from transformers import AutoConfig
 

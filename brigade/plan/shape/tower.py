@@ -127,7 +127,8 @@ def build(config: Mapping[str, Any]) -> Any:
     try:
         plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
         with no_init_weights():
-            model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind].from_dict(plain))
+            known = CONFIG_MAPPING[kind].from_dict(plain)
+            model = AutoModelForImageTextToText.from_config(known, trust_remote_code=False)
         model.tie_weights()  # which is not done with weights that are not initialised
     except Exception as error:
         problem = f"Transformers {__version__} cannot build it: {first_line(error)}"

@@ -171,7 +171,8 @@ class ImageReader:
         except (OSError, ValueError, RuntimeError) as error:  # a name of 300 letters, one with a zero byte, ~nobody
             raise BadRow(f"the image {shown(given)} cannot be read: {first_line(error)}", "fix the path") from None
         source = self._looked_at(content, f"the image {given!r}")
-        self._known[str(path)] = source._replace(path=str(path), content=None, changed=status.st_mtime_ns)
+        about = source.width, source.height, source.size, source.digest
+        self._known[str(path)] = ImageSource(str(path), None, *about, status.st_mtime_ns)
         return self._known[str(path)]
 
     def _embedded(self, content: bytes, called: str) -> ImageSource:

@@ -139,7 +139,9 @@ class Chats:
         where there are not as many tokens as images."""
         token = self.images.image_token
         if (most := getattr(self.images, "most_images", None)) and len(images) > most:
-            problem = f"it has {len(images)} images, and this model reads several images of a sample otherwise than here"
+            problem = (
+                f"it has {len(images)} images, and this model reads several images of a sample otherwise than here"
+            )
             raise BadRow(problem, "divide the row, or drop it")
         meant = [message for message in messages if message["role"] == "assistant" or not text.plain]
         if any(token in message["content"] for message in meant):

@@ -179,7 +179,8 @@ def read_processor(
     kind = image_processors.processor_class(models()[config.model_type].processor)
     try:
         arguments, _ = kind.get_processor_dict(source, revision=revision or "main")
-        image_processor = AutoImageProcessor.from_pretrained(source, revision=revision, config=config, backend="pil")
+        how = {"config": config, "backend": "pil", "trust_remote_code": False}
+        image_processor = AutoImageProcessor.from_pretrained(source, revision=revision, **how)
     except Exception as error:
         problem = f"no processor of images at {source!r}: {first_line(error)}"
         cure = "name a directory or a repository with a preprocessor_config.json: model.processor_name_or_path"

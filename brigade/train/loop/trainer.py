@@ -156,7 +156,8 @@ class Trainer(EvaluatingTrainer):
         packing = settings.recipe.data.packing
         objective = objective_of(settings.recipe.training)
         squares = squares and not objective.scores  # which are asked for by their places in a single row
-        shape = padding_free, packing, cumulative, multiple, squares, marks, objective.rows, objective.scores
+        shape: tuple[Any, ...] = padding_free, packing, cumulative, multiple, squares, marks
+        shape += objective.rows, objective.scores
         if self.images:
             # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too,
             # for AdamW moves a weight whose gradient is 0, and none without a gradient.

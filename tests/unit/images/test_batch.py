@@ -156,7 +156,7 @@ def test_an_image_in_another_sample_is_told_by_its_logits(kind, vision):
 
 @pytest.mark.parametrize("kind, how", WAYS)
 def test_gradients_are_the_sum_of_each_samples_own(kind, how, vision):
-    """Of the tower's parameters, too; the blank has no label, and gives nothing."""
+    """Also those of the tower's parameters; the blank has no label, and gives nothing."""
     model, batch = vision(kind), flat(vision(kind), how)
     expected = dict[str, torch.Tensor]()
     for number in range(4):

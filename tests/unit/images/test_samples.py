@@ -36,15 +36,17 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
     pictures = {name: Image.effect_noise(size, 90).convert("RGB") for name, size in SIZES.items()}
     for name, picture in pictures.items():
         picture.save(tmp_path / name)
-    content = "".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS)
+    most = written(kind).processor.most_images or 3
+    chats = [chat for chat in CHATS if sum("image" in part for turn in chat for part in turn["content"]) <= most]
+    content = "".join(json.dumps({"messages": chat}) + "\n" for chat in chats)
     (tmp_path / "rows.jsonl").write_text(content)
     (tmp_path / "held.jsonl").write_text(json.dumps({"messages": CHATS[1]}))
     data = {"dataset_name": None, "train_file": str(tmp_path / "rows.jsonl"), "chat_template": None, "images": True}
     own = written(kind)
     settings = load(data=data | {"validation_file": str(tmp_path / "held.jsonl")})
     samples = prepare(settings, copy.deepcopy(own.tokenizer), own.processor).train
-    assert len(samples) == len(CHATS)
-    for sample, chat in zip(samples, CHATS, strict=True):
+    assert len(samples) == len(chats)
+    for sample, chat in zip(samples, chats, strict=True):
         text = own.tokenizer.apply_chat_template(chat, tokenize=False)
         names = [part["image"] for turn in chat for part in turn["content"] if "image" in part]
         images = {"images": [pictures[name] for name in names]} if names else {}

@@ -1,0 +1,68 @@
+"""A run with images to its end: answers with their pictures, the page, eval, chat and what is handed on."""
+
+import json
+
+import pytest
+
+import train
+from brigade.__main__ import main
+from brigade.train.images.processor import read_processor
+from testing.command_line import as_flags
+from testing.ranks import REPOSITORY
+
+RECIPE = REPOSITORY / "recipes/tiny-vision/full.yaml"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images") / "run"
+    few = {"max_steps": 4, "warmup_steps": 0, "max_train_samples": 64, "global_batch_size": 16, "eval_steps": 4}
+    train.main(
+        as_flags(
+            recipe=RECIPE, output_dir=folder, per_device_train_batch_size=8, eval_answers=2, report_to="none", **few
+        )
+    )
+    return folder
+
+
+def test_answers_have_their_pictures_also_on_the_page(output):
+    answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 2
+    for answer in answers:
+        assert answer["question"].count("<|image_pad|>") == 1
+        assert [image[:22] for image in answer["images"]] == ["data:image/png;base64,"]
+    page = (output / "report.html").read_text()
+    assert page.count('<img src="data:image/png') == 2
+
+
+def test_a_fresh_process_has_the_runs_loss(output, capsys):
+    assert main(["eval", str(output), "--answers", "1"]) == 0
+    assert "<|image_pad|>" in capsys.readouterr().out
+
+
+def test_chat_is_about_an_image(output, tmp_path, capsys):
+    from PIL import Image
+
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    asked = ["chat", str(output), "--max_new_tokens", "3", "--question", "How many shapes are there?"]
+    assert main([*asked, "--image", str(tmp_path / "red.png"), "--image", str(tmp_path / "red.png")]) == 0
+    assert capsys.readouterr().out.strip()
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    assert main([*asked, "--image", str(tmp_path / "broken.png")]) == 2
+    assert "broken.png' is broken" in capsys.readouterr().err
+
+
+def test_what_is_handed_on_has_the_processor(output, tmp_path):
+    from transformers import AutoConfig, AutoTokenizer
+
+    assert main(["export", str(output), str(tmp_path / "model")]) == 0
+    for folder in (output, tmp_path / "model"):
+        config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        processor = read_processor("a test", str(folder), None, config, tokenizer)
+        assert processor.expansion(32, 32).count("<|image_pad|>") == 16
+
+
+def test_a_rehearsal_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(as_flags(recipe=RECIPE, output_dir=tmp_path, rehearse=True))
+    assert "have no images" in capsys.readouterr().err
