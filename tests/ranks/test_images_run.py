@@ -19,7 +19,12 @@ def output(tmp_path_factory):
     few = {"max_steps": 4, "warmup_steps": 0, "max_train_samples": 64, "global_batch_size": 16, "eval_steps": 4}
     train.main(
         as_flags(
-            recipe=RECIPE, output_dir=folder, per_device_train_batch_size=8, eval_answers=2, report_to="none", **few
+            recipe=str(RECIPE),
+            output_dir=str(folder),
+            per_device_train_batch_size=8,
+            eval_answers=2,
+            report_to="none",
+            **few,
         )
     )
     return folder
@@ -64,5 +69,5 @@ def test_what_is_handed_on_has_the_processor(output, tmp_path):
 
 def test_a_rehearsal_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        train.main(as_flags(recipe=RECIPE, output_dir=tmp_path, rehearse=True))
+        train.main([*as_flags(recipe=str(RECIPE), output_dir=str(tmp_path)), "--rehearse"])
     assert "have no images" in capsys.readouterr().err
