@@ -29,7 +29,7 @@ from testing.image_runs import (
 UNDER = {"single": 1, "ddp": 3, "zero1": 2, "zero2": 3, "zero2_offload": 2, "zero3": 3, "fsdp2": 3, "hsdp": 4}
 SEVERAL = {"ddp": 3, "zero2": 3, "zero3": 3, "fsdp2": 3}
 VARIANTS = {"": "the tower frozen", PACKED: "packing", "sdpa": "sdpa", "padded": "padding_free: false"}
-ADAPTED = {ADAPTERS: "LoRA", EVERYWHERE: "LoRA, on the tower, too", SMALL: "AdamW, steps without an image"}
+ADAPTED = {ADAPTERS: "LoRA", EVERYWHERE: "LoRA, on the tower, too", SMALL: "AdamW, steps without an image, on 2"}
 COMPARED = "qwen3_vl"  # the model of variants
 
 
@@ -45,7 +45,11 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
     strategies = [Case(model, *each, TOWER) for model in MODELS for each in UNDER.items()]
     variants = [Case(COMPARED, *each, variant) for each in [("single", 1), *SEVERAL.items()] for variant in VARIANTS]
-    adapted = [Case(COMPARED, *each, variant) for each in SEVERAL.items() for variant in ADAPTED]
+    adapted = [
+        Case(COMPARED, strategy, 2 if variant == SMALL else ranks, variant)
+        for strategy, ranks in SEVERAL.items()
+        for variant in ADAPTED
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         logs = run_cases(folder, [*strategies, *variants, *adapted, *map(alone, adapted)])

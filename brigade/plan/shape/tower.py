@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ...errors.tables import table
+from ...train.images import MODELS
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
 from .layer_sizes import keeps_fp32
@@ -71,8 +72,13 @@ class Tower:
 
 @functools.cache
 def towers() -> dict[str, dict[str, Any]]:
-    """Return the rows of towers.yaml by model_type."""
-    return table(Path(__file__).with_name("towers.yaml"))
+    """Return the rows of towers.yaml by model_type, with tower, projector and masks of models.yaml."""
+    known = table(MODELS)
+    return {
+        kind: row
+        | {"tower": known[kind]["tower"][0], "projector": known[kind]["projector"], "masks": known[kind]["masks"]}
+        for kind, row in table(Path(__file__).with_name("towers.yaml")).items()
+    }
 
 
 def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -2,3 +2,7 @@
 
 models.yaml says which models are trained on images, and where their parts stand. Rows with images are read in data/.
 """
+
+from pathlib import Path
+
+MODELS = Path(__file__).with_name("models.yaml")

@@ -21,6 +21,7 @@ from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
 from ..model.location import location
 from ..recipe.flags import Settings
+from . import MODELS
 from .batch import add_images
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-MODELS = Path(__file__).with_name("models.yaml")
 # What a processor gives besides an image's tensors: they are about its text, which is ours.
 OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 # Sizes among which is an image of few tokens: some models divide an image by its sides' ratio, and enlarge small ones.
