@@ -72,15 +72,17 @@ def random_picture(draw_from: random.Random) -> Picture:
 
 
 def rows(count: int, draw_from: random.Random, seen: set[Picture]) -> list[dict[str, Any]]:
-    """Return `count` rows, each a picture that is not in `seen`, which they join, and one question about it."""
+    """Return `count` rows, each a picture that is not in `seen`, which they join, and a chat of all questions about it."""
     made = []
     while len(made) < count:
         picture = random_picture(draw_from)
         if picture in seen:
             continue
         seen.add(picture)
-        asked, answer = draw_from.choice(questions(picture))
-        messages = [{"role": "user", "content": f"<image>{asked}"}, {"role": "assistant", "content": answer}]
+        messages: list[dict[str, str]] = []
+        for asked, answer in draw_from.sample(every := questions(picture), len(every)):
+            mark = "" if messages else "<image>"
+            messages += [{"role": "user", "content": mark + asked}, {"role": "assistant", "content": answer}]
         made.append({"messages": messages, "images": [{"bytes": draw(picture), "path": None}]})
     return made
 
