@@ -11,14 +11,16 @@ from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate
 from brigade.train.images import processor as processors
 from brigade.train.upstream import image_masks
-from testing.vision_configs import MODELS
+from testing.marks import cases
+from testing.vision_configs import KINDS, MODELS, QUICK
 
 # Images, by their sizes, of each sample; they stand within its text.
 SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]
 NOT_FOR_LOGITS = {ABOUT, "labels", "logits_to_keep", "shift_labels"}
-WAYS = [
+EVERY = [
     (kind, how) for kind in MODELS for how in ("sdpa", "varlen") if how == "sdpa" or not processors.models()[kind].masks
 ]
+WAYS = cases(*(way for way in EVERY if way[0] in QUICK), slow=[way for way in EVERY if way[0] not in QUICK])
 
 
 @functools.cache
@@ -119,7 +121,7 @@ def test_samples_end_to_end_have_the_logits_that_they_have_alone(kind, how, visi
     assert are_equal(got[:4], parts(model, range(4)))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_padded_samples_have_the_logits_that_they_have_alone(kind, vision):
     model, numbers = vision(kind), [2, 0, 1]
     with torch.no_grad():
@@ -142,7 +144,7 @@ def test_masks_of_transformers_own_are_wrong_behind_the_first_sample(kind, visio
     assert furthest(got[1:4], parts(model, range(1, 4))) > 1e-3
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_image_in_another_sample_is_told_by_its_logits(kind, vision):
     """Two images of one size, each in the other's sample: nothing but the comparison above can find that."""
     model, numbers = vision(kind), [1, 3]

@@ -16,9 +16,7 @@ from brigade.train.model.sizes import empty_model
 from brigade.train.model.summed_loss import why_not_divided
 from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
 from brigade.train.upstream import attention_of
-from testing.vision_models import MODELS
-
-KINDS = sorted(MODELS)
+from testing.vision_configs import KINDS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from PIL import Image
 
 from brigade.train.data.prepare import prepare
 from brigade.train.data.store import IGNORED
-from testing.vision_configs import MODELS
+from testing.vision_configs import KINDS, MODELS
 
 SIZES = {"a.png": (32, 16), "b.png": (16, 48), "c.png": (40, 40)}
 
@@ -30,7 +30,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     pictures = {name: Image.effect_noise(size, 90).convert("RGB") for name, size in SIZES.items()}
