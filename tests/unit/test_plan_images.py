@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from brigade.errors import UserError
-from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images, trained_parts
+from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
 from brigade.plan.choice.job_of_run import NotCovered, check_texts, job_of_record, job_of_run, record
 from brigade.plan.costs.estimate import estimate
@@ -28,7 +28,7 @@ from brigade.plan.costs.memory import layer_bytes, tower_bytes, tower_layer_byte
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_config
-from brigade.plan.shape.image_tokens import bounded, image_of
+from brigade.plan.shape.image_tokens import image_of
 from brigade.plan.shape.tower import build, described_with_tower, row_of, towers
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
@@ -183,10 +183,11 @@ def test_tokens_in_lines(size):
 
 
 def test_an_image_is_scaled_before():
-    assert bounded(2000, 1000, 500_000) == (1000, 500) and bounded(200, 100, None, 80_000) == (400, 200)
-    assert bounded(30, 20, None) == (30, 20)
-    small = described_with_images(config("qwen3_vl"), "x", "", Asked(1, (2000, 1000)), (), (500_000, None))[1]
-    assert small.each.tokens < shown("qwen3_vl", size=(2000, 1000))[1].each.tokens
+    def each(size, pixels=(None, None)):
+        return described_with_images(config("qwen3_vl"), "x", "", Asked(1, size), (), pixels)[1].each
+
+    assert each((2000, 1000), (500_000, None)) == each((1000, 500)) != each((2000, 1000))
+    assert each((200, 100), (None, 80_000)) == each((400, 200)) and each((30, 20)) == each((30, 20), (600, 600))
     with pytest.raises(UserError, match="more than 200 times as long as wide"):
         shown("qwen3_vl", size=(4030, 20))
 
@@ -359,7 +360,7 @@ def test_adapters_lie_where_lora_parts_says():
 
 def test_what_is_trained_is_the_recipe_s():
     def parts(**values):
-        return trained_parts(SimpleNamespace(**{"use_peft": False, **values}))
+        return of_recipe(data={"images": True}, model=values).images.trained
 
     assert parts() == (PROJECTOR,) and parts(freeze_projector=True) == ()
     assert parts(freeze_vision_tower=False) == (VISION_TOWER, PROJECTOR)

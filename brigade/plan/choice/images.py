@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
+from ...train.data.images import ImageRules
+from ...train.recipe.parts import trained_parts
 from ...train.recipe.schema import Recipe
 from ..costs.job import PROJECTOR, VISION_TOWER, Images
-from ..shape.image_tokens import bounded, image_of
+from ..shape.image_tokens import image_of
 from ..shape.model_shape import ModelShape
 from ..shape.tower import described_with_tower, row_of
 
@@ -53,37 +55,23 @@ def described_with_images(
     """
     shape, tower, whole = described_with_tower(config, place, name)
     width, height = asked.size or USUAL
-    each = image_of(row_of(config, place), whole, *bounded(width, height, *pixels))
+    each = image_of(row_of(config, place), whole, *ImageRules(*pixels).scaled(width, height))
     per_sample = 1.0 if asked.per_sample is None else asked.per_sample
     return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)
 
 
 def reads_images(recipe: Recipe) -> bool:
     """Return whether rows of a recipe may have images."""
-    return bool(getattr(recipe.data, "images", False))
+    return recipe.data.images
 
 
 def of_recipe(
     recipe: Recipe, config: Mapping[str, Any], place: str, name: str, asked: Asked
 ) -> tuple[ModelShape, Images]:
     """Return what described_with_images() does, of a recipe with data.images."""
-    data, model = recipe.data, recipe.model
-    pixels = (getattr(data, "max_pixels", None), getattr(data, "min_pixels", None))
-    return described_with_images(config, place, name, asked, trained_parts(model), pixels)
-
-
-def trained_parts(model: Any) -> tuple[str, ...]:
-    """Return which of PARTS a recipe trains: with all weights what is not frozen, with adapters what lora_parts names.
-
-    model: its `model` section, of which the keys' defaults are train.py's
-    """
-    if model.use_peft:
-        return tuple(part for part in PARTS if part in getattr(model, "lora_parts", ["language"]))
-    frozen = {
-        VISION_TOWER: getattr(model, "freeze_vision_tower", True),
-        PROJECTOR: getattr(model, "freeze_projector", False),
-    }
-    return tuple(part for part in PARTS if not frozen[part])
+    trained = trained_parts(recipe)
+    beside = tuple(part for part in PARTS if part in trained)
+    return described_with_images(config, place, name, asked, beside, (recipe.data.max_pixels, recipe.data.min_pixels))
 
 
 def adapter_widths(images: Images, targets: Any) -> int:

@@ -38,14 +38,6 @@ def image_of(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
     return RULES[rule["rule"]](rule, config, width, height)
 
 
-def bounded(width: int, height: int, most: int | None, least: int | None = None) -> tuple[int, int]:
-    """Return the size of an image that has at most, or at least, so many pixels, its sides' ratio kept (data.max_pixels)."""
-    area = width * height
-    wanted = max(min(area, most or area), least or 0)
-    scale = math.sqrt(wanted / area)
-    return max(1, round(width * scale)), max(1, round(height * scale))
-
-
 def _side(value: Any) -> int:
     """Return the side of a square that a config gives as one number, or as two."""
     return int(value[0] if isinstance(value, (list, tuple)) else value)
