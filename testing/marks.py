@@ -11,11 +11,11 @@ def cases(*quick: Any, slow: Iterable[Any] = (), matrix: Iterable[Any] = ()) -> 
 
     matrix: all other cases; those that stand in another tier too, as in a whole table, are left out
     """
-    quick, slow = list(quick), list(slow)
-    tiers = [
-        (quick, ()),
+    slow = list(slow)
+    tiers: list[tuple[list[Any], pytest.MarkDecorator | tuple[()]]] = [
+        (list(quick), ()),
         (slow, pytest.mark.slow),
-        ([case for case in matrix if case not in quick + slow], pytest.mark.matrix),
+        ([case for case in matrix if case not in [*quick, *slow]], pytest.mark.matrix),
     ]
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark, id=_id(case))
