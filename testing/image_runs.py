@@ -87,7 +87,11 @@ class Case(NamedTuple):
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES}
 PACKED, TOWER, ADAPTERS = "packed", "tower trained", "LoRA"
 EVERYWHERE = "LoRA on tower, too"
+RSLORA, DORA, QLORA, QDORA = "rsLoRA", "DoRA", "QLoRA", "QDoRA"
+TILED, CHECKPOINTING = "tiles", "checkpointing"
 SMALL = "AdamW, steps without an image"
+_ADAPTED = {"use_peft": True, "learning_rate": 0.5}
+_LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32", "--max_length", "512"],
@@ -106,8 +110,14 @@ VARIANTS: dict[str, list[str]] = {
         learning_rate=0.003,
         weight_decay=0.1,
     ),
-    ADAPTERS: ["--use_peft", "true", "--learning_rate", "0.5"],
-    EVERYWHERE: ["--use_peft", "true", "--learning_rate", "0.5", "--lora_parts", "language,vision_tower"],
+    TILED: ["--tiled_loss", "5", "--tiled_mlp", "7"],
+    CHECKPOINTING: ["--activation_checkpointing", "true"],
+    ADAPTERS: _LORA,
+    EVERYWHERE: [*_LORA, "--lora_parts", "language,vision_tower"],
+    RSLORA: [*_LORA, "--use_rslora", "true"],
+    DORA: [*_LORA, "--use_dora", "true"],
+    QLORA: [*_LORA, "--load_in_4bit", "true"],
+    QDORA: [*_LORA, "--load_in_4bit", "true", "--use_dora", "true"],
 }
 
 
@@ -154,14 +164,33 @@ def processor_of(folder: Path) -> Any:
     return read_processor("a test", str(folder), None, config, tokenizer).own
 
 
+# What the plain loop does otherwise in a variant; in all others it does as in "".
+OF_LOOP: dict[str, dict[str, Any]] = {
+    "": {},
+    PACKED: {"global_batch_size": ROWS - HELD_OUT},
+    TOWER: {"freeze_vision_tower": False},
+    ADAPTERS: _ADAPTED,
+    RSLORA: _ADAPTED | {"use_rslora": True},
+    DORA: _ADAPTED | {"use_dora": True},
+    QLORA: _ADAPTED | {"load_in_4bit": True},
+    QDORA: _ADAPTED | {"load_in_4bit": True, "use_dora": True},
+}
+
+
+def loop_of(case: Case) -> str:
+    """Return the variant by which the plain loop computes what a case does."""
+    if case.variant in OF_LOOP:
+        return case.variant
+    return TOWER if "--freeze_vision_tower" in VARIANTS[case.variant] else ""
+
+
 def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tuple[list[dict[str, float]], float]:
-    """Return what the plain loop says of the steps of a case without adapters, and of the held-out rows at the end."""
+    """Return what the plain loop says of the steps of a case, and of the held-out rows at the end."""
     model, processor = folder / case.model, processor_of(folder / case.model)
-    trains_tower = "false" in VARIANTS[case.variant] and "--freeze_vision_tower" in VARIANTS[case.variant]
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": MODELS[case.model]}
     history, trained = plain_images.train(
         rows["train-single" if case.model in SINGLE else "train"], folder, model, processor,
-        global_batch_size=ROWS - HELD_OUT if case.variant == PACKED else BATCH, max_steps=STEPS, seed=0,
-        learning_rate=MODELS[case.model], freeze_vision_tower=not trains_tower,
+        **shared | OF_LOOP[loop_of(case)],
     )  # fmt: skip
     return history, plain_images.held_out(rows["heldout"], folder, trained, processor)
 

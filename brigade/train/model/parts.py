@@ -59,6 +59,11 @@ def _paths(config: Any) -> dict[str, str]:
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
 
 
+def beside_language(config: Any) -> list[str]:
+    """Return the names of the modules that are, or lie in, the tower and the projector."""
+    return sorted(_paths(config))
+
+
 def _part_of(name: str, paths: Mapping[str, str]) -> str:
     plain = _WRAPPERS.sub("", name)
     return next((part for path, part in paths.items() if plain == path or plain.startswith(f"{path}.")), LANGUAGE)

@@ -176,6 +176,18 @@ def test_merged_adapters_compute_the_same(kind, settings_of, written, picture, t
     assert (adapted - plain).abs().max() > 1e-2 and (merged - adapted).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "internvl"])
+def test_only_the_language_model_is_in_four_bits(kind, settings_of):
+    settings = settings_of(kind, "--use_peft", "--load_in_4bit", "--lora_parts", "language,vision_tower")
+    adapters.check_targets(settings, load_config(settings))
+    model, whole = loaded(settings), loaded(settings_of(kind))
+    in_4bit = {name for name, parameter in model.named_parameters() if hasattr(parameter, "quant_state")}
+    linear = {f"{name}.weight" for name in adapters.linear_layers(whole)} - {"lm_head.weight"}
+    assert in_4bit == linear and linear < {*parts.parts_of(model)[LANGUAGE]}
+    for name in (name for part in (VISION_TOWER, PROJECTOR) for name in parts.parts_of(whole)[part]):
+        assert torch.equal(model.get_parameter(name), whole.get_parameter(name)), name
+
+
 # ---- learning rates --------------------------------------------------------------------------------------------------
 def test_each_part_has_its_learning_rate(settings_of):
     rates = ["--vision_tower_learning_rate", "2e-6", "--projector_learning_rate", "1e-3", "--learning_rate", "1e-5"]
@@ -260,11 +272,8 @@ TOGETHER = {
     # key: flags that cannot run with images
     "objective": ["--objective", "dpo"],
     "sync_every": ["--sync_every", "4"],
-    "load_in_4bit": ["--use_peft", "--load_in_4bit"],
     "torch_compile": ["--torch_compile"],
     "use_liger_kernel": ["--use_liger_kernel"],
-    "tiled_loss": ["--tiled_loss", "auto"],
-    "tiled_mlp": ["--tiled_mlp", "auto"],
     "router_aux_loss_coef": ["--router_aux_loss_coef", "0.1"],
     "router_bias_update_rate": ["--router_bias_update_rate", "0.1"],
     "eval_tasks": ["--eval_tasks", "hellaswag"],
