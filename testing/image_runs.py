@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import parity, plain_images
+from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
 from .preferences import run_group
 
@@ -20,7 +20,10 @@ STEPS, BATCH, HELD_OUT, ROWS = 6, 8, 4, 25
 MODELS = dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
 ) | {"qwen3_5": 0.02, "gemma4": 0.02}
-SINGLE = ("llava_onevision",)  # which reads one image of a sample
+# With a vocabulary that ranks of a tensor group can divide; the same model of that type otherwise.
+EVEN = "-even"
+RATES = MODELS | {f"{model}{EVEN}": rate for model, rate in MODELS.items()}
+SINGLE = ("llava_onevision", f"llava_onevision{EVEN}")  # which reads one image of a sample
 SIZES = ((32, 32), (48, 32), (24, 40), (64, 24), (20, 20))  # of images, in pixels
 WORDS = ("red", "green", "blue", "circle", "square", "left", "right", "above", "one", "two", "three", "nothing")
 
@@ -74,7 +77,7 @@ class Case(NamedTuple):
     def run(self, folder: Path, *further: str) -> dict[str, Any]:
         """Return this case for testing.runs. further: flags behind all others"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
-        flags += as_flags(learning_rate=MODELS[self.model])
+        flags += as_flags(learning_rate=RATES[self.model])
         if self.model in SINGLE:
             flags += as_flags(train_file=str(folder / "train-single.jsonl"))
         # A step has two micro-batches or more of each rank, and filler in the last ones.
@@ -84,7 +87,15 @@ class Case(NamedTuple):
         return {"name": str(self), "flags": flags}
 
 
-STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES}
+# Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
+IN_TENSOR_GROUPS = (
+    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", "smolvlm", "internvl", f"llava_onevision{EVEN}", "mistral3",
+)  # fmt: skip
+TENSOR_GROUPS = {"ddp_tp2": 2, "zero1_tp2": 2, "zero2_tp2": 4, "zero3_tp2": 2, "fsdp2_tp2": 4}
+STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES, **axes.STRATEGIES}
+STRATEGIES |= {
+    f"{kind}_sp2": axes_sequence.strategy(kind, 2, 4) for kind in ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+}
 PACKED, TOWER, ADAPTERS = "packed", "tower trained", "LoRA"
 EVERYWHERE = "LoRA on tower, too"
 RSLORA, DORA, QLORA, QDORA = "rsLoRA", "DoRA", "QLoRA", "QDoRA"
@@ -127,7 +138,7 @@ def write_inputs(folder: Path, models: set[str]) -> dict[str, list[dict[str, Any
 
     rows = write_rows(folder)
     for model in models:
-        write_vision_model(folder / model, model)
+        write_vision_model(folder / model, model.removesuffix(EVEN), 4 if model.endswith(EVEN) else 1)
     recipe = {
         "model": {"model_name_or_path": "given by a flag"},
         "data": {
@@ -170,6 +181,7 @@ OF_LOOP: dict[str, dict[str, Any]] = {
     PACKED: {"global_batch_size": ROWS - HELD_OUT},
     TOWER: {"freeze_vision_tower": False},
     ADAPTERS: _ADAPTED,
+    EVERYWHERE: _ADAPTED | {"adapts_tower": True},
     RSLORA: _ADAPTED | {"use_rslora": True},
     DORA: _ADAPTED | {"use_dora": True},
     QLORA: _ADAPTED | {"load_in_4bit": True},
@@ -187,7 +199,7 @@ def loop_of(case: Case) -> str:
 def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tuple[list[dict[str, float]], float]:
     """Return what the plain loop says of the steps of a case, and of the held-out rows at the end."""
     model, processor = folder / case.model, processor_of(folder / case.model)
-    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": MODELS[case.model]}
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": RATES[case.model]}
     history, trained = plain_images.train(
         rows["train-single" if case.model in SINGLE else "train"], folder, model, processor,
         **shared | OF_LOOP[loop_of(case)],
@@ -209,7 +221,9 @@ def worst(log: list[dict[str, Any]], history: list[dict[str, float]]) -> dict[st
 
 def is_equal(case: Case, differences: dict[str, float]) -> bool:
     """Whether losses differ by TOLERANCE at most, and norms by what their model allows."""
-    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(case.model, TOLERANCE)
+    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(
+        case.model.removesuffix(EVEN), TOLERANCE
+    )
 
 
 def held_out(log: list[dict[str, Any]]) -> float:

@@ -45,6 +45,7 @@ class Keys(NamedTuple):
     learning_rate: float = 0.1
     freeze_vision_tower: bool = True
     use_peft: bool = False
+    adapts_tower: bool = False
     load_in_4bit: bool = False
     use_rslora: bool = False
     use_dora: bool = False
@@ -110,20 +111,18 @@ def load(folder: str | Path, freeze_vision_tower: bool = True) -> Any:
 
 
 def with_adapters(model: Any, keys: Keys) -> Any:
-    """Return the model with PEFT's adapters on all linear layers of its language model. With load_in_4bit the values of these
-    layers are those that NF4 has of them, computed once, in fp32."""
+    """Return the model with PEFT's adapters on all linear layers of its language model, or of its tower, too. With load_in_4bit
+    the values of the former are those that NF4 has of them, computed once, in fp32."""
     from peft import LoraConfig, get_peft_model
 
-    language = model.get_decoder()
-    names = [name for name, module in model.named_modules() if module is language]
-    linear = {name: module for name, module in language.named_modules() if isinstance(module, torch.nn.Linear)}
-    if keys.load_in_4bit:
-        for module in linear.values():
-            module.weight.data = _in_4bit(module.weight.data)
-    lora = LoraConfig(
-        task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules=[f"{names[0]}.{name}" for name in linear],
-        use_rslora=keys.use_rslora, use_dora=keys.use_dora,
-    )  # fmt: skip
+    inside = {module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}
+    for module in inside if keys.load_in_4bit else ():
+        module.weight.data = _in_4bit(module.weight.data)
+    tower = TOWERS[model.config.model_type] if keys.adapts_tower else ()
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    names = [name for name, module in linear if module in inside or name.startswith(tower)]
+    more = {"use_rslora": keys.use_rslora, "use_dora": keys.use_dora}
+    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules=names, **more)  # type: ignore[arg-type]
     torch.manual_seed(keys.seed)
     return get_peft_model(model, lora).eval()
 

@@ -137,7 +137,9 @@ def check(settings: Settings, config: Any) -> None:
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
     for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
-        if getattr(training, key) and (why := _differs(config, key, section.trust_remote_code, settings.recipe.data.images)):
+        if getattr(training, key) and (
+            why := _differs(config, key, section.trust_remote_code, settings.recipe.data.images)
+        ):
             raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")
 
 

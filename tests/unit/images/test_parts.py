@@ -289,7 +289,6 @@ def test_what_nobody_has_compared_with_images(key, pick, mistake):
 def test_divided_models_with_images(pick, mistake):
     for path in (
         "ds_configs/zero3_sp2.json",
-        "ds_configs/zero1_tp2.json",
         "ds_configs/zero1_pp2.json",
     ):
         said = mistake(pick, "--images", "--ds_config", path)
