@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,12 @@ from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
 from brigade.train.model.summed_loss import why_not_divided
+from brigade.train.parallel import checks
 from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
+from brigade.train.strategy import Strategy
+from brigade.train.strategy.axes import Axes
 from brigade.train.upstream import attention_of
+from testing.strategies import world
 from testing.vision_configs import KINDS
 
 
@@ -287,15 +292,25 @@ def test_what_nobody_has_compared_with_images(key, pick, mistake):
 
 
 def test_divided_models_with_images(pick, mistake):
-    for path in (
-        "ds_configs/zero3_sp2.json",
-        "ds_configs/zero1_pp2.json",
-    ):
-        said = mistake(pick, "--images", "--ds_config", path)
-        assert "flag --ds_config" in said and "use ZeRO, FSDP2 or DDP" in said
+    said = mistake(pick, "--images", "--ds_config", "ds_configs/zero1_pp2.json")
+    assert "flag --ds_config" in said and "use ZeRO, FSDP2 or DDP" in said
     said = mistake(pick, "--images", "--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", size=4)
     assert "divided experts" in said
-    assert pick("--images", "--ds_config", "ds_configs/zero3.json").kind == "zero3"
+    for path in ("zero3", "zero3_sp2", "zero1_tp2"):
+        assert pick("--images", "--ds_config", f"ds_configs/{path}.json").is_deepspeed
+
+
+@pytest.mark.parametrize("kind, axis, why", [
+    ("gemma4", "tensor", "reads a row of the embedding"), ("qwen3_vl", "tensor", "no tensor-parallel plan"),
+    ("gemma3", "sequence", "would need a mask"), ("qwen3_5", "sequence", "look at other tokens than by attention"),
+])  # fmt: skip
+def test_models_that_ranks_cannot_divide(kind, axis, why, settings_of, mistake):
+    settings = settings_of(kind)
+    config = load_config(settings)
+    strategy = Strategy("ddp", "ddp", "here", axes=Axes(**{axis: 2}))
+    kernels = SimpleNamespace(attention="sdpa" if kind == "gemma3" else attention.VARLEN, why="")
+    run = SimpleNamespace(settings=settings, strategy=strategy, world=world(), kernels=kernels)
+    assert why in mistake(checks.check, run, config)
 
 
 def test_a_model_without_a_tower(load, mistake, tmp_path):
