@@ -23,7 +23,6 @@ from testing.image_runs import (
     IN_TENSOR_GROUPS,
     MODELS,
     PACKED,
-    QDORA,
     QLORA,
     RSLORA,
     SMALL,
@@ -48,9 +47,8 @@ METHODS = {
     RSLORA: "rsLoRA",
     DORA: "DoRA",
     QLORA: "QLoRA",
-    QDORA: "QDoRA",
 }
-TENSOR = {"ddp_tp2": 2, "zero1_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
+TENSOR = {"ddp_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
 SEQUENCE = {"ddp_sp2": 2, "zero3_sp2": 2, "fsdp2_sp2": 4}
 IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "mistral3")
 COMPARED = "qwen3_vl"  # the model of variants and methods
