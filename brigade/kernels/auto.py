@@ -15,7 +15,7 @@ from ..train.distributed.devices import index as gpu_index
 from ..train.model import attention
 from ..train.offers import Proofs
 from ..train.recipe.flags import Settings
-from ..train.recipe.schema import TrainingSection
+from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import Strategy
 from . import judging, models, paths, proofs, prove
 from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET

@@ -16,7 +16,7 @@ from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find
 from ..train.recipe.method import METHODS
 from ..train.recipe.objectives import OBJECTIVES
-from ..train.recipe.schema import TrainingSection
+from ..train.recipe.training_section import TrainingSection
 from .choice import averaging_advice, goals
 from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named

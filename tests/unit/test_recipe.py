@@ -20,7 +20,8 @@ from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.data_section import WeightedSource
 from brigade.train.recipe.identity import BEFORE, computed, identity
-from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe
+from brigade.train.recipe.training_section import TrainingSection
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)

@@ -9,7 +9,8 @@ from ...errors import UserError
 from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
 from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, PAIRS, objective_of, precomputes, reference_of
-from ...train.recipe.schema import Recipe, TrainingSection
+from ...train.recipe.schema import Recipe
+from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate

@@ -26,7 +26,7 @@ from ..model.experts import router_loss_coef
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
 from ..recipe.parts import has_own_rates, learning_rates
-from ..recipe.schema import OWN_OPTIMIZERS
+from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once

@@ -11,9 +11,9 @@ from ...errors.console import millions
 from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
+from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
-from ..recipe.schema import ModelSection
 from ..upstream.experts import beside_mamba, taken_for_experts
 from . import parts
 from .location import location

@@ -19,7 +19,8 @@ from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
-from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe, TrainingSection
+from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe
+from .training_section import TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
 
