@@ -17,7 +17,7 @@ from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, WithFiller, on_device
+from ..data.collate import ABOUT, REAL, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss
@@ -257,7 +257,7 @@ class Trainer(EvaluatingTrainer):
         for feature in self.features:
             feature.before_step()
         began = time.perf_counter()
-        micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
+        micro_batches = [drawn(next(epoch_iterator)) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
         moved = [on_device(batch, device) for batch in micro_batches]
