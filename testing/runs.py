@@ -153,9 +153,9 @@ def run_cases(
 def model_flags(case: dict[str, Any], folder: Path) -> list[str]:
     """Write the model that a case of run_cases() names below `folder`, and return the flags by which it is trained."""
     if model := case.get("images"):
-        from . import image_runs
+        from . import image_rows
 
-        return image_runs.flags_of(folder / "images", model)
+        return image_rows.flags_of(folder / "images", model)
     if model := case.get("model"):
         return ["--model_name_or_path", str(write_model(folder / model, model)), "--from_scratch", "false"]
     return []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from testing import image_runs, marks
+from testing import image_rows, image_runs, marks
 from testing.image_runs import Case
 from testing.ranks import run_ranks
 
@@ -23,7 +23,7 @@ SAID = {None: "it was there when data was prepared, and cannot be read now: No s
 def test_all_ranks_end_with_one_message(name, tmp_path, monkeypatch):
     strategy, ranks, readers, content = CASES[name]
     rows = image_runs.write_inputs(tmp_path, {"smolvlm"})["train"]
-    number = next(n for n, row in enumerate(rows) if image_runs.images_of(row))
+    number = next(n for n, row in enumerate(rows) if image_rows.images_of(row))
     lost = tmp_path / next(part["image"] for part in rows[number]["messages"][0]["content"] if part["type"] == "image")
     monkeypatch.setenv("BRIGADE_TEST_LOST", str(lost) if content is None else f"{lost}={content}")
     case = Case("smolvlm", strategy, ranks).run(tmp_path, "--dataloader_num_workers", str(readers))
