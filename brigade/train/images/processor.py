@@ -43,6 +43,7 @@ class Model:
     token_types: str | None
     positions: str | None
     most_images: int | None = None
+    grids: tuple[str, ...] = ()
 
 
 @functools.cache

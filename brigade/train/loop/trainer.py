@@ -20,7 +20,7 @@ from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss
+from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss, tower_inputs
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
@@ -46,6 +46,9 @@ from .throughput import Meter, device_name, model_shape
 
 if TYPE_CHECKING:
     from ..data.prepare import Prepared
+
+
+NOT_FOR_MODELS = (ABOUT, REAL, ANSWERS, tower_inputs.TOWER)  # keys of a micro-batch
 
 
 class Trainer(EvaluatingTrainer):
@@ -152,6 +155,7 @@ class Trainer(EvaluatingTrainer):
         shape: tuple[Any, ...] = padding_free, packing, cumulative, multiple, squares, marks
         shape += objective.rows, objective.scores
         if self.images:
+            tower_inputs.take_over(self.model)
             # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too,
             # for AdamW moves a weight whose gradient is 0, and none without a gradient.
             shape = (*shape, self.images, True)
@@ -298,9 +302,9 @@ class Trainer(EvaluatingTrainer):
 
     def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
-        about = inputs.get(ABOUT)
-        inputs = {key: value for key, value in inputs.items() if key not in (ABOUT, REAL, ANSWERS)} | dict(self.options)
-        known = END_TO_END.set(about and about.end_to_end)
+        about, made = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER)
+        inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
+        known, told = END_TO_END.set(about and about.end_to_end), tower_inputs.MADE.set(made)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
                 inputs["attention_mask"] = packed_samples.masks(
@@ -308,7 +312,8 @@ class Trainer(EvaluatingTrainer):
                 )
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
-            END_TO_END.reset(known)  # it speaks of this pass only: another model's would be told wrong
+            END_TO_END.reset(known)  # they speak of this pass only: another model's would be told wrong
+            tower_inputs.MADE.reset(told)
 
     def token_losses(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the loss of each target of a micro-batch, where an objective compares answers: (targets,) in fp32."""
