@@ -199,7 +199,11 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     config, place, name = named_config(options.model)
     method, keys, images = options.method, METHODS[options.method].keys, None
     if asked := _asked_of_images(options):
-        refused = {"trace": "of images nothing is traced", "write": "a recipe of images is not written yet"}
+        refused = {
+            "trace": "of images nothing is traced",
+            "write": "a recipe of images is not written yet",
+            "liger": "train.py runs none of Liger's kernels with images",
+        }
         if flag := next((flag for flag in refused if getattr(options, flag)), ""):
             _refuse(flag, refused[flag], "leave it out, or plan without images")
         shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
