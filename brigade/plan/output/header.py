@@ -45,13 +45,21 @@ def header(plan: RecipePlan) -> str:
     result, model = plan.estimate, plan.model
     base = " of the base model" if model.base else ""
     place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
+    images = result.job.images
+    learns = LEARNS_FROM[result.job.comparison.rows] + (" with images" if images else "")
     lines = [
-        f"{model.name}, {result.job.title}{base} on {LEARNS_FROM[result.job.comparison.rows]}, {place}.",
+        f"{model.name}, {result.job.title}{base} on {learns}, {place}.",
         f"Start:    {commands(plan)[0]}",
         f"Expected: {result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step, "
         f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {_duration(plan)}.",
         f"          The planner's estimates, not measured. All of them: python -m brigade plan {shlex.quote(plan.path)}",
     ]
+    if images:
+        size = f"{images.width:,} x {images.height:,} pixels ({images.each.tokens:,} tokens)"
+        lines.append(
+            f"Images:   {images.per_sample:g} of {size} in {result.job.sequence:,} tokens, measured on no GPU. "
+            "Others: --images-per-sample, --image-size"
+        )
     lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
     return "".join(f"# {one_line(line)}\n" for line in lines)
 

@@ -151,5 +151,6 @@ def describe_recipe(plan: RecipePlan) -> None:
         wasted = f"{filler / size:.1%} of the work is wasted"
         say("", f"{filler} of them filler, for the recipe's {size - filler} do not divide: {wasted}")
     rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"
-    for number, command in enumerate([*header.commands(plan), rehearsal]):
+    rehearses = [] if job.images else [rehearsal]  # which refuses images
+    for number, command in enumerate([*header.commands(plan), *rehearses]):
         say("" if number else "start", command)
