@@ -4,8 +4,6 @@ s3:// and gs:// are PyArrow's, which is pinned for data sets; hf:// is huggingfa
 package that it names. Credentials come from where each of them looks for them (docs/hub.md), and stand in no message.
 """
 
-import fnmatch
-import hashlib
 import io
 import os
 import re
@@ -13,47 +11,19 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import UserError, first_line
+from ..errors import UserError, Whose, first_line
 from ..errors.tables import table
-from . import cache, hub
+from . import hub
 from .files import MOST
+from .urls import checked
 
-LOCAL = "BRIGADE_LOCAL_OUTPUT"  # the folder below which runs lie locally whose output is in object storage
 CONNECT, SILENCE = 10.0, 60.0  # seconds without a connection, and without a byte
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "r2": "s3fs", "oci": "ocifs", "oss": "ossfs"}
 _BLOCK = 16 * 2**20
-
-
-def is_remote(name: str | None) -> bool:
-    """Whether a name is an object's URL, and no path."""
-    return bool(name and _URL.match(name))
-
-
-def local_of(url: str) -> Path:
-    """Return where a run lies on its hosts while its output goes to this URL: outputs/s3/BUCKET/PATH, or below another folder
-    than `outputs` that $BRIGADE_LOCAL_OUTPUT names."""
-    scheme, _, path = url.partition("://")
-    parts = [part for part in PurePosixPath(path.lstrip("/")).parts if part not in (".", "..")]
-    return Path(os.environ.get(LOCAL) or "outputs").expanduser().joinpath(scheme, *parts)
-
-
-def checked(url: str, place: str) -> str:
-    """Return a URL without a slash at its end. Raise UserError at `place` where it names no folder, or holds a password."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc and parts.scheme != "hf":
-        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
-        cure = "leave them out of the URL, which logs show, and export them (docs/hub.md)"
-        raise UserError(place, f"{shown!r} holds credentials", cure)
-    if parts.query or parts.fragment or ".." in parts.path.split("/"):
-        raise UserError(place, f"{url!r} has a part that no object's name has", "write SCHEME://BUCKET/PATH")
-    if not (parts.netloc + parts.path).strip("/"):
-        raise UserError(place, f"{url!r} names no bucket", "write SCHEME://BUCKET/PATH")
-    return url.rstrip("/")
 
 
 class Storage:
@@ -78,15 +48,11 @@ class Storage:
         """Remove objects; one that is not there is removed."""
         raise NotImplementedError
 
-    def put(self, files: Iterable[tuple[Path, str]]) -> None:
-        """Upload local files under these names, in this order. An object is there as a whole, or not at all."""
-        for source, name in files:
-            with source.open("rb") as file:
+    def put(self, contents: Iterable[tuple[Path | bytes, str]]) -> None:
+        """Upload local files, or bytes, under these names, in this order."""
+        for source, name in contents:
+            with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
                 self._copy_in(file, name)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Make an object of these bytes."""
-        self._copy_in(io.BytesIO(content), name)
 
     def read(self, name: str) -> bytes:
         """Return the bytes of an object. Raise OSError where it has more than a record may have."""
@@ -109,7 +75,7 @@ class Storage:
     def probe(self) -> None:
         """Write a small object and remove it."""
         name = f".probe-{secrets.token_hex(8)}"
-        self.write(name, b"whether this run may write here")
+        self.put([(b"whether this run may write here", name)])
         self.remove([name])
 
     def _path(self, name: str) -> str:
@@ -209,11 +175,8 @@ class _Fsspec(Storage):
 class _Hub(_Fsspec):
     """Hugging Face's Hub: repositories, where what is uploaded or removed together is one commit, and buckets."""
 
-    def put(self, files: Iterable[tuple[Path, str]]) -> None:
-        self._commit([(str(source), name) for source, name in files], [])
-
-    def write(self, name: str, content: bytes) -> None:
-        self._commit([(content, name)], [])
+    def put(self, contents: Iterable[tuple[Path | bytes, str]]) -> None:
+        self._commit([(source if isinstance(source, bytes) else str(source), name) for source, name in contents], [])
 
     def remove(self, names: Iterable[str]) -> None:
         there = self.sizes() if (names := list(names)) else {}
@@ -286,32 +249,31 @@ def open_storage(url: str, place: str) -> Storage:
 
 
 def explained(error: BaseException, url: str, place: str = "") -> UserError:
-    """Return an error of a storage library in a user's terms (storage.yaml): what is wrong with which URL, and what helps."""
+    """Return an error of a storage library in a user's terms (storage.yaml, and hub.yaml for hf://): what is wrong at which URL,
+    and what helps. place: the flag or key that named the URL"""
     if isinstance(error, UserError):
         return error
+    problem, cure, whose = _of_hub(error, url) if url.startswith("hf://") else _of_table(error, url)
+    return UserError(place or url, f"{url}: {problem}" if place else problem, cure, whose)
+
+
+def _of_hub(error: BaseException, url: str) -> tuple[str, str, Whose]:
+    kind, path = ("dataset" if url.startswith("hf://datasets/") else "model"), url.removeprefix("hf://")
+    problem, cure = hub.refusal(error, "/".join(path.removeprefix("datasets/").split("/")[:2]), kind)
+    usual = "make the repository or the bucket first (`hf repos create`), with a token that may write (HF_TOKEN)"
+    return problem, cure or usual, "user"
+
+
+def _of_table(error: BaseException, url: str) -> tuple[str, str, Whose]:
     scheme, text = urlsplit(url).scheme, f"{type(error).__name__}: {error}"
-    if scheme == "hf":
-        kind = "dataset" if url.startswith("hf://datasets/") else "model"
-        problem, cure = hub.refusal(
-            error, "/".join(url.removeprefix("hf://").removeprefix("datasets/").split("/")[:2]), kind
-        )
-        cure = (
-            cure
-            or "make the repository or the bucket first (`hf repos create`), with a token that may write (HF_TOKEN)"
-        )
-        return UserError(place or url, f"{url}: {problem}", cure)
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    at = f" at {named}" if named and scheme == "s3" else ""
+    words = {"url": url, "bucket": urlsplit(url).netloc, "why": first_line(error), "at": at}
     for case in table(Path(__file__).with_name("storage.yaml")):
-        if re.search(case["says"], text) and scheme in case.get("schemes", [scheme]):
-            if case.get("without_credentials") and _has_credentials():
-                continue
-            words = {"url": url, "bucket": urlsplit(url).netloc, "why": first_line(error), "at": _endpoint()}
-            whose = case.get("whose", "user")
-            return UserError(
-                place or url, f"{url}: {case['problem'].format(**words)}", case["cure"].format(**words), whose
-            )
-    return UserError(
-        place or url, f"{url}: {first_line(error)}", "look at the storage and its credentials (docs/hub.md)"
-    )
+        fits = re.search(case["says"], text) and scheme in case.get("schemes", [scheme])
+        if fits and not (case.get("without_credentials") and _has_credentials()):
+            return case["problem"].format(**words), case["cure"].format(**words), case.get("whose", "user")
+    return first_line(error), "look at the storage and its credentials (docs/hub.md)", "user"
 
 
 @contextmanager
@@ -331,44 +293,3 @@ def _has_credentials() -> bool:
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     )
     return any(map(os.environ.get, names)) or Path("~/.aws/credentials").expanduser().exists()
-
-
-def _endpoint() -> str:
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return f" at {named}" if named else ""
-
-
-# ---- data ----------------------------------------------------------------------------------------------------------
-def downloaded(pattern: str, place: str) -> list[Path]:
-    """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
-    downloaded once to a cache. Raise UserError at `place` where there is none, or none can be had."""
-    fixed, wild = pattern, ""
-    if any(sign in pattern for sign in "*?["):
-        first = min(pattern.index(sign) for sign in "*?[" if sign in pattern)
-        fixed = pattern[:first].rpartition("/")[0]
-        wild = pattern[len(fixed) + 1 :]
-    else:
-        fixed, _, wild = pattern.rpartition("/")
-    storage = open_storage(fixed, place)
-    with in_words(fixed, place):
-        names = sorted(name for name in storage.sizes() if _matches(name, wild))
-        copies = [_copy(storage, name) for name in names]
-    if not copies:
-        raise UserError(place, f"there is no object {pattern!r}", "check the bucket and the path")
-    return copies
-
-
-def _matches(name: str, wild: str) -> bool:
-    """Whether an object's name fits a pattern, in which `*` stands for no slash, and `**` for any folders."""
-    if "**" in wild:
-        return fnmatch.fnmatchcase(name, wild) or fnmatch.fnmatchcase(name, wild.replace("**/", ""))
-    return name.count("/") == wild.count("/") and fnmatch.fnmatchcase(name, wild)
-
-
-def _copy(storage: Storage, name: str) -> Path:
-    version = f"{storage.url}/{name} {storage.version(name)}"
-    folder = cache.cache_directory("objects") / hashlib.sha256(version.encode()).hexdigest()[:32]
-    file = PurePosixPath(name).name
-    return (
-        cache.once(folder, lambda there: (there / file).is_file(), lambda aside: storage.get(name, aside / file)) / file
-    )

@@ -29,6 +29,7 @@ from ..recipe.flags import Settings
 from ..run import directory as runs
 from ..run.leftovers import SAVING
 from ..storage import in_words
+from ..upstream.unpickling import is_inside
 from . import manifest
 from .uploads import MARKERS, Uploads, is_record
 
@@ -148,7 +149,10 @@ def _whole(remote: storage.Storage, there: Mapping[str, int]) -> dict[int, dict[
             continue
         with suppress(ValueError):  # no manifest of ours
             record = manifest.parsed(remote.read(name).decode())
-            if all(there.get(f"{folder}/{file}") == size for file, size in manifest.sizes(record).items()):
+            sizes, folders = manifest.sizes(record), record.get("folders", ())
+            if all(map(is_inside, (*sizes, *folders))) and all(
+                there.get(f"{folder}/{file}") == sizes[file] for file in sizes
+            ):
                 found[int(step)] = record
     return found
 

@@ -32,6 +32,11 @@ def is_record(name: str) -> bool:
     )
 
 
+def _is_own(path: Path) -> bool:
+    """Whether it is a file and no link, which others may have made."""
+    return path.is_file() and not path.is_symlink()
+
+
 class Uploads:
     """Uploads the checkpoints of a run, one at a time, and at its end all that it leaves.
 
@@ -85,14 +90,12 @@ class Uploads:
             problem = f"what the run has left is not all there: {known.problem}"
             cure = f"{known.cure}; everything lies in {self.directory}: the same command uploads the rest"
             raise UserError(self.storage.url, problem, cure, known.whose, code=1) from None
-        print(f"Uploaded to {self.storage.url}, {time.perf_counter() - began:.1f} s after the last step.", flush=True)
+        print(f"Uploaded to {self.storage.url}: {time.perf_counter() - began:.1f} s at the end.", flush=True)
 
     def put_records(self) -> None:
         """Upload what tells of the run, without weights and markers."""
         names = [name for name in self._own_files() if is_record(name) and name not in MARKERS]
-        for name in names:
-            if (path := self.directory / name).is_file():
-                self._again(self.storage.write, name, path.read_bytes())  # it may grow meanwhile
+        self._put([((self.directory / name).read_bytes(), name) for name in names])  # of now: some grow meanwhile
 
     # ---- in the background -------------------------------------------------------------------------------------------
     def _work(self) -> None:
@@ -106,6 +109,10 @@ class Uploads:
                 checkpoint = self._current
             try:
                 self._upload(checkpoint, best)
+                if (
+                    best and best != checkpoint and best.is_dir()
+                ):  # a newer one may have taken its place before it was uploaded
+                    self._upload(best, best)
                 self.put_records()
                 self.late = None
             except Exception as error:
@@ -166,15 +173,15 @@ class Uploads:
             if path.name in _OWN or path.name.startswith(("checkpoint-", ".", "replica-")):
                 continue
             inner: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
-            names += [str(file.relative_to(self.directory)) for file in sorted(inner) if file.is_file()]
+            names += [str(file.relative_to(self.directory)) for file in sorted(inner) if _is_own(file)]
         return names
 
-    def _put(self, files: list[tuple[Path, str]]) -> None:
+    def _put(self, contents: list[tuple[Path | bytes, str]]) -> None:
         if self.storage.url.startswith("hf://"):  # one commit
-            self._again(self.storage.put, files)
+            self._again(self.storage.put, contents)
             return
-        for file in files:
-            self._again(self.storage.put, [file])
+        for each in contents:
+            self._again(self.storage.put, [each])
 
     def _again(self, request: Callable[..., Any], *about: Any) -> Any:
         """Return what a request to the storage returns, which is tried again where it fails; not where a file is gone here."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import cache, storage
+from .. import cache
 from ..recipe.files import find
+from ..urls import is_remote
+from .downloads import downloaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +67,7 @@ def is_whole(folder: Path) -> bool:
 def paths_of(name: str, place: str = "") -> list[Path]:
     """Return the files of a recipe's pattern or name, in the order of their names; of object storage the cache's copies.
     Raises UserError at `place` where there are none."""
-    if storage.is_remote(name):
-        return storage.downloaded(name, place)
+    if is_remote(name):
+        return downloaded(name, place)
     matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
     return [Path(path) for path in matches] or [find(name, place, "data file")]

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
-from ..storage import checked, is_remote, local_of
+from ..urls import checked, is_remote, local_of
 from . import images, objectives, parts, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
