@@ -1,4 +1,5 @@
 """URLs of object storage, as recipes and flags name them, and where a run lies locally whose output is at one."""
+
 import os
 import re
 from pathlib import Path, PurePosixPath
