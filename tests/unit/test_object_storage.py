@@ -29,13 +29,15 @@ def memory(monkeypatch, tmp_path):
     system.store.clear()
 
 
-def checkpoint(directory, step, content="weights"):
+def checkpoint(directory, step, content="weights", best=None):
     """A whole checkpoint of a few files, as Saving leaves it."""
     folder = directory / f"checkpoint-{step}"
     (folder / "global_step" / "empty").mkdir(parents=True)
     (folder / "model.safetensors").write_text(f"{content} of {step}")
     (folder / "global_step" / "states.pt").write_text("states")
-    (folder / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": None}))
+    (folder / "trainer_state.json").write_text(
+        json.dumps({"best_model_checkpoint": best and f"/elsewhere/checkpoint-{best}"})
+    )
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": manifest.checksum(path)}
         for path in folder.rglob("*")
@@ -65,7 +67,7 @@ def whole():
 def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path):
     up = Uploads(storage.open_storage(URL, ""), directory, 3)
     folder = checkpoint(directory, 4)
-    up.add(folder, None)
+    up.add(folder)
     up.wait()
     found = storage.open_storage(URL, "")
     record = remote._whole(found, there())[4]
@@ -78,7 +80,7 @@ def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path):
 
 def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys):
     up = Uploads(storage.open_storage(URL, ""), directory, 3)
-    up.add(checkpoint(directory, 4), None)
+    up.add(checkpoint(directory, 4))
     up.wait()
     memory.pipe(f"{URL}/checkpoint-4/global_step/states.pt", b"stales")
     found = storage.open_storage(URL, "")
@@ -100,9 +102,8 @@ def test_a_manifest_names_no_file_elsewhere(name, directory, memory):
 
 def test_older_ones_go_and_the_best_stays(directory):
     up = Uploads(storage.open_storage(URL, ""), directory, 2)
-    best = checkpoint(directory, 2)
     for step in (2, 4, 6, 8):
-        up.add(checkpoint(directory, step) if step > 2 else best, best)
+        up.add(checkpoint(directory, step, best=2))
         up.wait()
     assert whole() == [2, 8]
     assert {name.partition("/")[0] for name in there() if name.startswith("checkpoint")} == {
@@ -123,14 +124,22 @@ def test_a_newer_one_takes_the_place_of_one_that_waits(directory, monkeypatch):
 
     monkeypatch.setattr(up.storage, "put", slow)
     folders = [checkpoint(directory, step) for step in (2, 4, 6)]
-    up.add(folders[0], None)
+    up.add(folders[0])
     assert begun.wait(20)
-    up.add(folders[1], None)
-    up.add(folders[2], None)
+    up.add(folders[1])
+    up.add(folders[2])
     assert [up.holds(folder) for folder in folders] == [True, False, True]
     go.set()
     up.wait()
     assert whole() == [2, 6] and not up.holds(folders[2])
+
+
+def test_the_best_is_uploaded_though_a_newer_one_took_its_place(directory):
+    up = Uploads(storage.open_storage(URL, ""), directory, 2)
+    checkpoint(directory, 2)
+    up.add(checkpoint(directory, 4, best=2))
+    up.wait()
+    assert whole() == [2, 4]
 
 
 def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch):
@@ -143,12 +152,12 @@ def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, 
         put(contents)
 
     monkeypatch.setattr(up.storage, "put", cut)
-    up.add(checkpoint(directory, 2), None)
+    up.add(checkpoint(directory, 2))
     up.wait()
     assert whole() == [] and there() and up.late[0].name == "checkpoint-2"
     assert "checkpoint-2 could not be uploaded: " in capsys.readouterr().err
     failing = False
-    up.add(checkpoint(directory, 4), None)
+    up.add(checkpoint(directory, 4))
     up.wait()
     assert whole() == [4] and up.late is None
     assert not [name for name in there() if name.startswith("checkpoint-2/")]
@@ -156,13 +165,13 @@ def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, 
 
 def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch):
     up = Uploads(storage.open_storage(URL, ""), directory, 3)
-    up.add(folder := checkpoint(directory, 2), None)
+    up.add(folder := checkpoint(directory, 2))
     up.wait()
     shutil.rmtree(folder)
     seen = []
     put = up.storage.put
     monkeypatch.setattr(up.storage, "put", lambda contents: (seen.append(whole()), put(contents)))
-    up.add(checkpoint(directory, 2, content="others"), None)
+    up.add(checkpoint(directory, 2, content="others"))
     up.wait()
     assert seen[0] == [] and whole() == [2]
     assert storage.open_storage(URL, "").read("checkpoint-2/model.safetensors") == b"others of 2"

@@ -8,7 +8,6 @@ One rank uploads, in a thread: it has the directory in which checkpoints are who
 waits, so training never waits for the network.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from ..run.leftovers import SAVING
 from ..storage import in_words
 from ..upstream.unpickling import is_inside
 from . import manifest
-from .uploads import MARKERS, Uploads, is_record
+from .uploads import MARKERS, Uploads, best_of, is_record
 
 PLACE = "flag --output_dir"
 
@@ -91,7 +90,7 @@ def bring_checkpoint(run: runs.Run) -> None:
                 folder = _download(remote, f"checkpoint-{step}", whole[step], run.directory)
             if folder is None:
                 continue
-            best = _best_of(folder)
+            best = best_of(folder)
             if best in whole and not (run.directory / f"checkpoint-{best}").exists():
                 with in_words(settings.remote, PLACE):
                     _download(remote, f"checkpoint-{best}", whole[best], run.directory)
@@ -175,14 +174,6 @@ def _download(remote: storage.Storage, name: str, record: Mapping[str, Any], dir
     gib, seconds = sum(files.values()) / 2**30, time.perf_counter() - began
     print(f"Downloaded {gib:.2f} GiB in {seconds:.1f} s.", flush=True)
     return final
-
-
-def _best_of(folder: Path) -> int | None:
-    """Return the step of the best checkpoint so far, as the state in a checkpoint names it."""
-    with suppress(OSError, ValueError):
-        named = json.loads((folder / runs.STATE).read_text()).get("best_model_checkpoint")
-        return runs.step_of(Path(named)) if named else None
-    return None
 
 
 # ---- uploading a run -------------------------------------------------------------------------------------------------

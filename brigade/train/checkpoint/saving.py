@@ -222,7 +222,7 @@ class Saving:
             _sync(directory)
             shutil.rmtree(replaced, ignore_errors=True)
             if self.run.uploads:
-                self.run.uploads.add(final, job.best)
+                self.run.uploads.add(final)
             self._rotate(final, job.best)
         except BaseException as error:
             return self._failed(error, job)

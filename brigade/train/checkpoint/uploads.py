@@ -1,10 +1,12 @@
 """What brings a run to object storage behind its training: checkpoints one at a time, their manifests last, and at the end all
 that the run leaves (remote.py says what lies where)."""
 
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ def is_record(name: str) -> bool:
     )
 
 
+def best_of(checkpoint: Path) -> int | None:
+    """Return the step of the best checkpoint so far, as the state in a checkpoint names it; None where it names none."""
+    with suppress(OSError, ValueError, AttributeError):
+        named = json.loads((checkpoint / runs.STATE).read_text()).get("best_model_checkpoint")
+        return runs.step_of(Path(named)) if named else None
+    return None
+
+
 def _is_own(path: Path) -> bool:
     """Whether it is a file and no link, which others may have made."""
     return path.is_file() and not path.is_symlink()
@@ -47,15 +57,16 @@ class Uploads:
         """limit: save_total_limit"""
         self.storage, self.directory, self.limit = remote, directory, limit
         self.late: tuple[Path, UserError] | None = None
-        self._waiting: tuple[Path, Path | None] | None = None  # a checkpoint, and the best one at that time
+        self._waiting: Path | None = None
         self._current: Path | None = None
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of the files of which it has told
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, checkpoint: Path, best: Path | None) -> None:
+    def add(self, checkpoint: Path) -> None:
         """Upload a whole checkpoint in the background, after the one that is being uploaded, instead of one that waits."""
         with self._changed:
-            self._waiting = checkpoint, best
+            self._waiting = checkpoint
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, daemon=True)
@@ -63,14 +74,13 @@ class Uploads:
 
     def add_newest(self) -> None:
         """Upload the newest whole checkpoint of the directory, unless it is there."""
-        whole = (path for path in runs.checkpoints(self.directory) if manifest.flaw(path) is None)
-        if newest := next(whole, None):
-            self.add(newest, None)
+        if newest := self._newest():
+            self.add(newest)
 
     def holds(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is being uploaded, or waits for that: it may not be removed yet."""
         with self._changed:
-            return checkpoint in (self._current, self._waiting and self._waiting[0])
+            return checkpoint in (self._current, self._waiting)
 
     def wait(self, limit: float | None = None) -> None:
         """Wait until nothing is left to upload, at most `limit` seconds."""
@@ -82,8 +92,8 @@ class Uploads:
         began = time.perf_counter()
         self.wait()
         try:
-            if self.late and self.late[0].exists():
-                self._upload(self.late[0], None)
+            if self.late and (newest := self._newest()):
+                self._upload_with_best(newest)
             self._put_all()
         except Exception as error:
             known = storage.explained(error, self.storage.url)
@@ -93,9 +103,13 @@ class Uploads:
         print(f"Uploaded to {self.storage.url}: {time.perf_counter() - began:.1f} s at the end.", flush=True)
 
     def put_records(self) -> None:
-        """Upload what tells of the run, without weights and markers."""
+        """Upload what tells of the run, without weights and markers, as far as it has changed since."""
         names = [name for name in self._own_files() if is_record(name) and name not in MARKERS]
-        self._put([((self.directory / name).read_bytes(), name) for name in names])  # of now: some grow meanwhile
+        about = {name: (self.directory / name).stat() for name in names}
+        stamps = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in about.items()}
+        changed = [name for name in names if self._sent.get(name) != stamps[name]]
+        self._put([((self.directory / name).read_bytes(), name) for name in changed])  # of now: some grow meanwhile
+        self._sent |= stamps
 
     # ---- in the background -------------------------------------------------------------------------------------------
     def _work(self) -> None:
@@ -105,14 +119,10 @@ class Uploads:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting is not None)
                 assert self._waiting
-                (self._current, best), self._waiting = self._waiting, None
-                checkpoint = self._current
+                checkpoint = self._current = self._waiting
+                self._waiting = None
             try:
-                self._upload(checkpoint, best)
-                if (
-                    best and best != checkpoint and best.is_dir()
-                ):  # a newer one may have taken its place before it was uploaded
-                    self._upload(best, best)
+                self._upload_with_best(checkpoint)
                 self.put_records()
                 self.late = None
             except Exception as error:
@@ -123,8 +133,20 @@ class Uploads:
                 step = runs.step_of(checkpoint)
                 events.add(self.directory, "upload failed", step=step, text=known.problem)
 
-    def _upload(self, checkpoint: Path, best: Path | None) -> None:
-        """Upload a whole checkpoint, its manifest last, and remove those that are too many."""
+    def _newest(self) -> Path | None:
+        return next((path for path in runs.checkpoints(self.directory) if manifest.flaw(path) is None), None)
+
+    def _upload_with_best(self, checkpoint: Path) -> None:
+        """Upload a checkpoint, and the best one, whose place a newer one may have taken while it waited; remove too many."""
+        step = best_of(checkpoint)
+        self._upload(checkpoint)
+        best = checkpoint.with_name(f"checkpoint-{step}")
+        if best != checkpoint and manifest.finished(best):
+            self._upload(best)
+        self._rotate(runs.step_of(checkpoint), step)
+
+    def _upload(self, checkpoint: Path) -> None:
+        """Upload a whole checkpoint, its manifest last, unless it is there."""
         began, name = time.perf_counter(), checkpoint.name
         text = (checkpoint / manifest.RECORD).read_bytes()
         files = manifest.sizes(manifest.recorded(checkpoint))
@@ -137,11 +159,10 @@ class Uploads:
         self._again(self.storage.remove, [head] if head in there else [])
         self._put([(checkpoint / file, f"{name}/{file}") for file in files])
         self._put([(checkpoint / manifest.RECORD, head)])
-        self._rotate(checkpoint, best)
         seconds, size = round(time.perf_counter() - began, 3), sum(files.values())
         events.add(self.directory, "upload", step=runs.step_of(checkpoint), seconds=seconds, bytes=size)
 
-    def _rotate(self, newest: Path, best: Path | None) -> None:
+    def _rotate(self, newest: int, best: int | None) -> None:
         """Remove checkpoints beyond save_total_limit, as Saving does here, and what was cut while it was uploaded."""
         there = self._again(self.storage.sizes)
         steps: dict[int, list[str]] = {}
@@ -149,11 +170,11 @@ class Uploads:
             folder = name.partition("/")[0]
             if "/" in name and folder.startswith("checkpoint-") and folder.removeprefix("checkpoint-").isdecimal():
                 steps.setdefault(int(folder.removeprefix("checkpoint-")), []).append(name)
-        kept = {runs.step_of(newest)} | ({runs.step_of(best)} if best else set())
+        kept = {newest} | ({best} if best is not None else set())
         room = sys.maxsize if self.limit is None else self.limit - len(kept & steps.keys())
         for step in sorted(steps.keys() - kept, reverse=True):
             head = f"checkpoint-{step}/{manifest.RECORD}"
-            if head in there and (room > 0 or step > runs.step_of(newest)):
+            if head in there and (room > 0 or step > newest):
                 room -= 1
                 continue
             self._again(self.storage.remove, [head] if head in there else [])  # its name first, as it were

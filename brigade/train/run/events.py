@@ -4,6 +4,7 @@
 
 Rank 0, `launch` or who fails writes: started, step, checkpoint, upload, upload failed, evaluation, slow, grace, fault, failed,
 restart, stopped, end.
+A rank that was traced writes: profile.
 """
 
 import errno
