@@ -15,6 +15,8 @@ PAGES = sorted(REPOSITORY.glob("docs/**/*.md"))
 COLUMNS = {
     "LoRA": "lora",
     "LoRA on some layers": "parts",
+    "LoRA, tokens": "tokens",
+    "LoRA, tokens, two ends": "tokens+untied",
     "DoRA": "dora",
     "QLoRA": "qlora",
     "QDoRA": "qdora",

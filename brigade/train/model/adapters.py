@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, first_line
-from ...errors.console import millions
+from ...errors.console import counted, millions
 from .. import upstream
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
@@ -15,7 +15,7 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
 from ..upstream.experts import beside_mamba, taken_for_experts
-from . import parts
+from . import parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -46,20 +46,25 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)
+    tokens, rows = token_rows.count(section, model)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
-    what = trains(trained - whole, whole, section.lora_modules_to_save)
+    what = trains(trained - whole - rows, whole, section.lora_modules_to_save, tokens, rows)
     return {"method": f"{method_name(section)} r {section.lora_r} on {on} {what}: {share}"}
 
 
-def trains(adapters: int, whole: int, modules: list[str]) -> str:
+def trains(adapters: int, whole: int, modules: list[str], tokens: int = 0, rows: int = 0) -> str:
     """Return `trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
 
-    adapters: parameters in adapters; whole: parameters in `modules`, which are trained whole
+    adapters: parameters in adapters; whole: parameters in `modules`, which are trained whole; rows: those of so many `tokens`
     """
     text = f"trains {millions(adapters)} in adapters"
+    if tokens:
+        text += f" + {millions(rows)} in the embeddings of {counted(tokens, 'token')}"
+    if not modules and tokens:
+        return text
     if not modules:
         return f"{text} only"
     return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
@@ -71,18 +76,22 @@ def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model
     A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
     3's have not (unsloth #915, torchtune #2429). ids: the tokens of a sample
     """
-    if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
+    whole = section.lora_modules_to_save
+    if not section.use_peft or section.from_scratch or whole or tokenizer.chat_template:
         return {}
     usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
-    used = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    taught = {
+        tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else token
+        for token in section.trainable_token_indices
+    }
+    used = [special[number] for number in sorted(special.keys() & {int(number) for number in ids} - taught)]
     if not used:
         return {}
     ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
-    cure = "chat_template: tulu has ordinary words instead"
-    if len(ends) > 1:
-        more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
-        cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
+    more = sum(getattr(weight, "ds_shape", weight.shape)[-1] for weight in ends) * len(used)
+    cure = f"trainable_token_indices: [{', '.join(used)}] trains them, {millions(more)} parameters more; "
+    cure += "chat_template: tulu has ordinary words instead"
     return {"chat tokens": f"{', '.join(used)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
@@ -178,6 +187,7 @@ def check_targets(settings: Settings, config: Any) -> None:
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
+    token_rows.check(settings, model)
     asked = _check_parameters(settings, model)
     try:
         wrapped = wrap(model, settings, "")
@@ -246,6 +256,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
     elif untaught(model):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(_fits(name, target) for target in targets)]
+    rows = token_rows.of_ends(model, token_rows.token_ids(settings, model.config.get_text_config().vocab_size))
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
@@ -255,15 +266,18 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         target_modules=targets,
         target_parameters=target_parameters(section, model),
         modules_to_save=section.lora_modules_to_save or None,
+        trainable_token_indices=rows,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
     from ..upstream import fsdp2  # imports torch, and lint and plan read what stands above
+    from ..upstream import token_rows as rows_of_peft
 
     fsdp2.find_adapters_under_checkpointing()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), rows_of_peft.rows_of_shards():
         torch.manual_seed(settings.recipe.training.seed)
         wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    rows_of_peft.compute_by_rows(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
     # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
     dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from .section import Section
-from .value_types import ExpertParameters, LinearLayers, ModelParts, Positive, Words, Yarn
+from .value_types import ExpertParameters, LinearLayers, ModelParts, Positive, Tokens, Words, Yarn
 
 
 class ModelSection(Section):
@@ -51,8 +51,11 @@ class ModelSection(Section):
     """Parameters of no linear layer that get adapters too (PEFT's target_parameters): names (`experts.gate_up_proj`), or experts:
     the weights of every layer's experts, which a mixture of experts holds fused."""
     lora_modules_to_save: Words = []
-    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
-    are learned in no other way (docs/methods.md)."""
+    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. For the chat tokens of a base model
+    trainable_token_indices costs far less."""
+    trainable_token_indices: Tokens = []
+    """Tokens whose embeddings are trained besides the adapters, in both ends of the model: texts or ids
+    (`<|im_start|>,<|im_end|>`), or none. What a base model has not learned of a chat (docs/methods.md)."""
     use_rslora: bool = False
     """Rank-stabilised scaling (arXiv 2312.03732)."""
     use_dora: bool = False

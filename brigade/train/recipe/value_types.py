@@ -65,6 +65,14 @@ def _words_or_none(value: Any) -> Any:
     return [] if value in ("none", ["none"]) else _words(value)
 
 
+def _tokens(value: Any) -> Any:
+    """Texts and ids of tokens; digits are an id."""
+    words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
+    if not isinstance(words, list):
+        return words
+    return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
+
+
 def _words_or_all(value: Any) -> Any:
     return value if value == "all-linear" else _words(value)
 
@@ -92,6 +100,7 @@ Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
