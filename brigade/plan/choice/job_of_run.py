@@ -215,6 +215,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
             model.lora_target_modules
         ),
         "they count none on fused experts": model.lora_target_parameters,
+        "they count one rank for all (rank_pattern)": model.rank_pattern and not trained,
         f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
         and not trained,
     }

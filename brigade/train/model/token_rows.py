@@ -5,6 +5,7 @@ from typing import Any
 
 from ...errors import UserError
 from ..recipe.flags import Settings
+from ..recipe.layer_names import fits
 from ..recipe.model_section import ModelSection
 from .sizes import parameter_count
 from .tokenizer import load_tokenizer
@@ -81,8 +82,9 @@ def check(settings: Settings, model: Any) -> None:
     if outer is not None and (type(outer).forward is not torch.nn.Linear.forward or outer.bias is not None):
         problem = f"the output layer of {type(model).__name__} ({type(outer).__name__}) is none that only multiplies"
         raise UserError(place, problem, "use lora_modules_to_save")
-    if "lm_head" in section.lora_target_modules:
-        problem = "lora_target_modules puts an adapter on lm_head, whose rows would be trained"
+    targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
+    if outer is not None and any(fits(names[id(outer)], target) for target in targets):
+        problem = "lora_target_modules puts an adapter on the output layer, whose rows would be trained"
         raise UserError(place, problem, "keep one of the two keys")
 
 

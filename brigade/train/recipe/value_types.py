@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from .layer_names import check_patterns
+
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
@@ -74,7 +76,15 @@ def _tokens(value: Any) -> Any:
 
 
 def _words_or_all(value: Any) -> Any:
-    return value if value == "all-linear" else _words(value)
+    words = value if value == "all-linear" else _words(value)
+    if isinstance(words, list):
+        check_patterns(word for word in words if isinstance(word, str))
+    return words
+
+
+def _by_pattern(table: dict[str, Any]) -> dict[str, Any]:
+    check_patterns(table)
+    return table
 
 
 def _words_or_experts(value: Any) -> Any:
@@ -103,6 +113,8 @@ Words = Annotated[list[str], BeforeValidator(_words_or_none)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
+Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]
+Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_by_pattern)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
