@@ -18,7 +18,7 @@ def divide_groups(optimizer: Any, model: Any, ratio: float) -> None:
     optimizer: one that has made no step
     """
     faster = {id(parameter) for name, parameter in model.named_parameters() if learns_faster(name)}
-    slow, fast = [], []
+    slow, fast = list[dict[str, Any]](), list[dict[str, Any]]()
     for group in optimizer.param_groups:
         for is_fast, groups in ((False, slow), (True, fast)):
             if members := [parameter for parameter in group["params"] if (id(parameter) in faster) is is_fast]:

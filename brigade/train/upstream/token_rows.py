@@ -27,12 +27,13 @@ def rows_of_shards() -> Iterator[None]:
     (_collect_token_weights)."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-    theirs = TrainableTokensLayer._collect_token_weights
-    TrainableTokensLayer._collect_token_weights = _gathered_rows
+    layer: Any = TrainableTokensLayer
+    theirs = layer._collect_token_weights
+    layer._collect_token_weights = _gathered_rows
     try:
         yield
     finally:
-        TrainableTokensLayer._collect_token_weights = theirs
+        layer._collect_token_weights = theirs
 
 
 def _gathered_rows(_: Any, weight: torch.Tensor, rows: list[int], width: int) -> torch.Tensor:
