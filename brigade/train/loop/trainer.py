@@ -30,7 +30,7 @@ from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once
-from . import features, nonfinite, resharding, saved_model
+from . import features, lora_plus, nonfinite, resharding, saved_model
 from .checkpoints import Checkpoints
 from .elastic_steps import replica_of
 from .engine import Engine
@@ -172,6 +172,8 @@ class Trainer(EvaluatingTrainer):
         if has_own_rates(training) and not is_made:
             rates = learning_rates(training, self.run.batch.learning_rate)
             parts.divide_groups(optimizer, self.model if model is None else model, rates)
+        if (ratio := self.run.settings.recipe.model.loraplus_lr_ratio) and not is_made:
+            lora_plus.divide_groups(optimizer, self.model if model is None else model, ratio)
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:

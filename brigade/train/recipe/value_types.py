@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from .layer_names import check_patterns
+
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
@@ -83,8 +85,24 @@ def _words_or_none(value: Any) -> Any:
     return [] if value in ("none", ["none"]) else _words(value)
 
 
+def _tokens(value: Any) -> Any:
+    """Texts and ids of tokens; digits are an id."""
+    words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
+    if not isinstance(words, list):
+        return words
+    return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
+
+
 def _words_or_all(value: Any) -> Any:
-    return value if value == "all-linear" else _words(value)
+    words = value if value == "all-linear" else _words(value)
+    if isinstance(words, list):
+        check_patterns(word for word in words if isinstance(word, str))
+    return words
+
+
+def _by_pattern(table: dict[str, Any]) -> dict[str, Any]:
+    check_patterns(table)
+    return table
 
 
 def _words_or_experts(value: Any) -> Any:
@@ -111,8 +129,11 @@ Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Profile = Annotated[Table, AfterValidator(_profile)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
+Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]
+Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_by_pattern)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
