@@ -7,6 +7,7 @@ SKYPILOT := $(VENV)/skypilot
 LLAMA_CPP := $(VENV)/llama_cpp
 VLLM := $(VENV)/vllm
 LM_EVAL := $(VENV)/.lm-eval
+S3_SERVER := $(VENV)/s3_server
 # Modules are compiled afterwards, on all cores: pip does it on one. Who may not write into $(VENV) would compile at each start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO_OUTPUT := outputs/demo
@@ -16,7 +17,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval test test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
@@ -77,17 +78,24 @@ $(LM_EVAL): requirements-eval.txt $(VENV)/.complete
 	$(BIN)/python $(PIP_INSTALL) -r requirements-eval.txt
 	@touch $@
 
+# A local S3 server, for the tests of runs whose output is in object storage.
+s3_server: $(S3_SERVER)/.complete
+$(S3_SERVER)/.complete: tests/storage/requirements.txt
+	$(PYTHON) -m venv $(S3_SERVER)
+	$(S3_SERVER)/bin/python $(PIP_INSTALL) -r tests/storage/requirements.txt
+	@touch $@
+
 # In the order of their names: the tests of ranks, which take longest, come first.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 test: kernels
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
-test-all: kernels skypilot llama_cpp vllm lm_eval
+test-all: kernels skypilot llama_cpp vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
-test-matrix: kernels vllm lm_eval
+test-matrix: kernels vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 

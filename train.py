@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
+from brigade.train.checkpoint import remote
 from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import ranks, stop
 from brigade.train.recipe import flags
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         from brigade.train.loop.rehearse import rehearse
 
         return rehearse(settings, world, main)
+    remote.bring_records(settings, world)  # what object storage has of this run, if it lies there
     with ranks.agreed(world):
         strategy = choose(settings, world)
         data_parallel_size = strategy.axes.data(world.of_all_replicas)
@@ -53,6 +55,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     if ranks.gather(opened.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
             say_finished(settings, opened.directory)
+        remote.upload_rest(settings, world)
         return None
 
     # 2. This host, the model's config, and what the run computes with, the same on all ranks.
@@ -87,15 +90,18 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         weights = steps.find_weights(settings, config)
         model_files = steps.digest_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
+    remote.bring_checkpoint(run)
     checkpoint, skipped = steps.agree_on_checkpoint(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):
         steps.check_steps(run, len(data.train))
         lengthened = steps.how_lengthened(run, len(data.train), checkpoint)
     run = replace(run, skipped=skipped, lengthened=lengthened)
-    run = runs.claim(run, data.fingerprint, checkpoint, model_files)
+    run = remote.begin(runs.claim(run, data.fingerprint, checkpoint, model_files))
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         run = steps.divide_into_replicas(run)
-    return train_and_save(run, world, config, data, tokenizer, weights, checkpoint, callbacks)
+    trainer = train_and_save(run, world, config, data, tokenizer, weights, checkpoint, callbacks)
+    remote.finish(run)
+    return trainer
 
 
 def train_and_save(
@@ -137,7 +143,7 @@ def train_and_save(
             succeed(run, trainer.state, held_out_loss)
             return trainer
         except BaseException as error:  # torch's CheckpointException is no Exception
-            explain = partial(steps.explain_out_of_memory, run, config, checkpoint is not None)
+            explain = partial(steps.explain, run, config, data, checkpoint is not None)
             ranks.fail(error, world, run.directory, run.note_failure, explain)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.pages import EVIDENCE, markdown, where, write
+from testing.image_rows import write_rows
 from testing.image_runs import (
     ADAPTERS,
     CHECKPOINTING,
@@ -33,7 +34,6 @@ from testing.image_runs import (
     plain,
     run_cases,
     worst,
-    write_rows,
 )
 
 UNDER = {"single": 1, "ddp": 3, "zero1": 2, "zero2": 3, "zero2_offload": 2, "zero3": 3, "fsdp2": 3, "hsdp": 4}

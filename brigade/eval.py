@@ -243,6 +243,7 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
 
     from .train.data.collate import ABOUT, Collate, on_device
     from .train.data.store import IGNORED
+    from .train.model.tower_inputs import TOWER
 
     total, tokens = 0.0, 0
     collate = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False, processor=processor)
@@ -251,6 +252,7 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
             batch = on_device(collate((sequences[start : start + batch_size], None)), model.device)
             labels = batch.pop("labels")[:, 1:]
             del batch[ABOUT]
+            batch.pop(TOWER, None)
             logits = model(**batch).logits[:, :-1].float()
             total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
             tokens += int((labels != IGNORED).sum())

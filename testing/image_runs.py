@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
+from .image_rows import HELD_OUT, ROWS, SINGLE, write_rows
 from .preferences import run_group
 
 TOLERANCE = 1e-5  # relative
 # A gradient's norm is rounded more where weights are multiplied again and again: gates, recurrences.
 LOOSER = {"qwen3_5": 1e-4, "gemma4": 1e-4}
-STEPS, BATCH, HELD_OUT, ROWS = 6, 8, 4, 25
+STEPS, BATCH = 6, 8
 # Model type -> a learning rate at which the loss moves and rounding does not show.
 MODELS = dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
@@ -23,44 +24,6 @@ MODELS = dict.fromkeys(
 # With a vocabulary that ranks of a tensor group can divide; the same model of that type otherwise.
 EVEN = "-even"
 RATES = MODELS | {f"{model}{EVEN}": rate for model, rate in MODELS.items()}
-SINGLE = ("llava_onevision", f"llava_onevision{EVEN}")  # which reads one image of a sample
-SIZES = ((32, 32), (48, 32), (24, 40), (64, 24), (20, 20))  # of images, in pixels
-WORDS = ("red", "green", "blue", "circle", "square", "left", "right", "above", "one", "two", "three", "nothing")
-
-
-def write_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write images and rows, and return these: {"train", "heldout"}."""
-    import numpy as np
-    from PIL import Image
-
-    draw, rows = np.random.default_rng(3), []
-    for number in range(ROWS):
-        count = (1, 0, 2, 0, 1, 3, 0, 1)[number % 8]
-        paths = []
-        for place in range(count):
-            width, height = SIZES[int(draw.integers(len(SIZES)))]
-            paths.append(f"{number}-{place}.png")
-            pixels = draw.integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
-            Image.fromarray(pixels).resize((width, height), 0).save(folder / paths[-1])
-        texts = [" ".join(draw.choice(WORDS, int(draw.integers(1, 7)))) for _ in range(count + 1)]
-        parts = [{"type": "text", "text": f"{texts[0]} "}]
-        for path, text in zip(paths, texts[1:], strict=True):
-            parts += [{"type": "image", "image": path}, {"type": "text", "text": f" {text} "}]
-        if number % 3 == 0 and paths:  # a question that begins with its image
-            parts = parts[1:]
-        answer = " ".join(draw.choice(WORDS, int(draw.integers(1, 9))))
-        asked: Any = parts if paths else texts[0]
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        rows.append({"messages": messages})
-    split = {"train": rows[HELD_OUT:], "heldout": [row for row in rows[:HELD_OUT] if _images_of(row) < 2]}
-    split["train-single"] = [row for row in split["train"] if _images_of(row) < 2]
-    for name, each in split.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
-    return split
-
-
-def _images_of(row: dict[str, Any]) -> int:
-    return sum(part["type"] == "image" for part in plain_images.parts_of(row["messages"][0]["content"]))
 
 
 class Case(NamedTuple):
@@ -74,17 +37,17 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         return f"{self.model}, {self.strategy} on {self.ranks}" + (f", {self.variant}" if self.variant else "")
 
-    def run(self, folder: Path, *further: str) -> dict[str, Any]:
-        """Return this case for testing.runs. further: flags behind all others"""
+    def run(self, folder: Path, *further: str, **more: Any) -> dict[str, Any]:
+        """Return this case for testing.runs. further: flags behind all others; more: as there"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
         flags += as_flags(learning_rate=RATES[self.model])
-        if self.model in SINGLE:
+        if self.model.removesuffix(EVEN) in SINGLE:
             flags += as_flags(train_file=str(folder / "train-single.jsonl"))
         # A step has two micro-batches or more of each rank, and filler in the last ones.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *VARIANTS[self.variant], *further]
-        flags += ["--output_dir", str(folder / "outputs" / str(self))]
-        return {"name": str(self), "flags": flags}
+        name = more.pop("name", str(self))
+        return {"name": name, "flags": [*flags, "--output_dir", str(folder / "outputs" / name)], **more}
 
 
 # Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
@@ -203,7 +166,7 @@ def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tu
     model, processor = folder / case.model, processor_of(folder / case.model)
     shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": RATES[case.model]}
     history, trained = plain_images.train(
-        rows["train-single" if case.model in SINGLE else "train"], folder, model, processor,
+        rows["train-single" if case.model.removesuffix(EVEN) in SINGLE else "train"], folder, model, processor,
         **shared | OF_LOOP[loop_of(case)],
     )  # fmt: skip
     return history, plain_images.held_out(rows["heldout"], folder, trained, processor)

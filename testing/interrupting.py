@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import train
+from brigade.train import storage
 from brigade.train.checkpoint import saving
 from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
@@ -45,12 +46,29 @@ def while_loading() -> None:
     Trainer._load_optimizer_and_scheduler = die
 
 
+def while_uploading() -> None:
+    """Die in the middle of the second file of the checkpoint: half of it is sent, and no end of it."""
+    whole, begun = storage._Arrow._copy_in, []
+
+    def copy_in(self: Any, file: Any, name: str) -> None:
+        if f"checkpoint-{STEP}/" in name:
+            begun.append(name)
+        if len(begun) == 2:
+            stream = self.system.open_output_stream(self._path(name), compression=None)
+            stream.write(file.read(-(-os.fstat(file.fileno()).st_size // 2)))
+            die()
+        whole(self, file, name)
+
+    storage._Arrow._copy_in = copy_in  # type: ignore[method-assign]
+
+
 INTERRUPTIONS = {  # when -> (rank, how)
     "copying": (1, lambda: after(saving, "_bring", die)),
     "disk full": (1, lambda: after(saving, "_bring", disk_is_full)),
     "elsewhere": (1, lambda: after(saving, "_bring", Path.unlink)),  # as a host that sees another directory writes
     "closing": (0, lambda: after(saving, "_sync", die)),
     "loading": (1, while_loading),
+    "uploading": (0, while_uploading),
     "never": (0, lambda: None),
 }
 

@@ -22,6 +22,15 @@ SHARED = [
 METHODS: dict[str, list[str]] = {
     "full": [],
     "LoRA": ["--use_peft", "--learning_rate", "1e-2"],
+    "LoRA+": [
+        "--use_peft",
+        "--learning_rate",
+        "1e-2",
+        "--loraplus_lr_ratio",
+        "4",
+        "--trainable_token_indices",
+        "5,300",
+    ],
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
 }

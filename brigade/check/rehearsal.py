@@ -20,8 +20,13 @@ async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
     architecture, saves a checkpoint, is stopped, reads the checkpoint and repeats the last three steps. Threshold: it ends well:
     the repeated losses are equal, and each rank holds what the strategy's formula says (loop/rehearse.py)."""
     job = hosts.wanted.job
-    if job is None or len(hosts.hello) < len(hosts.wanted.slots):
-        because = "it needs a recipe" if job is None else "it needs all hosts"
+    if job is None:
+        because = "it needs a recipe"
+    elif job.settings.recipe.data.images:
+        because = "no recipe with images is rehearsed: train recipes/tiny-vision/full.yaml on these hosts"
+    else:
+        because = "" if len(hosts.hello) == len(hosts.wanted.slots) else "it needs all hosts"
+    if job is None or because:
         for host in hosts.hello:
             yield unknown(host, because)
         return

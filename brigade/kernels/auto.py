@@ -15,7 +15,7 @@ from ..train.distributed.devices import index as gpu_index
 from ..train.model import attention
 from ..train.offers import Proofs
 from ..train.recipe.flags import Settings
-from ..train.recipe.schema import TrainingSection
+from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import Strategy
 from . import judging, models, paths, proofs, prove
 from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
@@ -29,6 +29,8 @@ KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "opti
 def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: Any, compiler: bool) -> Proofs:
     """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
+    if settings.recipe.model.trainable_token_indices:  # Liger's loss knows nothing of rows that are trained
+        ours |= {"use_liger_kernel"}
     everywhere = set().union(*ranks.gather(sorted(ours)))
     return settle(settings, config, world, everywhere, divides_sequences=strategy.axes.sequence > 1)
 

@@ -76,6 +76,8 @@ class Launch:
             self.judge.leave_within = training.hang_timeout or math.inf
         if training.reports_elsewhere:
             self.judge.leave_within = max(self.judge.leave_within, UPLOAD)
+        if job.settings.remote:  # it may upload a model
+            self.judge.leave_within = math.inf
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
         self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,
         self.after: dict[str, Any] = {}  # and when it ended before its time

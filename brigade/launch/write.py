@@ -116,6 +116,10 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
 
 def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
     """Values that the templates of Slurm, Kubernetes and SkyPilot need besides."""
+    if job.settings.remote:
+        problem = f"{job.settings.remote} is in object storage, and a job file looks for the run's end in a directory"
+        cure = "name a directory on a disk that all hosts share"
+        raise UserError("flag --output_dir", problem, cure)
     # Where hosts come and go, runs lie on storage that outlives them, mounted at /outputs.
     output = str(job.output_dir) if kind == "sbatch" else f"/outputs/{job.output_dir.name}"
     words = train_words(job)

@@ -15,8 +15,9 @@ from ..errors.numbers import numeric
 from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find
 from ..train.recipe.method import METHODS
-from ..train.recipe.objectives import OBJECTIVES
-from ..train.recipe.schema import TrainingSection
+from ..train.recipe.objectives import ANSWERS, OBJECTIVES
+from ..train.recipe.training_section import TrainingSection
+from ..train.strategy import refusal
 from .choice import averaging_advice, goals
 from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named
@@ -193,6 +194,19 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     return Cluster(*described, all=every if len(sizes) > 1 else 0)
 
 
+def _check_with_images(options: argparse.Namespace) -> None:
+    """Raise UserError at the flag that asks for what train.py refuses under every strategy where rows have images."""
+    compares = OBJECTIVES[options.objective].rows != ANSWERS
+    facts = {
+        "method": {"method": options.method},
+        "objective": {"compares": compares},
+        "liger": {"use_liger_kernel": options.liger},
+    }
+    for flag, fact in facts.items():
+        if row := refusal(images=True, **fact):
+            _refuse(flag, row["problem"], row["cure"])
+
+
 def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     """Return what the flags ask for. Raises UserError where they contradict each other, the model or train.py."""
 
@@ -202,6 +216,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         refused = {"trace": "of images nothing is traced", "write": "a recipe of images is not written yet"}
         if flag := next((flag for flag in refused if getattr(options, flag)), ""):
             _refuse(flag, refused[flag], "leave it out, or plan without images")
+        _check_with_images(options)
         shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
     else:
         shape = described(config, place, name)

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
+from testing import image_rows, marks
 from testing import image_runs as images
-from testing import marks
 from testing.image_runs import (
     ADAPTERS,
     CHECKPOINTING,
@@ -89,7 +89,7 @@ def logs(folder, asked_for):
 
 @pytest.fixture(scope="module")
 def plain(folder, logs):
-    rows = images.write_rows(folder)
+    rows = image_rows.write_rows(folder)
 
     @functools.cache
     def call(model, variant):

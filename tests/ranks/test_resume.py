@@ -21,6 +21,7 @@ RESHARDED = [
         for method, before, after, ranks in (
             ("LoRA", "ddp", "zero3", 4), ("LoRA", "zero3", "fsdp2", 1), ("LoRA", "fsdp2", "ddp", 3),
             ("QLoRA", "zero3", "zero2", 4), ("QLoRA", "zero2", "fsdp2", 3), ("LAMB", "ddp", "ddp", 4),
+            ("LoRA+", "zero3", "fsdp2", 3), ("LoRA+", "fsdp2", "zero2", 2),
         )
     ),
 ]  # fmt: skip

@@ -58,3 +58,8 @@ def test_what_cannot_be_known_says_why(gpus, recipe, says):
 def test_a_model_that_cannot_be_had_is_no_fault_of_the_host():
     found = judged({host: {"problem": "recipes/x.yaml: no config.json"} for host in HOSTS})
     assert {result.level for result in found} == {"grey"}
+
+
+def test_no_recipe_with_images_is_rehearsed():
+    found = judged({}, recipe="recipes/qwen3-vl-8b/full.yaml", name="dress rehearsal")
+    assert [result.level for result in found] == ["grey", "grey"] and "tiny-vision" in found[0].problem

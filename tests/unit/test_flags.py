@@ -152,6 +152,7 @@ NUMBERS = {
 }  # fmt: skip
 ZERO_IS_ONE = {
     "lora_dropout",
+    "trainable_token_indices",
     "warmup_steps",
     "weight_decay",
     "max_grad_norm",

@@ -15,6 +15,9 @@ PAGES = sorted(REPOSITORY.glob("docs/**/*.md"))
 COLUMNS = {
     "LoRA": "lora",
     "LoRA on some layers": "parts",
+    "LoRA, tokens": "tokens",
+    "LoRA, tokens, two ends": "tokens+untied",
+    "LoRA by patterns, LoRA+": "patterns",
     "DoRA": "dora",
     "QLoRA": "qlora",
     "QDoRA": "qdora",

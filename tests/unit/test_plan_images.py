@@ -1,26 +1,15 @@
-"""What the planner says of images: tower and projector counted exactly, tokens by the processors' own rules, memory and time."""
+"""What the planner says of images: the memory and time of towers, and how recipes and flags ask for them."""
 
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import CONFIG_MAPPING
-from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
-from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
-from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from brigade.errors import UserError
 from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images
-from brigade.plan.choice.job_of_recipe import published_models
 from brigade.plan.choice.job_of_run import NotCovered, check_texts, job_of_record, job_of_run, record
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
@@ -28,40 +17,11 @@ from brigade.plan.costs.memory import layer_bytes, tower_bytes, tower_layer_byte
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_config
-from brigade.plan.shape.image_tokens import image_of
-from brigade.plan.shape.tower import build, described_with_tower, row_of, towers
+from brigade.plan.shape.tower import build, towers
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.strategy import Strategy
-
-TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}  # fmt: skip
-VISION = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
-          "image_size": 64, "patch_size": 8}  # fmt: skip
-QWEN = {"depth": 3, "hidden_size": 64, "intermediate_size": 160, "num_heads": 4, "out_hidden_size": 64}
-HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-          "linear_key_head_dim": 8, "linear_value_head_dim": 8}  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-SHARED = EXPERTS | {"shared_expert_intermediate_size": 32}
-SMALL = {
-    "qwen2_5_vl": {"text_config": TEXT, "vision_config": QWEN | {"fullatt_block_indexes": [1]}},
-    "qwen3_vl": {"text_config": TEXT, "vision_config": QWEN | {"deepstack_visual_indexes": [0, 2]}},
-    "qwen3_vl_moe": {"text_config": TEXT | EXPERTS, "vision_config": QWEN | {"deepstack_visual_indexes": [0]}},
-    "qwen3_5": {"text_config": TEXT | HYBRID, "vision_config": QWEN},
-    "qwen3_5_moe": {"text_config": TEXT | HYBRID | SHARED, "vision_config": QWEN},
-    "gemma3": {"text_config": TEXT, "vision_config": VISION | {"vision_use_head": False}, "mm_tokens_per_image": 16},
-    "gemma4": {"text_config": TEXT, "audio_config": None, "vision_config": {
-        "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "head_dim": 16, "patch_size": 8}},
-    "smolvlm": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VISION},
-    "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VISION | {
-        "image_size": [64, 64], "patch_size": [8, 8]}},
-    "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": {
-        "model_type": "siglip_vision_model", "vision_use_head": False, **VISION}},
-    "mistral3": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": {
-        "model_type": "pixtral", **VISION, "head_dim": 16}},
-}  # fmt: skip
-SIZES = [(1024, 1024), (640, 480), (3000, 500), (100, 700), (5000, 4000), (30, 40), (1500, 901)]
+from testing.small_towers import config, job, shown
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,127 +29,6 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BRIGADE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-def config(kind):
-    return {"model_type": kind, **SMALL[kind]}
-
-
-def shown(kind, per_sample=1.0, size=(640, 480), trained=()):
-    return described_with_images(config(kind), "x", kind, Asked(per_sample, size), trained)
-
-
-def job(kind="gemma3", trained=(), **options):
-    shape, images = shown(kind, trained=trained)
-    return Job(shape, **({"sequence": 8192, "images": images, "loss": "released"} | options))
-
-
-# ---- parameters ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", towers())
-def test_parameters_are_the_model_s(kind):
-    shape, tower, _ = described_with_tower(config(kind), "x", kind)
-    with torch.device("meta"):
-        model = build(config(kind))
-    row = towers()[kind]
-    sizes = {name: parameter.numel() for name, parameter in model.model.named_parameters()}
-    projects = [name for name in sizes if any(name == one or name.startswith(f"{one}.") for one in row["projector"])]
-    sees = [name for name in sizes if name.startswith(f"{row['tower']}.") and name not in projects]
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert tower.projector == sum(sizes[name] for name in projects) > 0
-    assert tower.parameters == sum(sizes[name] for name in sees) > tower.in_layers > 0
-    assert shape.other == tower.parameters + tower.projector
-    assert not [name for name in sizes if name not in {*sees, *projects} and not name.startswith("language_model")
-                and not name.startswith("text_model")]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["gemma-3-4b-it", "gemma-3-27b-it", "ministral-3-8b"])
-def test_parameters_are_the_published_ones(name, in_the_repository):
-    shape, tower, _ = described_with_tower(*named_config(name))
-    assert shape.parameters == published_models()[name].parameters and tower.parameters > 4e8
-
-
-def test_models_without_formulas_are_refused_by_name(in_the_repository):
-    with pytest.raises(UserError, match="reads no images"):
-        described_with_tower(*named_config("qwen3-8b"))
-    with pytest.raises(UserError, match=r"(?s)'idefics2'.*no formula counts its vision tower"):
-        row_of({"model_type": "idefics2", "vision_config": {"hidden_size": 8}}, "x")
-
-
-# ---- tokens ----------------------------------------------------------------------------------------------------------
-def image(kind, size, **values):
-    whole = CONFIG_MAPPING[kind].from_dict(config(kind)).to_dict()
-    for section, changes in values.items():
-        whole[section] = {**whole[section], **changes} if isinstance(changes, dict) else changes
-    return image_of(towers()[kind], whole, *size)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
-def test_tokens_of_an_area(kind, size):
-    row = towers()[kind]
-    numbers = {"min_pixels": row["min_pixels"], "max_pixels": row["max_pixels"], "patch_size": 14, "merge_size": 2}
-    patches = Qwen2VLImageProcessorPil(**numbers).get_number_of_image_patches(size[1], size[0])
-    found = image(kind, size, vision_config={"patch_size": 14})
-    assert (found.patches, found.features, found.tokens) == (patches, patches // 4, patches // 4 + 2)
-
-
-def test_gemma_3_has_256_tokens_for_each():
-    found = image("gemma3", (5000, 30), vision_config={"image_size": 896, "patch_size": 14}, mm_tokens_per_image=256)
-    assert (found.patches, found.features) == (4096, 256)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tokens_within_a_budget(size):
-    high, wide = get_aspect_ratio_preserving_size(size[1], size[0], 16, 280 * 9, 3)
-    found = image("gemma4", size, vision_config={"patch_size": 16})
-    assert found.features == high * wide // 48**2 and found.patches == 2520
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tokens_of_smolvlm_s_tiles(size):
-    processor = SmolVLMImageProcessorPil(size={"longest_edge": 256}, max_image_size={"longest_edge": 64})
-    result = processor(np.zeros((size[1], size[0], 3), dtype=np.uint8), return_row_col_info=True)
-    (rows,), (columns,) = result["rows"][0], result["cols"][0]
-    found = image("smolvlm", size)
-    assert found.patches == 64 * (rows * columns + 1) and found.features == 16 * (rows * columns + 1)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tokens_of_a_canvas(size):
-    processor = GotOcr2ImageProcessorPil(
-        size={"height": 64, "width": 64}, min_patches=1, max_patches=12, crop_to_patches=True
-    )
-    tiles = processor.get_number_of_image_patches(size[1], size[0])
-    found = image("internvl", size)
-    assert (found.patches, found.features) == (tiles * 65, tiles * 16)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tokens_of_pinpoints(size):
-    shell = SimpleNamespace(image_processor=LlavaOnevisionImageProcessorPil, num_image_tokens=729,
-                            vision_aspect_ratio="anyres_max_9")  # fmt: skip
-    shell._get_unpadded_features = LlavaOnevisionProcessor._get_unpadded_features.__get__(shell)
-    tokens = LlavaOnevisionProcessor._get_number_of_features(shell, size[1], size[0], 384, 384)
-    assert image("llava_onevision", size, vision_config={"image_size": 384, "patch_size": 14}).tokens == tokens
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tokens_in_lines(size):
-    high, wide = get_resize_output_image_size(
-        np.zeros((size[1], size[0], 3), dtype=np.uint8), size=(1540, 1540), patch_size=28
-    )
-    found = image("mistral3", size, vision_config={"image_size": 1540, "patch_size": 14})
-    assert found.features == high // 28 * (wide // 28) and found.tokens == found.features + high // 28
-
-
-def test_an_image_is_scaled_before():
-    def each(size, pixels=(None, None)):
-        return described_with_images(config("qwen3_vl"), "x", "", Asked(1, size), (), pixels)[1].each
-
-    assert each((2000, 1000), (500_000, None)) == each((1000, 500)) != each((2000, 1000))
-    assert each((200, 100), (None, 80_000)) == each((400, 200)) and each((30, 20)) == each((30, 20), (600, 600))
-    with pytest.raises(UserError, match="more than 200 times as long as wide"):
-        shown("qwen3_vl", size=(4030, 20))
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -373,6 +212,7 @@ def test_the_command_plans_a_model_with_images(plan):
     assert code == 0 and "images   2 in a sample, 1,280 x 720 pixels: 260 tokens and 4,096 patches each" in text
     assert "520 of the 4,096 tokens of a sequence are images' (13%)" in text and "no GPU has measured images" in text
     assert "which a run freezes" not in text and "TP" not in text.split("images   ")[0]
+    assert "in tiles" not in text and "liger" not in text and "Liger" not in text  # which train.py refuses with images
     code, text = plan(*words, "--images_per_sample", "0.5", "--json", "--method", "lora")
     best = (found := json.loads(text))["plans"][found["chosen"]]
     assert (
@@ -394,12 +234,19 @@ def test_the_command_plans_a_model_with_images(plan):
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "20"], "are more than a sequence of 4,096"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--trace"], "of images nothing is traced"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--write", "x"], "a recipe of images is not written"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--method", "qlora"], "weights in four bits"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--method", "qlora"], "weights in 4 bits"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--liger"], "compared those with images"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--objective", "dpo"], "have texts only"),
     (["recipes/qwen3-8b/full.yaml", "--images-per-sample", "1"], "this recipe reads none"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(plan, words, said):
     code, text = plan(*words)
     assert code == 2 and said in text and "cure:" in text
+
+
+def test_no_rehearsal_is_offered_that_would_be_refused(plan):
+    code, text = plan("recipes/qwen3-vl-8b/full.yaml")
+    assert code == 0 and "--rehearse" not in text and "deepspeed --hostfile" in text
 
 
 def test_what_does_not_fit_has_a_way_out(plan):

@@ -22,10 +22,11 @@ from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.hardware import calibration
 from brigade.plan.output.show_recipe import CONFIGS
 from brigade.plan.output.write import recipe_plans, refresh
-from brigade.plan.shape.find import named_shape
+from brigade.plan.shape.find import named_config, named_shape
+from brigade.plan.shape.tower import described_with_tower, towers
 from brigade.train.cluster import World
 from brigade.train.hostfile import read_hostfile
-from brigade.train.model import adapters
+from brigade.train.model import adapters, parts
 from brigade.train.model.sizes import parameter_count, untaught
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
@@ -153,7 +154,8 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     section = settings.recipe.model
     model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
     whole = parameter_count(model)
-    outside = sum(parameter_count(part) for part in untaught(model).values())
+    parts.freeze(model, settings)
+    outside = whole - parameter_count(model, trained=True)
     trained, frozen = whole - outside, outside * (4 if strategy.kind in ("fsdp2", "ddp", "single") else 2)
     assert f"{whole:,} parameters" in states
     if section.use_peft:
@@ -193,8 +195,8 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
 DIVIDED = [recipe for recipe in PLANNED if load_plan(ROOT / recipe).strategy.axes]
 
 
-@pytest.mark.parametrize("recipe", DIVIDED)
-def test_axes_are_what_plan_chooses_for_that_cluster(recipe, capsys, monkeypatch):
+@pytest.mark.parametrize("recipe", [*DIVIDED, "recipes/qwen3-8b/full-fast.yaml"])
+def test_axes_and_fast_kernels_are_what_plan_chooses_for_that_cluster(recipe, capsys, monkeypatch):
     """By the command that anybody types for that model, those rows and that cluster."""
     monkeypatch.setenv(calibration.VARIABLE, "")
     plan = load_plan(Path(recipe))
@@ -251,7 +253,9 @@ def test_recipes_cover_sizes_methods_and_clusters():
 @pytest.mark.parametrize("folder", sorted({str(Path(recipe).parent) for recipe in PLANNED} | FOLDERS))
 def test_parameters_are_the_published_number(folder):
     source = published_models()[Path(folder).name]
-    counted = named_shape(folder).parameters
+    config, place, name = named_config(folder)
+    images = "text" in towers().get(config["model_type"], {})  # Transformers has no causal language model of that kind
+    counted = (described_with_tower(config, place, name)[0] if images else named_shape(folder)).parameters
     assert counted == pytest.approx(source.parameters, rel=1e-3) or (
         source.beside and 0.9 * source.parameters < counted < source.parameters
     )

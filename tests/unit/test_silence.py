@@ -16,7 +16,7 @@ from brigade.train.distributed import observer as observers
 from brigade.train.distributed import ranks as all_ranks
 from brigade.train.distributed.observer import Observer, is_stopped, limit
 from brigade.train.loop import watch_thread
-from brigade.train.recipe.schema import TrainingSection
+from brigade.train.recipe.training_section import TrainingSection
 from brigade.train.strategy import Strategy
 
 

@@ -70,7 +70,13 @@ DEFINED = {
         "fsdp2_prepare_auto_wrap_policy",
         "fsdp2_prepare_model",
     ],
-    "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes", "_check_lora_target_modules_mamba"],
+    "peft/tuners/tuners_utils.py": [
+        "_get_tuner_state_dict_key_prefixes",
+        "_check_lora_target_modules_mamba",
+        "_get_embed_scale",
+    ],
+    "peft/tuners/trainable_tokens/layer.py": ["_collect_token_weights"],
+    "peft/utils/other.py": ["_getattr_wrapped"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/auto_tp.py": [
@@ -125,6 +131,7 @@ DEFINED = {
     "torch/_C/_distributed_c10d.pyi": ["_set_default_timeout"],
     "torch/distributed/distributed_c10d.py": ["_new_process_group_helper"],
     "torch/distributed/device_mesh.py": ["_flatten"],
+    "torch/cuda/memory.py": ["_record_memory_history", "_dump_snapshot"],
     "torch/nn/utils/clip_grad.py": ["_foreach_norm", "_foreach_mul_"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],

@@ -9,7 +9,8 @@ from ...errors import UserError
 from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
 from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, PAIRS, objective_of, precomputes, reference_of
-from ...train.recipe.schema import Recipe, TrainingSection
+from ...train.recipe.schema import Recipe
+from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
@@ -82,7 +83,8 @@ def job_of_run(
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
-        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
+        tokens = len(set(model.trainable_token_indices))
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora, tokens)
         trained += model.lora_r * adapter_widths(images, model.lora_target_modules) if images else 0
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
@@ -213,6 +215,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
             model.lora_target_modules
         ),
         "they count none on fused experts": model.lora_target_parameters,
+        "they count one rank for all (rank_pattern)": model.rank_pattern and not trained,
         f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
         and not trained,
     }

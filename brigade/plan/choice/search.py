@@ -65,7 +65,6 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or workload.shape.experts
         or workload.shape.mixer
         or workload.shape.sizes
-        or workload.images
         or choice.why_only
         or choice.offload
         or choice.axes
@@ -86,6 +85,7 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         "use_liger_kernel": liger,
         "objective": workload.objective,
         "tiled_loss": tiled,
+        "images": bool(workload.images),
     }
     return runs(choice, method=method, **facts)
 

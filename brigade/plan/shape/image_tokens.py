@@ -1,7 +1,7 @@
 """Count what an image becomes: patches that the tower computes, and tokens that the decoder reads. No torch.
 
 Each rule says in numbers what one family's processor of Transformers does, with the numbers that its models are published with.
-tests/unit/test_plan_images.py compares them with the processors.
+tests/unit/test_towers_counted.py compares them with the processors.
 """
 
 import itertools

@@ -35,6 +35,7 @@ _PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
 _KINDS: dict[str, type] = {
     "base": dict,
     "files": dict,
+    "folders": list,
     "tokens": int,
     "run": dict,
     "run.run": dict,
@@ -49,13 +50,17 @@ _NO_DIGEST = "0" * 32
 _BLOCK = 16 * 2**20
 
 
-def write(folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+def write(
+    folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]], folders: Iterable[str] = ()
+) -> None:
     """Write the record of a checkpoint: its files, and the run it belongs to.
 
     document: `step`; `samples` and `tokens` seen; `position`: where the data goes on; `world`: ranks and hosts; `base`: digests
     of the weights that the run began with; `run`: its run.yaml, with strategy, versions and the data's fingerprint
     files: name -> {"bytes": ..., "checksum": hexadecimal digits}
+    folders: those without a file, which object storage has not and ZeRO looks for
     """
+    document = {**document, "folders": sorted(folders)} if folders else document
     head = {"format": FORMAT, "checksum": CHECKSUM, "itself": _NO_DIGEST}
     text = json.dumps({**head, **document, "files": dict(sorted(files.items()))}, indent=1, default=str)
     write_file(folder / RECORD, text.replace(_NO_DIGEST, _digest(text), 1))
@@ -181,7 +186,12 @@ def _whole_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     if not path.is_file():
         return {}
-    text = read_file(path).decode()  # read_text would change line endings
+    return parsed(read_file(path).decode())  # read_text would change line endings
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The record in a text, with every byte as it was written. Raises ValueError where it is not, or where a later version
+    wrote it."""
     record = json.loads(text)
     kinds = {key: value_at(record, key) for key in _KINDS}
     wrong = [key for key, value in kinds.items() if value is not None and not isinstance(value, _KINDS[key])]

@@ -130,6 +130,8 @@ class Saving:
         """Give a checkpoint the time that it may still need before the run ends with another error."""
         with suppress(UserError):
             self.wait(GRACE)
+        if self.run.uploads:
+            self.run.uploads.wait(GRACE)
 
     # ---- on the main thread --------------------------------------------------------------------------------------
     @property
@@ -207,9 +209,11 @@ class Saving:
             self.run.check_directory()
             if unseen := self._unseen(job, files, writers):
                 return unseen
-            manifest.write(target, job.document, files)
+            folders = [path for path in target.rglob("*") if path.is_dir()]
+            empty = [str(path.relative_to(target)) for path in folders if not any(path.iterdir())]
+            manifest.write(target, job.document, files, empty)
             _sync(target / manifest.RECORD)
-            for folder in {target, *(path for path in target.rglob("*") if path.is_dir())}:
+            for folder in {target, *folders}:
                 _sync(folder)
             replaced = directory / SAVING / f"{name}{REPLACED}"
             if final.exists():  # it is damaged, or the run went back before its step
@@ -217,6 +221,8 @@ class Saving:
             target.rename(final)
             _sync(directory)
             shutil.rmtree(replaced, ignore_errors=True)
+            if self.run.uploads:
+                self.run.uploads.add(final)
             self._rotate(final, job.best)
         except BaseException as error:
             return self._failed(error, job)
@@ -247,7 +253,7 @@ class Saving:
 
     def _rotate(self, newest: Path, best: Path | None) -> None:
         """Remove the checkpoints beyond save_total_limit: never the newest or the best, and others only while as many as the
-        limit are whole. A checkpoint that is removed loses its name first.
+        limit are whole. One that is being uploaded stays until the next time. A checkpoint that is removed loses its name first.
 
         newest: known to be whole
         """
@@ -262,7 +268,7 @@ class Saving:
                 continue
             if room > 0 and manifest.flaw(path) is None:
                 room -= 1
-            elif runs.step_of(path) < runs.step_of(newest):
+            elif runs.step_of(path) < runs.step_of(newest) and not (self.run.uploads and self.run.uploads.holds(path)):
                 gone = self.run.directory / SAVING / f"{path.name}.removed"
                 path.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)

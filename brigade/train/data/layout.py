@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import cache
 from ..recipe.files import find
+from ..urls import is_remote
+from .downloads import downloaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +65,9 @@ def is_whole(folder: Path) -> bool:
 
 
 def paths_of(name: str, place: str = "") -> list[Path]:
-    """Return the files of a recipe's pattern or name, in the order of their names. Raises UserError at `place` where there
-    are none."""
+    """Return the files of a recipe's pattern or name, in the order of their names; of object storage the cache's copies.
+    Raises UserError at `place` where there are none."""
+    if is_remote(name):
+        return downloaded(name, place)
     matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
     return [Path(path) for path in matches] or [find(name, place, "data file")]

@@ -10,7 +10,7 @@ from ...errors.console import console, marking
 from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
 from ..recipe.objectives import ANSWERS, JUDGED, PAIRS, objective_of
-from ..recipe.schema import TrainingSection
+from ..recipe.training_section import TrainingSection
 from .packing import samples_of_item
 from .prepare import Prepared
 from .store import IGNORED, Samples

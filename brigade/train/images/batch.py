@@ -8,6 +8,8 @@ import torch
 
 from ...errors import UserError
 from ..data.store import TokenSequence
+from ..model.tower_inputs import TOWER
+from .grids import told_of
 
 if TYPE_CHECKING:
     from .processor import Processor
@@ -20,12 +22,15 @@ def add_images(batch: dict[str, Any], sequences: Sequence[TokenSequence], proces
 
     batch: "input_ids" of shape (1, tokens), where sequences lie end to end, or (sequences, longest); "position_ids" of that shape
     become (4, ...) where the model wants M-RoPE: the position in the sample's text, and the three of time, height and width
+    What the tower is told of grids of patches stands under TOWER, and is not forward()'s.
     Raises UserError where an image cannot be read any more, where tokens of images have no image, and where one image's tokens
     follow another's directly, so that nothing tells where their positions begin.
     """
     images = [source.open() for sequence in sequences for source in sequence.get("images", ())]
     made = processor.tensors(images) if images else {}
     batch.update(made)
+    if processor.model.grids and images:
+        batch[TOWER] = told_of(made["image_grid_thw"], processor.config.vision_config, processor.model.grids)
     is_image = batch["input_ids"] == processor.image_token_id
     if not images and is_image.any():
         problem = f"a text without an image has the token of images, {processor.image_token!r}"

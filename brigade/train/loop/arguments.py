@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from ..recipe.objectives import ANSWERS, objective_of
-from ..recipe.schema import OWN_OPTIMIZERS
+from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import swanlab_run
 from .engine import Engine

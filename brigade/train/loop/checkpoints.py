@@ -35,6 +35,12 @@ class Checkpoints(Feature):
         """Seconds for which the last checkpoint held this rank up; 0 before the first."""
         return self.saving.blocked if self.saving else 0.0
 
+    def begin(self, checkpoint: Path | None) -> None:
+        settings, state = self.trainer.run.settings, self.trainer.state
+        if settings.remote and not settings.resume_from_checkpoint and (best := state.best_model_checkpoint):
+            # The host that wrote this may have had its outputs elsewhere.
+            state.best_model_checkpoint = str(Path(self.trainer.args.output_dir) / Path(best).name)
+
     def before_step(self) -> None:
         if self.saving:
             self.saving.check()

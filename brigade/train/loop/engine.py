@@ -20,7 +20,7 @@ from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
-from ..recipe.schema import OWN_OPTIMIZERS
+from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, peft_layers, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import exchange
-from ..recipe.schema import OWN_OPTIMIZERS
+from ..recipe.training_section import OWN_OPTIMIZERS
 from . import resharding
 
 if TYPE_CHECKING:

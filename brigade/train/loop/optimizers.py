@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError, did_you_mean
 from ..recipe.files import parse_yaml
-from ..recipe.schema import OWN_OPTIMIZERS
+from ..recipe.training_section import OWN_OPTIMIZERS
 from .gradient_clipping import global_norm
 
 _FIGURES = ("weight_norm", "adam_norm", "trust_ratio")

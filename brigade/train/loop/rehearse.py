@@ -159,6 +159,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "tokenizer_name_or_path": BUILT_IN,
         "revision": None,
         "trust_remote_code": False,
+        # The model's own tokens are not the built-in tokenizer's, whose token 0 is padding.
+        "trainable_token_indices": [*range(1, 1 + len(settings.recipe.model.trainable_token_indices))],
     }
     compares = objective_of(settings.recipe.training).rows != ANSWERS
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):

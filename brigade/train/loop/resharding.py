@@ -22,6 +22,7 @@ from ..checkpoint import compatibility, states
 from ..model import parts
 from ..recipe.parts import has_own_rates
 from ..upstream import unpickling
+from . import lora_plus
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ def _order(model: Any, trainer: "Trainer") -> list[str]:
     decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
     names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     names.sort(key=lambda name: name not in decayed)  # stable
-    return parts.order(model, names) if has_own_rates(trainer.run.settings.recipe.training) else names
+    recipe = trainer.run.settings.recipe
+    names = parts.order(model, names) if has_own_rates(recipe.training) else names
+    return lora_plus.order(names) if recipe.model.loraplus_lr_ratio else names
 
 
 def saved_names(model: Any, names: Any) -> dict[str, str]:

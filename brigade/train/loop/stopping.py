@@ -86,7 +86,8 @@ class Stopping(TrainerCallback):
         self.ended = now
         needs = MARGIN + 2 * self.longest + max(self.round, self.longest)
         if self.run.world.is_main_rank and needs > 1.2 * self.grace:
-            self.grace = needs + events.slowest(self.run.directory, "checkpoint")
+            saving = (events.slowest(self.run.directory, event) for event in ("checkpoint", "upload"))
+            self.grace = needs + sum(saving)
             supervised.note(grace=self.grace)
             events.add(self.run.directory, "grace", step=step, seconds=round(self.grace, 1))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import UserError, shown
 from .. import upstream
+from .parts import takes_images
 
 # Other names that config classes have for the same number.
 ALIASES = {
@@ -52,7 +53,10 @@ def check_causal(config: Any, place: str) -> None:
     encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if (encodes or kind not in upstream.causal_models()) and (description := _described(config)):
         problem = f"train.py trains causal language models, and {kind!r} {description}"
-        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
+        cure = "name a decoder, such as Qwen/Qwen3-8B"
+        if takes_images(config):
+            cure = f"train it with data.images: true, plan it with --images-per-sample, or {cure}"
+        raise UserError(place, problem, cure)
 
 
 def _described(config: Any) -> str:

@@ -8,7 +8,7 @@ import torch
 from ..data.answers import DESIRABLE, MISMATCHED, last_tokens, samples_of
 from ..data.store import IGNORED, TokenSequence
 from ..recipe.objectives import JUDGED, objective_of
-from ..recipe.schema import TrainingSection
+from ..recipe.training_section import TrainingSection
 from .contract import means_of
 from .load import loss_of, options_of
 from .log_probabilities import compare

@@ -9,7 +9,7 @@ import torch
 
 from ...errors import UserError, first_line
 from ..recipe.objectives import beta_of, is_own, loss_type_of, objective_of
-from ..recipe.schema import TrainingSection
+from ..recipe.training_section import TrainingSection
 from .contract import Loss, Options, Pairs, Result
 
 

@@ -15,6 +15,7 @@ from .. import upstream
 from ..data.store import IGNORED
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
+from ..recipe.layer_names import fits
 from ..upstream.experts import gather_whole
 
 LOGITS = 2**26  # in a tile of `auto`: 256 MiB in fp32
@@ -132,7 +133,8 @@ def check(settings: Settings, config: Any) -> None:
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
     if training.tiled_loss and training.use_liger_kernel:
         raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
-    if training.tiled_loss and section.use_peft and "lm_head" in section.lora_target_modules:
+    targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
+    if training.tiled_loss and section.use_peft and any(fits("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
-from .schema import TrainingSection
+from .training_section import TrainingSection
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
+from ..urls import checked, is_remote, local_of
 from . import images, objectives, parts, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
-from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe, TrainingSection
+from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe
+from .training_section import TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
 
@@ -29,6 +31,7 @@ class Settings:
     """What one command asks for: a recipe with flags over it, and where the run lies.
 
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
+    remote: the URL in object storage to which the output goes; output_dir is then where it lies on this host
     overridden: one line per recipe value that a flag replaced
     by_proof: keys for which the recipe says `auto`; `recipe` has their defaults, or what with_training() has put there
     argv: the flags as they were given, without what a launcher puts between them
@@ -46,6 +49,7 @@ class Settings:
     argv: tuple[str, ...] = ()
     by_proof: tuple[str, ...] = ()
     needs_code: bool = False
+    remote: str = ""
 
     def with_training(self, **values: Any) -> "Settings":
         """These settings with other values of keys of the recipe's training section."""
@@ -102,7 +106,8 @@ def parser() -> argparse.ArgumentParser:
     )
     run = parser.add_argument_group("run")
     run.add_argument("--recipe", metavar="FILE", help="default: recipes/tiny/full.yaml")
-    run.add_argument("--output_dir", metavar="DIR", help="default: outputs/RECIPE-STRATEGY")
+    where = "default: outputs/RECIPE-STRATEGY; s3://, gs:// or hf:// for object storage (docs/hub.md)"
+    run.add_argument("--output_dir", metavar="DIR", help=where)
     run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
     run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
     run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
@@ -184,10 +189,11 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     except ValidationError as error:
         raise explain(error, sources, path, document) from None
     model = recipe.model
+    remote, output = _place_of(options, recipe)
     settings = Settings(
         recipe,
         path,
-        Path(options.output_dir) if options.output_dir else None,
+        output,
         options.resume_from_checkpoint,
         options.fresh,
         options.rehearse,
@@ -196,6 +202,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         tuple(word for word in argv if not word.startswith("--local_rank=")),
         by_proof,
         needs_code=model.trust_remote_code,
+        remote=remote,
     )
     check_schedule(recipe.training, settings.place)
     objectives.check(recipe, settings.place)
@@ -208,6 +215,21 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         model = model.model_copy(update={"trust_remote_code": False})
         return replace(settings, recipe=recipe.model_copy(update={"model": model}))
     return settings
+
+
+def _place_of(options: argparse.Namespace, recipe: Recipe) -> tuple[str, Path | None]:
+    """Return (the URL in object storage that --output_dir names, or "", the local directory). Raise UserError for a URL that is
+    none, and for what does not go together with it."""
+    if is_remote(options.resume_from_checkpoint):
+        problem, cure = f"{options.resume_from_checkpoint!r} is in object storage", "copy it here, and name the copy"
+        raise UserError("flag --resume_from_checkpoint", f"{problem}, and a checkpoint is read from a disk", cure)
+    if not is_remote(options.output_dir):
+        return "", Path(options.output_dir) if options.output_dir else None
+    remote = checked(options.output_dir, "flag --output_dir")
+    if recipe.training.sync_every:
+        problem = f"{remote!r} is in object storage, and replicas (sync_every) have an output directory each"
+        raise UserError("flag --output_dir", problem, "give a directory, and copy it when the run has ended")
+    return remote, local_of(remote)
 
 
 def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]]) -> tuple[dict[str, str], list[str]]:

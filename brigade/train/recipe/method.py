@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .schema import ModelSection
+    from .model_section import ModelSection
 
 
 class Method(NamedTuple):

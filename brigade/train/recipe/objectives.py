@@ -15,7 +15,8 @@ from .section import Section
 
 if TYPE_CHECKING:
     from .flags import Settings
-    from .schema import Recipe, TrainingSection
+    from .schema import Recipe
+    from .training_section import TrainingSection
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
 SFT, REWARD, ADAPTERS_OFF, MODEL = "sft", "reward", "adapters_off", "model"

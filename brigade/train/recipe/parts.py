@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from ...errors import UserError
 
 if TYPE_CHECKING:
-    from .schema import Recipe, TrainingSection
+    from .schema import Recipe
+    from .training_section import TrainingSection
 
 LANGUAGE, PROJECTOR, VISION_TOWER = "language", "projector", "vision_tower"
 PARTS = (LANGUAGE, PROJECTOR, VISION_TOWER)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError
 from .files import REPOSITORY
-from .schema import ModelSection
+from .model_section import ModelSection
 
 FLAG = "--trust_remote_code"
 CURE = f"read them; if you trust who wrote them, add {FLAG} to this command"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError, did_you_mean, shown
-from .schema import TrainingSection
+from .training_section import TrainingSection
 
 PLACE_OF = Callable[[str], str]  # flags.Settings.place: where a key of the recipe stands, for a message
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from .layer_names import check_patterns
+
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
@@ -38,6 +40,24 @@ def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def _profile(given: dict[str, Any]) -> dict[str, Any]:
+    """Which steps are traced (loop/profile.py), with what is not said."""
+    whole: dict[str, Any] = {"start": 10, "steps": 3, "ranks": [0], "memory": False} | given
+    ranks = whole["ranks"] if isinstance(whole["ranks"], list) else [whole["ranks"]]
+    counts = all(type(count) is int and count >= 0 for count in [whole["start"], whole["steps"], *ranks])
+    if (
+        len(whole) > 4
+        or type(whole["memory"]) is not bool
+        or not counts
+        or 0 in (whole["start"], whole["steps"])
+        or not ranks
+    ):
+        raise ValueError(
+            "{start: STEP, steps: NUMBER, ranks: [RANK, ...], memory: true or false}, each of which may be left out"
+        )
+    return whole | {"ranks": ranks}
+
+
 def _steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
@@ -65,8 +85,24 @@ def _words_or_none(value: Any) -> Any:
     return [] if value in ("none", ["none"]) else _words(value)
 
 
+def _tokens(value: Any) -> Any:
+    """Texts and ids of tokens; digits are an id."""
+    words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
+    if not isinstance(words, list):
+        return words
+    return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
+
+
 def _words_or_all(value: Any) -> Any:
-    return value if value == "all-linear" else _words(value)
+    words = value if value == "all-linear" else _words(value)
+    if isinstance(words, list):
+        check_patterns(word for word in words if isinstance(word, str))
+    return words
+
+
+def _by_pattern(table: dict[str, Any]) -> dict[str, Any]:
+    check_patterns(table)
+    return table
 
 
 def _words_or_experts(value: Any) -> Any:
@@ -90,10 +126,14 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 Steps = Annotated[int, AfterValidator(_steps)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
+Profile = Annotated[Table, AfterValidator(_profile)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
+Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]
+Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_by_pattern)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)

@@ -98,6 +98,7 @@ class Run:
     mark: the token in the directory by which it is known again
     aside: where --fresh moved the directory's earlier run, on the rank that did
     owned: the open file whose lock says that this process has the directory
+    uploads: what brings it to object storage, on the rank that does (checkpoint/remote.py: Uploads)
 
     From divide() on, where it has several replicas, world is this rank's replica, and
     directory: where that keeps its checkpoints; home: the directory of the whole run
@@ -123,6 +124,7 @@ class Run:
     mark: str = ""
     aside: Path | None = None
     owned: owner.Owned | None = None
+    uploads: Any = None
     home: Path = None  # type: ignore[assignment]  # until __post_init__
     peers: Any = None
 

@@ -96,4 +96,6 @@ def say_finished(settings: Settings, directory: Path) -> None:
     """Say that the run reached its end before: the same command asks for nothing more."""
     supervised.note(marker=True)
     key, value = length(settings.recipe.training.model_dump())
-    print(f"This run is finished: {directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")
+    print(
+        f"This run is finished: {settings.remote or directory} (--{key} above {value:g} lengthens it, --fresh begins it anew)."
+    )

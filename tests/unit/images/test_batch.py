@@ -11,6 +11,8 @@ import torch
 from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate
 from brigade.train.images import processor as processors
+from brigade.train.model import tower_inputs
+from brigade.train.model.tower_inputs import TOWER
 from brigade.train.parallel.sequence import DividedSequences, cut_before_decoder
 from brigade.train.recipe.objectives import ANSWERS
 from brigade.train.upstream import image_masks
@@ -19,7 +21,7 @@ from testing.vision_configs import KINDS, MODELS, QUICK
 
 # Images, by their sizes, of each sample; they stand within its text.
 SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]
-NOT_FOR_LOGITS = {ABOUT, "labels", "logits_to_keep", "shift_labels"}
+NOT_FOR_LOGITS = {ABOUT, TOWER, "labels", "logits_to_keep", "shift_labels"}
 EVERY = [
     (kind, how) for kind in MODELS for how in ("sdpa", "varlen") if how == "sdpa" or not processors.models()[kind].masks
 ]
@@ -218,6 +220,24 @@ def test_a_token_of_images_without_an_image_is_refused(kind, vision):
     lonely = sequence(model, 3) | {"images": []}
     with pytest.raises(UserError, match="token of images"):
         collated(model, [sequence(model, 0), lonely])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if processors.models()[kind].grids])
+def test_a_tower_that_is_told_of_its_grids_computes_the_same(kind, vision):
+    """Bit for bit; and it reads what it is told."""
+    model = vision(kind)
+    made, batch = model.model(), flat(model)
+    told = batch[TOWER]
+    tower_inputs.take_over(made)
+    with torch.no_grad():
+        alone = logits_of(made, batch)
+        known = tower_inputs.MADE.set(told)
+        try:
+            assert torch.equal(logits_of(made, batch), alone)
+            tower_inputs.MADE.set({**told, "position_ids": told["position_ids"].flip(0)})
+            assert not torch.equal(logits_of(made, batch), alone)
+        finally:
+            tower_inputs.MADE.reset(known)
 
 
 # ---- sequences that ranks divide -------------------------------------------------------------------------------------

@@ -1,0 +1,220 @@
+"""A run whose output is in object storage: written locally first, uploaded behind training, brought back to a bare host.
+
+    URL/checkpoint-N/...  then URL/checkpoint-N/brigade.json     a checkpoint is whole there once its manifest is
+    URL/run.yaml, events.jsonl, report.html, ...                 after each checkpoint and at the end
+    URL/model.safetensors, ...  then URL/success.json            at the end
+
+One rank uploads, in a thread: it has the directory in which checkpoints are whole. A newer checkpoint takes the place of one that
+waits, so training never waits for the network.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import UserError
+from ...errors.console import counted
+from .. import storage
+from ..cluster import World
+from ..distributed import ranks
+from ..recipe.files import parse_yaml, read_yaml
+from ..recipe.flags import Settings
+from ..run import directory as runs
+from ..run.leftovers import SAVING
+from ..storage import in_words
+from ..upstream.unpickling import is_inside
+from . import manifest
+from .uploads import MARKERS, Uploads, best_of, is_record
+
+PLACE = "flag --output_dir"
+
+
+# ---- bringing a run to a host ----------------------------------------------------------------------------------------
+def bring_records(settings: Settings, world: World) -> None:
+    """Bring what the storage has of this run besides weights, where it knows more than this host's directory. A collective.
+
+    Ends all ranks with one message where the storage cannot be written, holds another run or something that is none, or is
+    occupied and --fresh is given.
+    """
+    if not settings.remote:
+        return
+
+    def bring() -> None:
+        directory, remote = settings.directory(""), storage.open_storage(settings.remote, PLACE)
+        with in_words(settings.remote, PLACE):
+            if world.is_main_rank:
+                remote.probe()
+            there = remote.sizes()
+        _check_free(settings, there)
+        if runs.RECORD not in there:
+            return
+        if (directory / runs.RECORD).is_file():
+            with in_words(settings.remote, PLACE):
+                _check_same(settings, directory, remote.read(runs.RECORD))
+        newest = max(_whole(remote, there), default=0) if runs.SUCCESS not in there else sys.maxsize
+        if (directory / runs.RECORD).is_file() and newest <= max(runs.whole_checkpoints(directory), default=0):
+            return  # this host was there when it was written
+        if (directory / runs.SUCCESS).is_file():
+            return
+        records = [name for name in there if is_record(name)]
+        with in_words(settings.remote, PLACE):
+            for name in sorted(records, key=lambda name: (name in MARKERS, name)):
+                remote.get(name, directory / name)
+
+    _on_each_host(world, bring)
+
+
+def bring_checkpoint(run: runs.Run) -> None:
+    """Download the newest whole checkpoint of the storage where this host has only older ones, and the best one with it. A
+    collective. One whose bytes are not those of its manifest is left out, and the one before it taken."""
+    settings = run.settings
+    if not settings.remote or settings.fresh or settings.resume_from_checkpoint:
+        return
+
+    def bring() -> None:
+        remote = storage.open_storage(settings.remote, PLACE)
+        with in_words(settings.remote, PLACE):
+            whole = _whole(remote, remote.sizes())
+        here = [path for path in runs.checkpoints(run.directory) if manifest.flaw(path) is None]
+        newest = runs.step_of(here[0]) if here else -1
+        for step in sorted(whole, reverse=True):
+            if step <= newest:
+                return
+            with in_words(settings.remote, PLACE):
+                folder = _download(remote, f"checkpoint-{step}", whole[step], run.directory)
+            if folder is None:
+                continue
+            best = best_of(folder)
+            if best in whole and not (run.directory / f"checkpoint-{best}").exists():
+                with in_words(settings.remote, PLACE):
+                    _download(remote, f"checkpoint-{best}", whole[best], run.directory)
+            return
+
+    _on_each_host(run.world, bring)
+
+
+def _on_each_host(world: World, work: Callable[[], None]) -> None:
+    """Call `work` on rank 0, then on the first rank of every other host, which may see the same directory."""
+    with ranks.agreed(world):
+        if world.is_main_rank:
+            work()
+    with ranks.agreed(world):
+        if world.local_rank == 0 and not world.is_main_rank:
+            work()
+
+
+def _check_free(settings: Settings, there: Mapping[str, int]) -> None:
+    """Raise UserError where what lies at the URL is no run's, or where --fresh would have to move it aside."""
+    objects = [name for name in there if not name.startswith(".probe-")]
+    if not objects:
+        return
+    other = f"--output_dir {settings.remote}-2"
+    if settings.fresh:
+        problem = f"it holds {counted(len(objects), 'object')}, and objects cannot be moved aside as a directory is"
+        raise UserError(settings.remote, problem, f"leave --fresh out to continue that run, remove it, or give {other}")
+    if runs.RECORD not in there:
+        problem = f"it holds objects ({objects[0]}), but no {runs.RECORD}: it is not a run's"
+        raise UserError(settings.remote, problem, f"name a folder of its own: {other}")
+
+
+def _check_same(settings: Settings, directory: Path, text: bytes) -> None:
+    """Raise UserError where the run in the storage and that in the local directory are two."""
+    try:
+        there = (parse_yaml(text.decode()).get("run") or {}).get("identity")
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError):
+        raise UserError(
+            settings.remote, f"its {runs.RECORD} is not what a run has written", "name another folder"
+        ) from None
+    here = (read_yaml(directory / runs.RECORD).get("run") or {}).get("identity")
+    if there != here:
+        problem = f"it holds another run ({there}) than {directory}, where it lies on this host ({here})"
+        cure = f"move {directory} away, or name a folder of its own: --output_dir {settings.remote}-2"
+        raise UserError(settings.remote, problem, cure)
+
+
+def _whole(remote: storage.Storage, there: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    """Return step -> manifest of each checkpoint of which every file is there with its size."""
+    found = {}
+    for name in there:
+        folder, _, file = name.partition("/")
+        step = folder.removeprefix("checkpoint-")
+        if file != manifest.RECORD or not step.isdecimal() or not folder.startswith("checkpoint-"):
+            continue
+        with suppress(ValueError):  # no manifest of ours
+            record = manifest.parsed(remote.read(name).decode())
+            sizes, folders = manifest.sizes(record), record.get("folders", ())
+            if all(map(is_inside, (*sizes, *folders))) and all(
+                there.get(f"{folder}/{file}") == sizes[file] for file in sizes
+            ):
+                found[int(step)] = record
+    return found
+
+
+def _download(remote: storage.Storage, name: str, record: Mapping[str, Any], directory: Path) -> Path | None:
+    """Return the checkpoint, downloaded and compared with its manifest; None where its bytes are other ones."""
+    aside, final = directory / SAVING / f"{name}.brought", directory / name
+    print(f"Downloading {name} from {remote.url}.", flush=True)
+    began, files = time.perf_counter(), manifest.sizes(record)
+    for file in (*files, manifest.RECORD):
+        remote.get(f"{name}/{file}", aside / file)
+    for folder in record.get("folders", ()):
+        (aside / folder).mkdir(parents=True, exist_ok=True)
+    if problem := manifest.flaw(aside) or manifest.damage(aside):
+        print(f"warning: {remote.url}/{name} is left out: {problem}", file=sys.stderr, flush=True)
+        return None
+    if final.exists():  # it is not whole, or it would not have been downloaded
+        final.rename(directory / SAVING / f"{name}.flawed")
+    aside.rename(final)
+    gib, seconds = sum(files.values()) / 2**30, time.perf_counter() - began
+    print(f"Downloaded {gib:.2f} GiB in {seconds:.1f} s.", flush=True)
+    return final
+
+
+# ---- uploading a run -------------------------------------------------------------------------------------------------
+def begin(run: runs.Run) -> runs.Run:
+    """Return the run with its uploads, on the rank that makes them: markers of an earlier end go, run.yaml comes, and so does a
+    whole checkpoint that the storage lacks. A collective."""
+    if not run.settings.remote:
+        return run
+    with ranks.agreed(run.world):
+        if run.world.is_main_rank:
+            limit = run.settings.recipe.training.save_total_limit
+            uploads = Uploads(storage.open_storage(run.settings.remote, PLACE), run.directory, limit)
+            with in_words(run.settings.remote, PLACE):
+                uploads.storage.remove(marker for marker in MARKERS if not (run.directory / marker).exists())
+                uploads.put_records()
+            uploads.add_newest()
+            run = replace(run, uploads=uploads)
+    return run
+
+
+def finish(run: runs.Run) -> None:
+    """Upload what a run that has ended leaves. A collective. Ends all ranks with one message where something is not there."""
+    if run.settings.remote:
+        with ranks.agreed(run.world):
+            if run.uploads:
+                run.uploads.finish()
+
+
+def upload_rest(settings: Settings, world: World) -> None:
+    """Upload what a finished run has left here, where its storage lacks the marker of its end. A collective."""
+    if not settings.remote:
+        return
+    with ranks.agreed(world):
+        directory = settings.directory("")
+        if not world.is_main_rank or not (directory / runs.SUCCESS).is_file():
+            return
+        uploads = Uploads(
+            storage.open_storage(settings.remote, PLACE), directory, settings.recipe.training.save_total_limit
+        )
+        with in_words(settings.remote, PLACE):
+            there = runs.SUCCESS in uploads.storage.sizes() and uploads.storage.read(runs.SUCCESS)
+        if there != (directory / runs.SUCCESS).read_bytes():
+            uploads.add_newest()
+            uploads.finish()

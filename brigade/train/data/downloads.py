@@ -1,0 +1,48 @@
+"""Data files in object storage: each version of one is downloaded once to the cache, and a run reads the copy.
+
+The data's fingerprint is of the content, as that of local files is: where the objects lie, and when they were written, is no part
+of it.
+"""
+
+import fnmatch
+import hashlib
+from pathlib import Path, PurePosixPath
+
+from ...errors import UserError
+from .. import cache
+from ..storage import Storage, in_words, open_storage
+
+
+def downloaded(pattern: str, place: str) -> list[Path]:
+    """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
+    downloaded once to a cache. Raise UserError at `place` where there is none, or none can be had."""
+    fixed, wild = pattern, ""
+    if any(sign in pattern for sign in "*?["):
+        first = min(pattern.index(sign) for sign in "*?[" if sign in pattern)
+        fixed = pattern[:first].rpartition("/")[0]
+        wild = pattern[len(fixed) + 1 :]
+    else:
+        fixed, _, wild = pattern.rpartition("/")
+    remote = open_storage(fixed, place)
+    with in_words(fixed, place):
+        names = sorted(name for name in remote.sizes() if _matches(name, wild))
+        copies = [_copy(remote, name) for name in names]
+    if not copies:
+        raise UserError(place, f"there is no object {pattern!r}", "check the bucket and the path")
+    return copies
+
+
+def _matches(name: str, wild: str) -> bool:
+    """Whether an object's name fits a pattern, in which `*` stands for no slash, and `**` for any folders."""
+    if "**" in wild:
+        return fnmatch.fnmatchcase(name, wild) or fnmatch.fnmatchcase(name, wild.replace("**/", ""))
+    return name.count("/") == wild.count("/") and fnmatch.fnmatchcase(name, wild)
+
+
+def _copy(remote: Storage, name: str) -> Path:
+    version = f"{remote.url}/{name} {remote.version(name)}"
+    folder = cache.cache_directory("objects") / hashlib.sha256(version.encode()).hexdigest()[:32]
+    file = PurePosixPath(name).name
+    return (
+        cache.once(folder, lambda there: (there / file).is_file(), lambda aside: remote.get(name, aside / file)) / file
+    )

@@ -1,0 +1,112 @@
+"""Architectures without formulas are described by their own code, and what cannot be described says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from brigade.errors import UserError
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.job import Job
+from brigade.plan.costs.layer import layer_ops
+from brigade.plan.shape import from_code as shape_from_code
+from brigade.plan.shape import traced_model
+from brigade.plan.shape.find import described
+from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.lora import lora_parameters
+from brigade.plan.shape.model_shape import FAMILIES
+from brigade.plan.shape.trace import trace
+from brigade.plan.shape.trace_settings import TraceSettings
+from testing.small_configs import EXPERTS, LENGTH, NEOX, OLD, SMALL
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
+    return tmp_path / "digests"
+
+
+DEEPSEEK = {**OLD, "intermediate_size": 96, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+            "v_head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 2,
+            "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("family, values", [
+    ("falcon", OLD), ("starcoder2", SMALL), ("olmo2", SMALL), ("gpt_bigcode", OLD), ("bloom", OLD), ("cohere2", SMALL),
+    ("deepseek_v3", DEEPSEEK), ("olmoe", SMALL | EXPERTS),
+])  # fmt: skip
+def test_an_unknown_architecture_is_described(family, values):
+    document = {"model_type": family, **values}
+    assert family not in FAMILIES
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert 0 <= shape.final_norm <= 4 * shape.hidden  # nothing is left that is neither embedding, head nor layer
+    assert shape.layers == values["num_hidden_layers"] and shape.active <= shape.parameters
+    assert estimate(Job(shape, LENGTH)).memory.activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
+    assert trace(document, TraceSettings(LENGTH)).kept > 0
+
+
+def test_products_of_latent_attention_are_counted():
+    """DeepSeek-V3's: queries, keys and values by way of narrower vectors; its first layers' MLPs are wider than its experts."""
+    document = {"model_type": "deepseek_v3", **DEEPSEEK, "intermediate_size": 320}
+    shape = described(document, "x")
+    with torch.device("meta"):
+        layers = traced_model.decoder_layers(traced_model.build(document))[2]
+    dense = sum(module.weight.numel() for module in layers[0].modules() if isinstance(module, torch.nn.Linear))
+    flops = sum(op.flops for op in layer_ops(Job(shape, LENGTH), False) if op.name != "attention")
+    assert flops == 2 * dense and shape.ffn == 320
+    assert lora_parameters(replace(shape, adapted=0, moe_layers=0), 1) == 3 * sum(
+        module.in_features + module.out_features
+        for module in layers[0].modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+
+
+def test_experts_of_an_unknown_architecture():
+    shape = described({"model_type": "deepseek_v3", **DEEPSEEK}, "x")
+    assert (shape.experts, shape.top_k, shape.moe_layers, shape.expert_ffn, shape.shared_ffn) == (8, 2, 2, 64, 64)
+    assert (shape.head_dim, shape.kv_heads) == (32, 4)
+    assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    "family, values",
+    [
+        ("llama", SMALL),
+        ("qwen3", SMALL),
+        ("gpt2", OLD),
+        ("qwen3_moe", SMALL | EXPERTS),
+        ("gpt_neox", NEOX),
+        ("phi3", SMALL | {"pad_token_id": 0}),
+    ],
+)
+def test_measured_and_known_shapes_agree(family, values):
+    document = {"model_type": family, **values}
+    known, seen = shape_of(document, "x"), shape_from_code.shape_from_model(document)
+    for name in ("parameters", "active", "embedding", "head", "kv_heads", "head_dim", "ffn", "expert", "layer_matmul"):
+        assert getattr(known, name) == getattr(seen, name), name
+    assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm
+    assert lora_parameters(known, 8) == lora_parameters(seen, 8)
+
+
+def test_a_name_with_three_letters_of_a_state_space_model_is_none():
+    assert described({"model_type": "seed_oss", **SMALL}, "x").layers == 5  # its MLP is a SeedOssMLP
+
+
+def test_norms_without_weights_are_described():
+    assert described({"model_type": "diffllama"}, "x").family.norms == 2
+
+
+@pytest.mark.parametrize(
+    "family, says",
+    [
+        ("mamba", "linear_attention"),
+        ("rwkv", "RwkvBlock"),
+        ("t5", "has an encoder and a decoder"),
+        ("none", "not known"),
+    ],
+)
+def test_what_cannot_be_described_says_so(family, says):
+    with pytest.raises(UserError, match=says):
+        described({"model_type": family}, "x")

@@ -1,0 +1,287 @@
+"""Uploads, downloads and their rules, on fsspec's storage in memory; what a user is told where storage refuses."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from brigade.errors import UserError
+from brigade.train import storage, urls
+from brigade.train.checkpoint import manifest, remote, uploads
+from brigade.train.checkpoint.uploads import Uploads
+from brigade.train.data.layout import paths_of
+from brigade.train.recipe import flags
+
+URL = "memory://bucket/runs/one"
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(uploads, "PAUSES", (0.0, 0.0))
+    monkeypatch.setenv("BRIGADE_LOCAL_OUTPUT", str(tmp_path / "outputs"))
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+def checkpoint(directory, step, content="weights", best=None):
+    """A whole checkpoint of a few files, as Saving leaves it."""
+    folder = directory / f"checkpoint-{step}"
+    (folder / "global_step" / "empty").mkdir(parents=True)
+    (folder / "model.safetensors").write_text(f"{content} of {step}")
+    (folder / "global_step" / "states.pt").write_text("states")
+    (folder / "trainer_state.json").write_text(
+        json.dumps({"best_model_checkpoint": best and f"/elsewhere/checkpoint-{best}"})
+    )
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": manifest.checksum(path)}
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    manifest.write(folder, {"step": step}, files, ["global_step/empty"])
+    return folder
+
+
+@pytest.fixture
+def directory(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.yaml").write_text("run: {identity: abc}\n")
+    return folder
+
+
+def there():
+    return storage.open_storage(URL, "").sizes()
+
+
+def whole():
+    found = storage.open_storage(URL, "")
+    return sorted(remote._whole(found, found.sizes()))
+
+
+def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path):
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+    folder = checkpoint(directory, 4)
+    up.add(folder)
+    up.wait()
+    found = storage.open_storage(URL, "")
+    record = remote._whole(found, there())[4]
+    (tmp_path / "other").mkdir()
+    brought = remote._download(found, "checkpoint-4", record, tmp_path / "other")
+    assert manifest.flaw(brought) is None and manifest.damage(brought) is None
+    assert (brought / "global_step/empty").is_dir()
+    assert {path.name for path in brought.rglob("*")} == {path.name for path in folder.rglob("*")}
+
+
+def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys):
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+    up.add(checkpoint(directory, 4))
+    up.wait()
+    memory.pipe(f"{URL}/checkpoint-4/global_step/states.pt", b"stales")
+    found = storage.open_storage(URL, "")
+    (tmp_path / "other").mkdir()
+    assert remote._download(found, "checkpoint-4", remote._whole(found, there())[4], tmp_path / "other") is None
+    assert "checkpoint-4 is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil"])
+def test_a_manifest_names_no_file_elsewhere(name, directory, memory):
+    folder = checkpoint(directory, 4)
+    record = json.loads((folder / "brigade.json").read_text())
+    manifest.write(folder, {"step": 4}, record["files"] | {name: {"bytes": 1, "checksum": "0"}})
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"{URL}/checkpoint-4/{path.relative_to(folder)}", path.read_bytes())
+    assert whole() == []
+
+
+def test_older_ones_go_and_the_best_stays(directory):
+    up = Uploads(storage.open_storage(URL, ""), directory, 2)
+    for step in (2, 4, 6, 8):
+        up.add(checkpoint(directory, step, best=2))
+        up.wait()
+    assert whole() == [2, 8]
+    assert {name.partition("/")[0] for name in there() if name.startswith("checkpoint")} == {
+        "checkpoint-2",
+        "checkpoint-8",
+    }
+
+
+def test_a_newer_one_takes_the_place_of_one_that_waits(directory, monkeypatch):
+    go, begun = threading.Event(), threading.Event()
+    up = Uploads(storage.open_storage(URL, ""), directory, None)
+    put = up.storage.put
+
+    def slow(contents):
+        begun.set()
+        assert go.wait(20)
+        put(contents)
+
+    monkeypatch.setattr(up.storage, "put", slow)
+    folders = [checkpoint(directory, step) for step in (2, 4, 6)]
+    up.add(folders[0])
+    assert begun.wait(20)
+    up.add(folders[1])
+    up.add(folders[2])
+    assert [up.holds(folder) for folder in folders] == [True, False, True]
+    go.set()
+    up.wait()
+    assert whole() == [2, 6] and not up.holds(folders[2])
+
+
+def test_the_best_is_uploaded_though_a_newer_one_took_its_place(directory):
+    up = Uploads(storage.open_storage(URL, ""), directory, 2)
+    checkpoint(directory, 2)
+    up.add(checkpoint(directory, 4, best=2))
+    up.wait()
+    assert whole() == [2, 4]
+
+
+def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch):
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+    put, failing = up.storage.put, True
+
+    def cut(contents):
+        if failing and any("trainer_state.json" in name for _, name in contents):
+            raise OSError("the network is away")
+        put(contents)
+
+    monkeypatch.setattr(up.storage, "put", cut)
+    up.add(checkpoint(directory, 2))
+    up.wait()
+    assert whole() == [] and there() and up.late[0].name == "checkpoint-2"
+    assert "checkpoint-2 could not be uploaded: " in capsys.readouterr().err
+    failing = False
+    up.add(checkpoint(directory, 4))
+    up.wait()
+    assert whole() == [4] and up.late is None
+    assert not [name for name in there() if name.startswith("checkpoint-2/")]
+
+
+def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch):
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+    up.add(folder := checkpoint(directory, 2))
+    up.wait()
+    shutil.rmtree(folder)
+    seen = []
+    put = up.storage.put
+    monkeypatch.setattr(up.storage, "put", lambda contents: (seen.append(whole()), put(contents)))
+    up.add(checkpoint(directory, 2, content="others"))
+    up.wait()
+    assert seen[0] == [] and whole() == [2]
+    assert storage.open_storage(URL, "").read("checkpoint-2/model.safetensors") == b"others of 2"
+
+
+def test_the_end_uploads_the_rest_with_its_marker_last(directory, monkeypatch):
+    for name in ("model.safetensors", "success.json", ".owner", "stop"):
+        (directory / name).write_text(name)
+    (directory / "link.json").symlink_to("/etc/passwd")
+    (directory / "heartbeats").mkdir()
+    (directory / "heartbeats" / "rank-0.json").write_text("{}")
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+    order, put = [], up.storage.put
+    monkeypatch.setattr(up.storage, "put", lambda contents: (order.extend(name for _, name in contents), put(contents)))
+    up.finish()
+    assert sorted(there()) == ["model.safetensors", "run.yaml", "success.json"] and order[-1] == "success.json"
+
+
+def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch):
+    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+
+    def away(contents):
+        raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7")
+
+    monkeypatch.setattr(up.storage, "put", away)
+    with pytest.raises(UserError, match="the same command uploads the rest") as raised:
+        up.finish()
+    assert raised.value.code == 1 and str(directory) in raised.value.cure
+
+
+# ---- names and errors --------------------------------------------------------------------------------------------
+def test_where_it_lies_locally(tmp_path):
+    settings = flags.load(["--output_dir", "s3://bucket/team/one/"])
+    assert settings.remote == "s3://bucket/team/one"
+    assert settings.directory("ddp") == tmp_path / "outputs/s3/bucket/team/one"
+    assert flags.load(["--output_dir", "runs/one"]).remote == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--output_dir", "s3://key:secret@bucket/one"], "holds credentials"),
+        (["--output_dir", "s3://bucket/../one"], "has a part"),
+        (["--output_dir", "s3://"], "names no bucket"),
+        (["--output_dir", "s3://bucket/one", "--sync_every", "5"], "replicas"),
+        (["--resume_from_checkpoint", "s3://bucket/one/checkpoint-4"], "is read from a disk"),
+    ],
+)
+def test_urls_that_are_refused(words, problem):
+    with pytest.raises(UserError, match=problem) as raised:
+        flags.load(words)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme, package", [("abfs", "adlfs"), ("nonesuch", "take s3://")])
+def test_a_scheme_without_its_package_names_it(scheme, package):
+    with pytest.raises(UserError, match=package):
+        storage.open_storage(f"{scheme}://bucket/one", "flag --output_dir")
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "said"),
+    [
+        ("s3://b/one", "AWS Error NO_SUCH_BUCKET during PutObject operation", "there is no bucket 'b'"),
+        ("s3://b/one", "AWS Error ACCESS_DENIED during PutObject operation", "no credentials"),
+        ("s3://b/one", "AWS Error INVALID_ACCESS_KEY_ID during PutObject", "are not known there"),
+        ("s3://b/one", "AWS Error NETWORK_CONNECTION curlCode: 6", "cannot be reached"),
+        ("gs://b/one", "Could not create a OAuth2 access token", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("gs://b/one", "google::cloud::Status(PERMISSION_DENIED: no)", "may not do that"),
+        ("s3://b/one", "something else\nin two lines", "something else"),
+    ],
+)
+def test_errors_are_told_in_a_users_terms(url, words, said, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert said in str(storage.explained(OSError(words), url, "flag --output_dir"))
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+def test_data_is_downloaded_once_for_each_version(memory, monkeypatch):
+    for name in ("a-1.jsonl", "a-2.jsonl", "b.jsonl", "deeper/a-3.jsonl"):
+        memory.pipe(f"memory://bucket/data/{name}", name.encode())
+    found = paths_of("memory://bucket/data/a-*.jsonl", "x")
+    assert [(path.name, path.read_text()) for path in found] == [(f"a-{n}.jsonl", f"a-{n}.jsonl") for n in (1, 2)]
+    assert [path.name for path in paths_of("memory://bucket/data/**/*.jsonl", "x")][-1] == "a-3.jsonl"
+    monkeypatch.setattr(storage._Fsspec, "get", None)  # nothing is downloaded again
+    assert paths_of("memory://bucket/data/a-*.jsonl", "x") == found
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="there is no object"):
+        paths_of("memory://bucket/data/c.jsonl", "data.train_file")
+
+
+# ---- the Hub -----------------------------------------------------------------------------------------------------
+def test_what_goes_to_the_hub_together_is_one_commit(directory, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.hf_file_system import HfFileSystemResolvedRepositoryPath
+
+    commits = []
+    place = HfFileSystemResolvedRepositoryPath("model", "me/runs", "main", "one")
+    monkeypatch.setattr(huggingface_hub.HfFileSystem, "resolve_path", lambda *_: place)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "create_commit", lambda self, *about, **options: commits.append((about, options))
+    )
+    up = Uploads(storage.open_storage("hf://me/runs/one", ""), directory, None)
+    up._put([(directory / "run.yaml", "run.yaml"), (b"{}", "events.jsonl")])
+    ((name, operations), options), = commits  # fmt: skip
+    assert name == "me/runs" and [each.path_in_repo for each in operations] == ["one/run.yaml", "one/events.jsonl"]
+    assert options["repo_type"] == "model" and options["revision"] == "main"
+
+
+def test_local_copies_of_a_url_have_safe_names():
+    assert urls.local_of("s3://b/one") == Path(urls.local_of("s3://b/one/"))

@@ -1,0 +1,89 @@
+"""Layers of different sizes, as Gemma 4 has them: what is counted of them, against the trace."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+from brigade.errors import UserError
+from brigade.plan.choice import job_of_run
+from brigade.plan.choice.search import KNOWN
+from brigade.plan.costs.job import FUSED, Job
+from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.plan.costs.step_time import layer_seconds
+from brigade.plan.hardware import gpu
+from brigade.plan.shape import traced_model
+from brigade.plan.shape.find import described
+from brigade.plan.shape.trace import trace
+from testing.small_configs import LENGTH, config
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
+    return tmp_path / "digests"
+
+
+# Gemma 4's three kinds of model: keys and values of an earlier layer, with a second embedding; keys that are the values; experts
+# beside a dense MLP. One in three layers sees all tokens, by wider heads.
+TURNS = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+GEMMA = {"layer_types": TURNS, "num_hidden_layers": 12, "sliding_window": 128, "hidden_size": 256, "global_head_dim": 512,
+         "head_dim": 64, "final_logit_softcapping": 30.0, "vocab_size": 8000}  # fmt: skip
+KEYS = {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+}
+MIXED = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 96}
+OWN_SIZES = {
+    "shared": {"num_kv_shared_layers": 6, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 1000,
+               "use_double_wide_mlp": True},
+    "keys": KEYS,
+    "experts": KEYS | MIXED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", [frozenset(), FUSED], ids=["torch", "fused"])
+@pytest.mark.parametrize("name", OWN_SIZES)
+def test_layers_of_different_sizes_agree(name, kernels):
+    """What all layers keep within 4 %, what one needs at its peak within 20 %; windows are hidden by masks, as SDPA has them."""
+    document = config("gemma4_text", **GEMMA | OWN_SIZES[name])
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert sum(one.layers for one in shape.sizes) == 12 and shape.masked
+    job = Job(shape, LENGTH, loss="released", kernels=kernels)
+    found = trace(document, settings_of(job))
+    kept = activation_bytes(job)[0]
+    assert 12 * kept == pytest.approx(found.kept, rel=0.04) and logit_bytes(job) == pytest.approx(found.loss, rel=0.05)
+    again = replace(job, checkpointing="full")
+    found = trace(document, settings_of(again))
+    assert activation_bytes(again)[1] == pytest.approx(found.back, rel=0.2)
+    assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
+
+
+def test_layers_that_differ_in_something_else_are_refused():
+    heads = [4, 8] * 2
+    document = {"model_type": "laguna", "num_hidden_layers": 4, "num_attention_heads_per_layer": heads}
+    with pytest.raises(UserError, match="its layers differ in num_attention_heads"):
+        described(document, "x")
+
+
+def test_layers_of_different_sizes_are_counted_by_kind():
+    shape = described(config("gemma4_text", **GEMMA | OWN_SIZES["shared"]), "x")
+    assert [(one.layers, one.head_dim, one.window, one.made, one.ffn) for one in shape.sizes] == [
+        (4, 64, 128, 2, 352), (2, 512, 0, 2, 352), (4, 64, 128, 0, 704), (2, 512, 0, 0, 704),
+    ]  # fmt: skip
+    assert [(one.layers, one.head_dim, one.made) for one in described(config("gemma4_text", **GEMMA | KEYS), "x").sizes] == [
+        (8, 64, 2), (4, 512, 1),
+    ]  # fmt: skip
+    # Two in three layers see 128 tokens, by heads of which eight are as wide as one of the others'.
+    assert shape.attended(1024) == pytest.approx((8 * 128 / 8 + 4 * 1024) / 12)
+    for axis in ("tensor", "context", "pipeline"):
+        with pytest.raises(UserError, match="layers of different sizes"):
+            Job(shape, 1000, **{axis: 2})
+    assert not any(KNOWN[axis](shape) for axis in ("tensor", "sequence", "stages"))
+    job = Job(shape, 1000)
+    assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(job))), "run.yaml") == job
