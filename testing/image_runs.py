@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 # Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
 IN_TENSOR_GROUPS = (
-    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", "smolvlm", "internvl", f"llava_onevision{EVEN}", "mistral3",
+    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", f"smolvlm{EVEN}", "internvl", f"llava_onevision{EVEN}", "mistral3",
 )  # fmt: skip
 TENSOR_GROUPS = {"ddp_tp2": 2, "zero1_tp2": 2, "zero2_tp2": 4, "zero3_tp2": 2, "fsdp2_tp2": 4}
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES, **axes.STRATEGIES}
@@ -88,7 +88,7 @@ VARIANTS: dict[str, list[str]] = {
     CHECKPOINTING: ["--activation_checkpointing", "true"],
     ADAPTERS: _LORA,
     EVERYWHERE: [*_LORA, "--lora_parts", "language,vision_tower"],
-    RSLORA: [*_LORA, "--use_rslora", "true"],
+    RSLORA: [*_LORA, "--use_rslora", "true", "--learning_rate", "0.05"],  # four times LoRA's scale
     DORA: [*_LORA, "--use_dora", "true"],
     QLORA: [*_LORA, "--load_in_4bit", "true"],
     QDORA: [*_LORA, "--load_in_4bit", "true", "--use_dora", "true"],
@@ -147,7 +147,7 @@ OF_LOOP: dict[str, dict[str, Any]] = {
     TOWER: {"freeze_vision_tower": False},
     ADAPTERS: _ADAPTED,
     EVERYWHERE: _ADAPTED | {"adapts_tower": True},
-    RSLORA: _ADAPTED | {"use_rslora": True},
+    RSLORA: _ADAPTED | {"use_rslora": True, "learning_rate": 0.05},
     DORA: _ADAPTED | {"use_dora": True},
     QLORA: _ADAPTED | {"load_in_4bit": True},
     QDORA: _ADAPTED | {"load_in_4bit": True, "use_dora": True},
