@@ -1,5 +1,6 @@
 """Each Chinese page says what its English twin says: the same sections, code, keys, figures and links."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ ENGLISH = {path: REPOSITORY / "docs" / path.name for path in sorted(REPOSITORY.g
 ENGLISH[REPOSITORY / "README.zh-CN.md"] = REPOSITORY / "README.md"
 by_page = pytest.mark.parametrize("chinese", ENGLISH, ids=lambda path: str(path.relative_to(REPOSITORY)))
 LANGUAGES = re.compile(r"^\[English\]\((.+?)\) · \[中文\]\((.+?)\)$", re.MULTILINE)
-HEADING = re.compile(r"^#+ (?=.*$)", re.MULTILINE)
+HEADING = re.compile(r"^#+ ", re.MULTILINE)
 PLANNER = {"plan"}  # "the planner" has no other short name in Chinese
 GUIDES = {"training.md", "launching.md", "choosing.md", "troubleshooting.md", "data.md"}
 
@@ -97,5 +98,5 @@ def test_links_of_a_chinese_page_lead_to_chinese_pages_where_there_are_some(chin
 def test_a_paragraph_in_chinese_is_one_line(chinese):
     """A line break shows as a gap between two characters."""
     lines = chinese.read_text().splitlines()
-    for above, below in zip(lines, lines[1:], strict=False):
+    for above, below in itertools.pairwise(lines):
         assert not (above and re.match(r"[^\s|#<-]", below) and not re.match(r"\d+\. ", below)), below
