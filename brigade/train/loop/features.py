@@ -9,6 +9,7 @@ from . import cast_weights, nonfinite, resharding
 from .early_stopping import EarlyStopping
 from .expert_balance import ExpertBalance
 from .hooks import Feature
+from .profile import profiled
 from .progress import Progress
 from .report_events import ReportEvents
 from .save_interval import SaveInterval
@@ -36,6 +37,7 @@ def attach(trainer: "Trainer", experts: list[ExpertBalance], offered: list[Train
         callbacks.append(Streaming(trainer))
     if cast_weights.applies(trainer):
         callbacks.append(cast_weights.CastWeights())
+    callbacks += profiled(trainer.run)
     callbacks += [StepsDue(), nonfinite.StepGuard(), trainer.nonfinite, *experts]
     callbacks += [each for each in (trainer.router_loss, trainer.router_bias, trainer.preferences) if each]
     if training.early_stopping_patience:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .objectives import ObjectiveKeys
-from .value_types import AtLeastZero, Pairs, Positive, Steps, Table, Trackers, Words
+from .value_types import AtLeastZero, Pairs, Positive, Profile, Steps, Table, Trackers, Words
 
 OWN_OPTIMIZERS = ("lamb", "lars")  # Transformers does not have them: loop/optimizers.py
 
@@ -133,6 +133,9 @@ class TrainingSection(ObjectiveKeys):
     report_to: Trackers = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`. none: no tracker. A tracker
     that needs a package of its own is an error where that is not installed. Where each one writes: docs/report.md."""
+    profile: Profile | None = None
+    """Trace steps with torch.profiler: `{start: 10, steps: 3, ranks: [0]}` writes those from the tenth of this process on into
+    OUTPUT/profile (docs/report.md). `memory: true` also keeps which line allocated what, for the snapshot at out-of-memory."""
     report_page: bool = True
     """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
