@@ -1,4 +1,4 @@
-"""What README and docs name exists: links, files, modules, verbs and flags. Both READMEs have the same commands."""
+"""What README and docs name exists: links, files, modules, verbs and flags."""
 
 import contextlib
 import io
@@ -60,13 +60,6 @@ def helps():
     for passes_on in ("launch", "prepare"):
         found[passes_on] |= found["train.py"]
     return found
-
-
-def test_both_readmes_have_the_same_commands_and_links():
-    english, chinese = ((REPOSITORY / name).read_text() for name in ("README.md", "README.zh-CN.md"))
-    assert commands(english) == commands(chinese)
-    links = r"\]\(([^)]+)\)"
-    assert sorted(re.findall(links, english)) == sorted(re.findall(links, chinese))
 
 
 @by_page
