@@ -13,7 +13,7 @@ from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
 # The states of these have one value for each element of a parameter. bitsandbytes quantises in blocks of what one rank has.
-BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars", "muon")
 # Keys with which DeepSpeed itself divides states anew.
 _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
 

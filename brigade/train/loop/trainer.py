@@ -20,17 +20,16 @@ from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WithFiller, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss
+from ..model import packed_samples, processor_files, sample_by_sample, summed_loss
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
-from ..recipe.parts import has_own_rates, learning_rates
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once, resume_tensorboard
-from . import cast_weights, nonfinite, resharding, saved_model
+from . import cast_weights, nonfinite, parameter_groups, resharding, saved_model
 from .checkpoints import Checkpoints
 from .early_stopping import EarlyStopping
 from .elastic_steps import replica_of
@@ -38,7 +37,7 @@ from .engine import Engine
 from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
 from .hooks import Feature
-from .optimizers import whole_parameter_optimizer
+from .optimizers import own_optimizer
 from .preferences import Preferences
 from .progress import Progress
 from .report_events import ReportEvents
@@ -88,7 +87,7 @@ class Trainer(EvaluatingTrainer):
         training = run.settings.recipe.training
         optimizer = None  # Transformers builds it
         if training.optim in OWN_OPTIMIZERS:
-            optimizer = whole_parameter_optimizer(training.optim, args, training.optim_args)
+            optimizer = own_optimizer(training.optim, args, training.optim_args)
         super().__init__(
             model=model,
             args=args,
@@ -195,13 +194,14 @@ class Trainer(EvaluatingTrainer):
         self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the optimizer as Transformers does, with groups of each part where one has its own learning rate."""
+        """Make the optimizer as Transformers does, with groups of their own for what has another learning rate or is Muon's."""
         is_made = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         training = self.run.settings.recipe.training
-        if has_own_rates(training) and not is_made:
-            rates = learning_rates(training, self.run.batch.learning_rate)
-            parts.divide_groups(optimizer, self.model if model is None else model, rates)
+        if parameter_groups.divides(training) and not is_made:
+            parameter_groups.check(self)
+            model = self.model if model is None else model
+            parameter_groups.divide(optimizer, model, training, self.run.batch.learning_rate)
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:
