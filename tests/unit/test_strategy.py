@@ -91,6 +91,22 @@ def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
     assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--use_peft"], "an adapter's weight is the product"),
+        (["--sync_every", "4"], "replicas that train independently"),
+        (["--ds_config", "ds_configs/zero3_nvme.json"], "from NVMe"),
+        (["--ds_config", "ds_configs/zero1_tp2.json"], "whole matrices"),
+        (["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
+        (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
+    ],
+)
+def test_muon_is_refused_where_no_rank_can_gather_its_matrices(flags, words, pick, mistake):
+    message = mistake(pick, "--optim", "muon", *flags, size=4)
+    assert "flag --optim" in message and words in message
+
+
 @pytest.mark.parametrize("optim", ["lamb", "lars"])
 @pytest.mark.parametrize("name", ["zero1.json", "zero3.json"])
 def test_optimizers_that_need_whole_parameters_are_refused_under_zero(pick, mistake, optim, name):

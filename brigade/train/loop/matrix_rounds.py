@@ -78,7 +78,9 @@ def rounds(matrices: Sequence[Matrix], ranks: int) -> list[list[Matrix]]:
     for layer in zip_longest(*queues, fillvalue=()):
         received, this = 0, list[Matrix]()
         for batch in layer:
-            each = sum(sum((last - first) * len(who) for (first, last), who in matrix.held) for matrix in batch) // ranks
+            each = (
+                sum(sum((last - first) * len(who) for (first, last), who in matrix.held) for matrix in batch) // ranks
+            )
             if this and received + each > RECEIVED:
                 found.append(this)
                 received, this = 0, []

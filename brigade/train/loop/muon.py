@@ -65,7 +65,16 @@ class Muon(torch.optim.Optimizer):
         self._adamw.step()
         # ZeRO-3 steps one of its groups after another, and empties the others meanwhile.
         group_of = {id(owner): group for group in self.param_groups if group[MATRIX] for owner in group["params"]}
-        if group_of and self._exchange is not None:
+        for group in self.param_groups:
+            for owner in group["params"] if group[MATRIX] else ():
+                if "momentum_buffer" not in self.state[owner]:
+                    self.state[owner]["momentum_buffer"] = torch.zeros_like(owner, memory_format=torch.preserve_format)
+        if self._exchange is None:
+            # Before it loads FSDP2's states, torch lets an optimizer make its own by a step of length 0
+            # (distributed/checkpoint/state_dict.py).
+            if any(group["lr"] for group in self.param_groups):
+                raise RuntimeError("Muon steps once divide_matrices() has been called")
+        elif group_of:
             for matrices in self._exchange.rounds_of(frozenset(group_of)):
                 self._round(self._exchange, matrices, group_of)
         return loss
@@ -87,8 +96,6 @@ class Muon(torch.optim.Optimizer):
     def _momentum(self, owner: Tensor, part: slice, group_of: dict[int, dict[str, Any]]) -> Tensor:
         """Take a part's gradient into its momentum, and return what is orthogonalised, in bfloat16."""
         group, state = group_of[id(owner)], self.state[owner]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(owner, memory_format=torch.preserve_format)
         if owner.grad is None:
             return flat(owner)[part].to(torch.bfloat16).zero_()
         gradient, momentum = flat(owner.grad)[part], flat(state["momentum_buffer"])[part]
@@ -113,7 +120,9 @@ class _Exchange:
         self.device, self.rank, self.ranks = device, dist.get_rank() if dist.is_initialized() else 0, len(told)
         self._matrices = divide(list(shapes.values()), told)
         self.parts: dict[Matrix, list[tuple[Range, Tensor, int]]] = {}
-        self._owners = dict[Matrix, int]()  # the tensor with which a matrix is stepped, even where this rank has none of it
+        self._owners = dict[
+            Matrix, int
+        ]()  # the tensor with which a matrix is stepped, even where this rank has none of it
         for matrix in self._matrices:
             self.parts[matrix] = found = []
             for start, stop, owner, offset in held[matrix.parameter]:
@@ -139,9 +148,7 @@ class _Exchange:
         """Return, of each of this rank's parts, its part of the whole matrix's orthogonalised update. A collective."""
         own = [matrix for matrix in matrices if matrix.owner == self.rank]
         wholes = {matrix: torch.empty(matrix.size, dtype=torch.bfloat16, device=self.device) for matrix in own}
-        ways = [
-            (matrix, part, matrix.source(who), matrix.owner) for matrix in matrices for part, who in matrix.held
-        ]
+        ways = [(matrix, part, matrix.source(who), matrix.owner) for matrix in matrices for part, who in matrix.held]
         for (matrix, (first, last)), values in self._send(ways, updates).items():
             wholes[matrix][first:last] = values
         results = {
@@ -149,9 +156,7 @@ class _Exchange:
             for matrix, whole in wholes.items()
         }
         parts = {(matrix, part): results[matrix][slice(*part)] for matrix in own for part, _ in matrix.held}
-        ways = [
-            (matrix, part, matrix.owner, rank) for matrix in matrices for part, who in matrix.held for rank in who
-        ]
+        ways = [(matrix, part, matrix.owner, rank) for matrix in matrices for part, who in matrix.held for rank in who]
         return self._send(ways, parts)
 
     def _send(

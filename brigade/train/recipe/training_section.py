@@ -34,8 +34,8 @@ class TrainingSection(ObjectiveKeys):
     projector_learning_rate: float | None = Field(None, gt=0)
     """With images: the projector's, likewise."""
     learning_rates: Rates = {}
-    """Peak learning rates of parameters whose names in the model a pattern (a regular expression) is found in; the first that fits
-    counts, the schedule scales it as learning_rate, which the others have: `{"embed_tokens|lm_head": 1e-5}`."""
+    """Peak learning rates by patterns of parameters' names in the model, regular expressions: `{"embed_tokens|lm_head": 1e-5}`.
+    The first pattern that is found in a name counts; learning_rate is that of all others."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "constant",
         "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
