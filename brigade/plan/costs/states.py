@@ -55,7 +55,9 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 
 
 def beside_matrices(job: Job) -> float:
-    """Return the share of a model's parameters that are embeddings or the head. Vectors are too few to count."""
+    """Return the share of a model's parameters that the optimizer does not take for matrices. Vectors are too few to count."""
+    if job.optimizer != "muon":
+        return 0.0
     return min(1.0, (job.shape.embedding + job.shape.head) / job.shape.parameters)
 
 

@@ -39,7 +39,8 @@ PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
 # What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
 # hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
 HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
-PAGED = {"paged_adamw_8bit": 2, "paged_adamw": 8}  # bytes per parameter of moments that do not stay on the card
+# Bytes per parameter of moments that do not stay on the card.
+PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
 NVME = 6e9  # bytes per second and node of local disks
 
 

@@ -49,7 +49,8 @@ class TrainingSection(ObjectiveKeys):
     max_grad_norm: AtLeastZero = 1.0
     """0: no clipping."""
     optim: Literal[
-        "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars", "muon"
+        "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor", "lion_32bit",
+        "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "sgd", "lamb", "lars", "muon"
     ] = "adamw_torch_fused"  # fmt: skip
     """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
     optim_args: Pairs | None = None

@@ -14,17 +14,24 @@ OPTIMIZER_BYTES: dict[str, int] = {
     "sgd": 0,
     "adamw_8bit": 2,
     "paged_adamw_8bit": 0,
+    "paged_adamw_32bit": 0,
+    "lion_32bit": 4,
+    "lion_8bit": 1,
+    "paged_lion_32bit": 0,
+    "paged_lion_8bit": 0,
+    "adafactor": 0,  # of a matrix sums of its rows and of its columns, a thousandth
     "muon": 4,
 }
-# What an optimizer has more of parameters that are no matrices of layers: Muon leaves embeddings, head and vectors to AdamW.
-_BESIDE_MATRICES = {"muon": 4}
+# What an optimizer has more of parameters that are no matrices: Muon leaves embeddings, head and vectors to AdamW, and Adafactor
+# has one second moment for each element of a vector.
+_BESIDE_MATRICES = {"muon": 4, "adafactor": 4}
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 
 def optimizer_bytes(optim: str, beside: float = 1.0) -> float:
     """Return the bytes per parameter of an optimizer's own states.
 
-    beside: the share of parameters that are no matrices of layers; by default the most
+    beside: the share of parameters that the optimizer does not take for matrices; by default the most
     """
     return OPTIMIZER_BYTES.get(optim, 8) + _BESIDE_MATRICES.get(optim, 0) * beside
 
