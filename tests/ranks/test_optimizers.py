@@ -1,7 +1,7 @@
 """Optimizers under every strategy that carries them: the losses of one process.
 
-Muon's Newton-Schulz computes in bfloat16. Where gradients are added up in another order, they differ in their last bit, some of its
-numbers round otherwise, and norms of later gradients differ more than losses do. With Newton-Schulz in fp32 all agree to 2e-7.
+Muon's Newton-Schulz computes in bfloat16: gradients that differ in their last bit round otherwise there, and norms
+of later gradients differ more than losses do. With Newton-Schulz in fp32 all agree to 2e-7.
 """
 
 import pytest
