@@ -137,7 +137,7 @@ def train_and_save(
             succeed(run, trainer.state, held_out_loss)
             return trainer
         except BaseException as error:  # torch's CheckpointException is no Exception
-            explain = partial(steps.explain_out_of_memory, run, config, checkpoint is not None)
+            explain = partial(steps.explain, run, config, data, checkpoint is not None)
             ranks.fail(error, world, run.directory, run.note_failure, explain)
 
 

@@ -16,9 +16,10 @@ LANE = f"--max_steps {STEPS} --eval_steps {STEPS} --attn_implementation varlen".
 # Of the losses of fp32 on the CPU. Three steps of SGD part by less.
 TOLERANCE = {"fp32": parity.TOLERANCE, "bf16": 0.02, "fp16": 0.02}
 PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("--bf16",), "fp16": ("--fp16",)}
-EXPERTS = "qwen3_moe"
+EXPERTS, VISION = "qwen3_moe", "qwen3_vl"
 LORA = ("--use_peft", "--learning_rate", "2")
 PACKING = ("--packing", "true", "--learning_rate", "0.3")
+IMAGES = ("--freeze_vision_tower", "false", "--learning_rate", "0.1")
 PREFERENCES = REPOSITORY / "tests/data/preferences"
 DPO = ("--objective", "dpo", "--train_file", str(PREFERENCES / "pairs.jsonl"), "--validation_file", "null")
 # What objectives need of a device besides: a second model, a pass over mismatched answers, and another head.
@@ -32,6 +33,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora": LORA,
     "dpo": DPO,
     "dpo lora": (*DPO, *LORA),
+    "images": IMAGES,
     "packing": PACKING,
     "packing sdpa": (*PACKING, "--attn_implementation", "sdpa"),
 }
@@ -44,7 +46,7 @@ class Case(NamedTuple):
     strategy: list[str]
     precision: str = "fp32"
     method: str = "full"
-    model: str | None = None
+    model: str | None = None  # of images and texts where the method is "images"
     divided: int = 1  # ranks that together compute one micro-batch
     unit: int = 1  # what another number of ranks has to be a multiple of
     more: tuple[str, ...] = ()
@@ -78,6 +80,9 @@ CASES: dict[str, Case] = {
     "zero3 dpo lora bf16": Case(2, parity.STRATEGIES["zero3"], "bf16", method="dpo lora"),
     "fsdp2 dpo": Case(2, parity.STRATEGIES["fsdp2"], method="dpo"),
     "fsdp2 packing": Case(2, parity.STRATEGIES["fsdp2"], method="packing"),
+    "fsdp2 images": Case(2, parity.STRATEGIES["fsdp2"], method="images", model=VISION),
+    "zero3 images": Case(2, parity.STRATEGIES["zero3"], method="images", model=VISION),
+    "ddp images bf16": Case(2, parity.STRATEGIES["ddp"], "bf16", method="images", model=VISION),
     "ddp bf16": Case(2, parity.STRATEGIES["ddp"], "bf16"),
     "zero3 bf16": Case(2, parity.STRATEGIES["zero3"], "bf16"),
     "fsdp2 bf16": Case(2, parity.STRATEGIES["fsdp2"], "bf16"),
@@ -95,7 +100,7 @@ ONE_PROCESS = {
 }
 EVERY = CASES | ONE_PROCESS
 # On any GPU two processes read ahead. Here they do in these cases: each is a fork of a process of 2 GB.
-READ_AHEAD = ("fsdp2", "one process")
+READ_AHEAD = ("fsdp2", "one process", "fsdp2 images")
 QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
 
 
@@ -123,7 +128,7 @@ def run(
 def run_case(name: str) -> dict[str, Any]:
     """Return the case as testing.runs.run_cases takes it."""
     flags = [*LANE, *flags_of(name), *(() if name in READ_AHEAD else ("--dataloader_num_workers", "0"))]
-    return {"name": name, "model": EVERY[name].model, "flags": flags}
+    return {"name": name, "flags": flags} | inputs_of(EVERY[name])
 
 
 def group(name: str) -> tuple[int, str]:
@@ -143,7 +148,7 @@ def reference_of(name: str) -> str:
 
 def reference(name: str) -> dict[str, Any]:
     """Return one process without any engine, in fp32."""
-    return {"name": reference_of(name), "model": EVERY[name].model, "flags": [*LANE, *reference_flags(name)]}
+    return {"name": reference_of(name), "flags": [*LANE, *reference_flags(name)]} | inputs_of(EVERY[name])
 
 
 def flags_of(name: str, ranks: int | None = None) -> list[str]:
@@ -156,6 +161,11 @@ def flags_of(name: str, ranks: int | None = None) -> list[str]:
 def reference_flags(name: str, precision: str = "fp32") -> list[str]:
     """Return those of one process without any engine."""
     return [*PRECISIONS[precision], *_training(EVERY[name], GLOBAL_BATCH)]
+
+
+def inputs_of(case: Case) -> dict[str, Any]:
+    """Return what a case trains, by the keys of testing.runs.run_cases()."""
+    return {"images" if case.method == "images" else "model": case.model}
 
 
 def _training(case: Case, micro: int) -> list[str]:

@@ -49,14 +49,28 @@ def write_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
         asked: Any = parts if paths else texts[0]
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         rows.append({"messages": messages})
-    split = {"train": rows[HELD_OUT:], "heldout": [row for row in rows[:HELD_OUT] if _images_of(row) < 2]}
-    split["train-single"] = [row for row in split["train"] if _images_of(row) < 2]
+    split = {"train": rows[HELD_OUT:], "heldout": [row for row in rows[:HELD_OUT] if images_of(row) < 2]}
+    split["train-single"] = [row for row in split["train"] if images_of(row) < 2]
     for name, each in split.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
     return split
 
 
-def _images_of(row: dict[str, Any]) -> int:
+def flags_of(folder: Path, model: str) -> list[str]:
+    """Write a model and rows with images, and return the flags by which a run of another recipe trains on them."""
+    from .vision_models import write_vision_model
+
+    folder.mkdir(exist_ok=True)
+    write_rows(folder)
+    train = "train-single" if model in SINGLE else "train"
+    files = {"train_file": folder / f"{train}.jsonl", "validation_file": folder / "heldout.jsonl"}
+    flags = as_flags(images=True, max_length=512, **{key: str(path) for key, path in files.items()})
+    flags += as_flags(tokenizer_name_or_path="null", chat_template="null", from_scratch=False)
+    return [*flags, "--model_name_or_path", str(write_vision_model(folder / model, model))]
+
+
+def images_of(row: dict[str, Any]) -> int:
+    """Return how many images a row has."""
     return sum(part["type"] == "image" for part in plain_images.parts_of(row["messages"][0]["content"]))
 
 
@@ -71,8 +85,8 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         return f"{self.model}, {self.strategy} on {self.ranks}" + (f", {self.variant}" if self.variant else "")
 
-    def run(self, folder: Path, *further: str) -> dict[str, Any]:
-        """Return this case for testing.runs. further: flags behind all others"""
+    def run(self, folder: Path, *further: str, **more: Any) -> dict[str, Any]:
+        """Return this case for testing.runs. further: flags behind all others; more: as there"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
         flags += as_flags(learning_rate=MODELS[self.model])
         if self.model in SINGLE:
@@ -80,8 +94,8 @@ class Case(NamedTuple):
         # A step has two micro-batches or more of each rank, and filler in the last ones.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *VARIANTS[self.variant], *further]
-        flags += ["--output_dir", str(folder / "outputs" / str(self))]
-        return {"name": str(self), "flags": flags}
+        name = more.pop("name", str(self))
+        return {"name": name, "flags": [*flags, "--output_dir", str(folder / "outputs" / name)], **more}
 
 
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES}

@@ -122,22 +122,20 @@ def run_cases(
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
     of experts "expert_balance", too.
 
-    Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
-    gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
-    one with "stops" dies after each of these steps, with a checkpoint, and goes on;
-    one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one with "saves_to" calls the
-    Trainer's save_model with this directory at the end; one with "per_host" believes that so many of the ranks share a host;
-    of one with "waits" each rank counts from this step on where the host waits for its device, for "waits" of the result
-    (testing/waits.py: read); one with "asks" reads the loss in each micro-step on the last rank.
+    Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model, one with "images"
+    such a model of write_vision_model on rows with images; one with "damage" has gradients on rank 1 that are 1 % too large; of
+    one with "stop" (rank, step) that rank is asked to stop in that step; one with "stops" dies after each of these steps, with a
+    checkpoint, and goes on; one with "dies", too, does not go on after the last; one with "fails" (rank, step) raises there; one
+    with "saves_to" calls the Trainer's save_model with this directory at the end; one with "per_host" believes that so many of
+    the ranks share a host; of one with "waits" each rank counts from this step on where the host waits for its device, for
+    "waits" of the result (testing/waits.py: read); one with "asks" reads the loss in each micro-step on the last rank.
     gpus: as run_ranks has it
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder, steps)
     for case in cases:
-        if model := case.get("model"):
-            named = str(write_model(folder / model, model))
-            case["flags"] = [*case["flags"], "--model_name_or_path", named, "--from_scratch", "false"]
-        case["flags"] = [*shared, *case["flags"], "--output_dir", str(folder / "outputs" / case["name"])]
+        named = model_flags(case, folder)
+        case["flags"] = [*shared, *case["flags"], *named, "--output_dir", str(folder / "outputs" / case["name"])]
     found, done = run_all(ranks, cases, folder, timeout, gpus=gpus)
     for case in cases:
         if case["name"] not in found:
@@ -150,6 +148,17 @@ def run_cases(
         | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
+
+
+def model_flags(case: dict[str, Any], folder: Path) -> list[str]:
+    """Write the model that a case of run_cases() names below `folder`, and return the flags by which it is trained."""
+    if model := case.get("images"):
+        from . import image_runs
+
+        return image_runs.flags_of(folder / "images", model)
+    if model := case.get("model"):
+        return ["--model_name_or_path", str(write_model(folder / model, model)), "--from_scratch", "false"]
+    return []
 
 
 def waits_of(name: str) -> str:

@@ -58,11 +58,10 @@ def described(name: str, of: str) -> dict[str, Any]:
     lane = gpu_lane.CASES[of]
     return {
         "name": name,
-        "model": lane.model,
         "precision": lane.precision,
         "reference": reference_of(of),
         "alone": False,
-    }
+    } | gpu_lane.inputs_of(lane)
 
 
 def reference_of(name: str) -> str:
@@ -155,10 +154,7 @@ def prepared(cases: list[dict[str, Any]], folder: Path, subject: Subject) -> lis
     shared = [*subject.inputs(folder), *STEPS[size(subject.small)], "--logging_steps", "1"]
     found = []
     for each in cases:
-        flags = list(each["flags"])
-        if each["model"]:
-            model = runs.write_model(folder / each["model"], each["model"])
-            flags += ["--model_name_or_path", str(model), "--from_scratch", "false"]
+        flags = [*each["flags"], *runs.model_flags(each, folder)]
         output = folder / "outputs" / file_name(each)
         found.append(each | {"flags": [*shared, *flags, "--output_dir", str(output)]})
     return found

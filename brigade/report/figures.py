@@ -78,6 +78,7 @@ def all_figures(records: list[Record]) -> list[Figure]:
         _throughput(records),
         _curve(records, "step-time", "Time of a step", "seconds", "step_time", "Mean since the last log line, pauses left out."),
         _times(records),
+        *_profile(records),
         _memory(records),
         _curve(
             records, "peak-memory", "Peak memory", "GiB", "peak_memory_gib",
@@ -235,6 +236,27 @@ def _times(records: list[Record]) -> Figure:
             figure.bars.append(Bars(_named(records, record, "this run"), parts))
     figure.empty = "" if figure.bars else "The run has not recorded the parts of its steps."
     return figure
+
+
+def _profile(records: list[Record]) -> list[Figure]:
+    """Return two figures where some rank was traced (train/loop/profile.py)."""
+    traced = {
+        (f"{record.name}, " if len(records) > 1 else "") + f"rank {line.get('rank', 0)}": line
+        for record in records
+        for line in events_of(record, "profile")
+        if line.get("parts")
+    }
+    if not traced:
+        return []
+    on = "GPU" if all(line.get("device") for line in traced.values()) else "processor"
+    says = f"Seconds of the traced steps: what a rank's {on} did. Each trace is in profile/, for ui.perfetto.dev."
+    doing = Figure("profile", "Traced steps", "seconds", says)
+    longest = Figure(
+        "kernels", f"Longest {'kernels' if on == 'GPU' else 'operations'}", "seconds", "Over all calls of the same."
+    )
+    for figure, key in ((doing, "parts"), (longest, "kernels")):
+        figure.bars = [Bars(name, line[key]) for name, line in traced.items() if line.get(key)]
+    return [doing, longest]
 
 
 def _sum(values: Iterable[float | None]) -> float:

@@ -41,7 +41,7 @@ def environment(monkeypatch):
 
 def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, capsys):
     output = tmp_path / "run"
-    train.main([*flags, "--output_dir", str(output)])
+    train.main([*flags, "--profile", "{start: 3, steps: 1}", "--output_dir", str(output)])
     assert f"How it went, for the browser: {output}/report.html." in capsys.readouterr().out
     assert begun == [2, 4], "the first evaluation with a step; the next came too soon; the end"
     text = (output / "report.html").read_text()
@@ -60,6 +60,10 @@ def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, cap
     parts = [last[f"seconds_{part}"] for part in ("data", "forward", "backward", "optimizer")]
     assert sum(parts) == pytest.approx(last["step_time"], rel=0.5)
     assert record.checkpoints == [3, 6] and not record.notes
+    (traced,) = records.events_of(record, "profile")
+    assert (traced["step"], traced["rank"]) == (3, 0) and (output / "profile" / "rank-0.json.gz").stat().st_size > 1000
+    assert traced["parts"]["computing"] > 0 and len(traced["kernels"]) == 5
+    assert "Longest operations" in text and "Traced steps" in text
 
 
 def test_memory_is_measured_by_part(flags, tmp_path):

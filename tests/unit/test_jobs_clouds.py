@@ -64,7 +64,7 @@ def test_the_api_knows_every_field(recipe, hostfile):
         "spec.runtimeRef",
         "spec.runtimePatches.0.trainingRuntimeSpec",
         "metadata",
-        "spec.trainer.env.1.valueFrom.secretKeyRef",
+        "spec.trainer.env.3.valueFrom.secretKeyRef",
     ],
 )
 def test_a_field_that_the_api_does_not_know_would_be_seen(path):
@@ -78,9 +78,13 @@ def test_a_field_that_the_api_does_not_know_would_be_seen(path):
 
 def test_secrets_are_references():
     made = job("recipes/qwen3-8b/full.yaml", "--report_to", "wandb")
-    counted, *env = yaml.safe_load(text("kubernetes", made))["spec"]["trainer"]["env"]
+    counted, *caches, token, key = yaml.safe_load(text("kubernetes", made))["spec"]["trainer"]["env"]
     assert counted["name"] == "BRIGADE_JOB"
+    env = [token, key]
     assert [each["name"] for each in env] == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert {each["name"]: each["value"] for each in caches} == {
+        "HF_HOME": "/cache/huggingface", "BRIGADE_CACHE": "/cache/brigade"
+    }  # fmt: skip
     assert all(
         each["valueFrom"]["secretKeyRef"] == {"name": "brigade", "key": each["name"], "optional": True} for each in env
     )
@@ -121,11 +125,11 @@ def test_skypilot_reads_every_task_as_meant(parsed):
     for (recipe, hostfile, flags), task in parsed.items():
         made = job(recipe, *flags, hostfile=hostfile)
         gpu = made.settings.recipe.cluster.gpu
-        assert task["num_nodes"] == len(made.hosts) and task["storage"] == ["/outputs"]
+        assert task["num_nodes"] == len(made.hosts) and sorted(task["storage"]) == ["/cache", "/data", "/outputs"]
         assert task["accelerators"] == ({ACCELERATORS[gpu]: 8} if gpu else None)
         assert task["cpus"] == (None if gpu else "8+")
         assert task["use_spot"] is True and task["job_recovery"]["max_restarts_on_errors"] == 0
-        assert task["envs"] == {"OUTPUT": f"/outputs/{made.output_dir.name}"}
+        assert task["envs"] == {"OUTPUT": f"/outputs/{made.output_dir.name}", "HF_HOME": "/cache/huggingface"}
         assert task["secrets"] == ["HF_TOKEN"] * (not recipe.startswith(OF_THE_HOST)) + ["WANDB_API_KEY"] * (
             "--report_to=wandb" in flags
         )

@@ -210,6 +210,16 @@ def test_the_place_is_the_innermost_line_outside_of_torch_and_the_whole_tracebac
     assert outside.place.endswith(f" (test_out_of_memory.py:{linear.__code__.co_firstlineno + 1})")
 
 
+def test_what_the_memory_held_lies_beside_the_traceback(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: Path(file).write_text("segments"))
+    file = tmp_path / "heartbeats" / "rank-3.memory.pickle"
+    assert (
+        f"its memory, for pytorch.org/memory_viz: {file}"
+        in explained(torch.OutOfMemoryError(WORDS), home=tmp_path).place
+    )
+    assert file.read_text() == "segments"
+
+
 def test_what_raises_from_one_is_one_and_other_errors_are_none(gpu):
     outer = RuntimeError("[Stage 0] failed to run forward")
     outer.__cause__ = torch.OutOfMemoryError(WORDS)

@@ -19,7 +19,15 @@ PAGES = [
     if path.relative_to(REPOSITORY).parts[0] in (path.name, *FOLDERS.split("|"))
 ]
 by_page = pytest.mark.parametrize("path", sorted(PAGES), ids=lambda path: str(path.relative_to(REPOSITORY)))
-OTHERS = {"--generation-config", "--machine_rank", "--rdzv_backend", "--exclusive"}  # of other programs
+OTHERS = {
+    "--build-arg",
+    "--target",
+    "--shm-size",
+    "--generation-config",
+    "--machine_rank",
+    "--rdzv_backend",
+    "--exclusive",
+}  # of other programs
 WRITTEN_ON_A_GPU = "benchmarks/results/gpu.jsonl"
 
 

@@ -104,7 +104,7 @@ WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
     "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
-    "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs",
+    "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs", "profile",
 }  # fmt: skip
 
 
@@ -157,6 +157,7 @@ def candidates(annotation):
         dict: [
             {"a": 1},
             {"text": "body"},
+            {"start": 2},
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
         ],
         WeightedSource: [{"train_file": "d"}],

@@ -124,10 +124,9 @@ class Estimate:
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
         return utilisation(self.tokens_per_second_per_gpu, needed, self.gpu.bf16_tflops)
 
-    @property
-    def days(self) -> float:
-        """Days for a billion tokens, on all GPUs."""
-        return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
+    def hours(self, tokens: float) -> float:
+        """Return the hours that so many tokens take on all GPUs."""
+        return tokens / (self.tokens_per_second_per_gpu * self.job.gpus) / 3600
 
     def memory_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the GiB allocated."""

@@ -58,7 +58,7 @@ def _whole(plans: list[dict[str, Any]], chosen: int | None, advice: list[str]) -
 
 def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
     job, needs = result.job, host(result.job)
-    hours = 24 * result.days * job.gpus
+    hours = result.hours(BILLION) * job.gpus
     usd = price(result.gpu.kind, given)[0] * hours
     numbers = {
         "model": job.shape.name,
@@ -100,7 +100,7 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "seconds": vars(result.time),
         "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
         "mfu_percent": result.mfu if job.method == "full" else None,
-        "days_per_billion_tokens": result.days,
+        "days_per_billion_tokens": result.hours(BILLION) / 24,
         "gpu_hours_per_billion_tokens": hours,
         "usd_per_billion_tokens": usd or None,
     }

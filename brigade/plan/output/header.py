@@ -2,8 +2,10 @@
 
 import shlex
 
-from ...errors.console import one_line
+from ...errors.console import figure, one_line
 from ...train.recipe.objectives import ANSWERS, JUDGED, PAIRS
+from ..choice.data_sets import million, own_tokens
+from ..choice.goals import BILLION
 from ..choice.job_of_recipe import RecipePlan
 
 # By what an objective reads: what a recipe's model learns from, and what its sequences are where they are not packed.
@@ -47,11 +49,18 @@ def header(plan: RecipePlan) -> str:
         f"{model.name}, {result.job.title}{base} on {LEARNS_FROM[result.job.comparison.rows]}, {place}.",
         f"Start:    {commands(plan)[0]}",
         f"Expected: {result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step, "
-        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {result.days:.2f} days for a billion tokens.",
+        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {_duration(plan)}.",
         f"          The planner's estimates, not measured. All of them: python -m brigade plan {shlex.quote(plan.path)}",
     ]
     lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
     return "".join(f"# {one_line(line)}\n" for line in lines)
+
+
+def _duration(plan: RecipePlan) -> str:
+    """Return how long the recipe's own data take, or a billion tokens where nobody has counted those."""
+    own = own_tokens(plan.settings.recipe)
+    hours = figure(plan.estimate.hours(own or BILLION), 2)
+    return f"{hours} hours for " + (f"its {million(own)} tokens" if own else "a billion tokens")
 
 
 def replaced(text: str, comment: str) -> str:

@@ -15,6 +15,7 @@ from ...errors.console import billions, counted, figure
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
+from ..choice.data_sets import million
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, parts
@@ -278,14 +279,13 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
     )
     say("speed", f"{speed:,.0f} tokens/s on each GPU, {speed / slow:,.0f} to {speed / fast:,.0f}{used}")
-    times = tokens / goals.BILLION
-    many = "a billion tokens" if times == 1 else f"{times:,.3g} billion tokens"
-    days, low_days, high_days = (figure(factor * times * result.days, 2) for factor in (1, fast, slow))
-    spent = 24 * times * result.days * job.gpus
-    hours, low, high = (figure(factor * spent, 0) for factor in (1, fast, slow))
+    many = "a billion" if tokens == goals.BILLION else million(tokens)
+    hours, low_hours, high_hours = (figure(factor * result.hours(tokens), 2) for factor in (1, fast, slow))
+    spent = result.hours(tokens) * job.gpus
+    gpu_hours, low, high = (figure(factor * spent, 0 if spent >= 10 else 1) for factor in (1, fast, slow))
     say(
         "duration",
-        f"{many} take {days} days, {low_days} to {high_days}; {hours} GPU-hours, {low} to {high}"
+        f"{many} tokens take {hours} hours, {low_hours} to {high_hours}; {gpu_hours} GPU-hours, {low} to {high}"
         f"{goals.cost(spent, result.gpu.kind, price)}",
     )
 

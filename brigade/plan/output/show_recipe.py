@@ -11,6 +11,7 @@ from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
 from ..choice import averaging_advice, goals
+from ..choice.data_sets import own_tokens
 from ..choice.images import NOT_ASKED, Asked
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import refusal
@@ -97,11 +98,13 @@ def show_recipe(
     describe_recipe(plan)
     say_objective(result, recipe.data.max_length)
     say_images(result)
-    describe(result, tokens or own or goals.BILLION, price)
+    data = own_tokens(recipe)
+    describe(result, tokens or own or data or goals.BILLION, price)
     if tokens is None:
         steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"
         counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
-        say("", steps if own else counts)
+        about = f"about as many as {recipe.data.dataset_name} has; " if data else ""
+        say("", steps if own else about + counts)
     if trace:
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     if tight and not refused:

@@ -17,6 +17,7 @@ from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import SFT
+from ..choice.data_sets import own_tokens
 from ..choice.job_of_recipe import (
     BESIDE,
     PublishedModel,
@@ -217,7 +218,7 @@ def row(plan: RecipePlan) -> str:
         plan.strategy_name,
         f"{result.device_gib:.0f} of {result.gpu.memory_gib:.0f}",
         f"{result.tokens_per_second_per_gpu:,.0f}",
-        f"{result.days:.2f}",
+        figure(result.hours(own), 2) if (own := own_tokens(plan.settings.recipe)) else "",
         f"[{name}]({name})",
     )
     return f"| {' | '.join(cells)} |"

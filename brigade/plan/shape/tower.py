@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ...errors.tables import table
-from ...train.images import MODELS
+from ...train.model import parts
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
 from .layer_sizes import keeps_fp32
@@ -72,8 +72,8 @@ class Tower:
 
 @functools.cache
 def towers() -> dict[str, dict[str, Any]]:
-    """Return the rows of towers.yaml by model_type, with tower, projector and masks of models.yaml."""
-    known = table(MODELS)
+    """Return the rows of towers.yaml by model_type, with tower, projector and masks of vision_models.yaml."""
+    known = parts.known()
     return {
         kind: row
         | {"tower": known[kind]["tower"][0], "projector": known[kind]["projector"], "masks": known[kind]["masks"]}

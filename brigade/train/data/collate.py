@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...errors import UserError
 from ..recipe import objectives
 from .answers import ANSWERS, MISMATCHED, answers_of, last_tokens, samples_of
 from .store import IGNORED, TokenSequence
@@ -198,13 +199,37 @@ def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
     return found
 
 
+class CarriesErrors:
+    """What collates in a Loader: a mistake of a user's is handed on in place of its micro-batch, and raised by whoever draws it.
+
+    A process that reads ahead is no part of the run: torch would raise a RuntimeError around the text of its traceback.
+    """
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, fetched: Any) -> Any:
+        try:
+            return self.collate(fetched)
+        except UserError as error:
+            return error
+
+
+def drawn(micro_batch: Any) -> Any:
+    """Return a micro-batch of a Loader. Raises the UserError that stands in its place."""
+    if isinstance(micro_batch, UserError):
+        raise micro_batch
+    return micro_batch
+
+
 def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
 
-    Micro-batches within it move, too. Tensors that tell where samples begin remember the ones on the host: see on_host().
+    Micro-batches within it move, too. Tensors that tell where samples begin remember the ones on the host: see on_host(). Raises
+    what drawn() raises.
     """
     moved = {}
-    for key, each in micro_batch.items():
+    for key, each in drawn(micro_batch).items():
         moved[key] = each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
         if isinstance(each, Mapping):
             moved[key] = on_device(each, device)

@@ -69,13 +69,13 @@ class StoredImages:
 
     def of(self, sample: int) -> list[ImageSource]:
         """Return the images of a sample, in the order of their tokens."""
-        return [self._image(number) for number in range(self._begins[sample], self._begins[sample + 1])]
+        return [self._image(number, int(sample)) for number in range(self._begins[sample], self._begins[sample + 1])]
 
-    def _image(self, number: int) -> ImageSource:
+    def _image(self, number: int, sample: int | None = None) -> ImageSource:
         begin, end, width, height, is_file, size, changed, digest = self._table[number].tolist()
         content = self._data[begin:end].tobytes()
         path = os.fsdecode(content) if is_file else ""
-        return ImageSource(path, None if is_file else content, width, height, size, bytes(digest), changed)
+        return ImageSource(path, None if is_file else content, width, height, size, bytes(digest), changed, sample)
 
     def changed(self) -> ImageSource | None:
         """Return the first file that is no longer what was prepared, or cannot be read; None where there is none."""

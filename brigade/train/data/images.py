@@ -20,7 +20,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from ...errors import UserError, first_line, shown
+from ...errors import UserError, Whose, first_line, shown, whose
 from ..limits import IMAGE_BYTES
 from .rows import BadRow
 
@@ -65,12 +65,19 @@ class ImageRules(NamedTuple):
 NO_RULES = ImageRules()
 
 
+class LostImage(UserError):
+    """A file of an image that is no longer what was prepared. sample: whose it is, by its number in the store; None: not known"""
+
+    sample: int | None = None
+
+
 class ImageSource(NamedTuple):
     """An image of a sample, not yet decoded.
 
     path: of its file, "" where there is none; content: the encoded bytes, where it is no file
     width, height: of what the processor gets, in pixels: after EXIF rotation and max_pixels or min_pixels
     size: of the encoded bytes; digest: of them, 16 bytes; changed: of a file, when it was changed last, in ns
+    sample: whose it is, by its number in the store, where a store has it
     """
 
     path: str
@@ -80,9 +87,10 @@ class ImageSource(NamedTuple):
     size: int = 0
     digest: bytes = b""
     changed: int = 0
+    sample: int | None = None
 
     def open(self) -> "Image.Image":
-        """Return the image in RGB, rotated as EXIF says, scaled to (width, height). Raises UserError naming a file that has
+        """Return the image in RGB, rotated as EXIF says, scaled to (width, height). Raises LostImage for a file that has
         changed since data was prepared, or cannot be read any more."""
         from PIL import Image, ImageOps
 
@@ -96,15 +104,19 @@ class ImageSource(NamedTuple):
         return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
     def _read(self) -> bytes:
-        cure = "put it back as it was; a new run prepares the data again"
         try:
             content = Path(self.path).read_bytes()
         except OSError as error:
             problem = f"it was there when data was prepared, and cannot be read now: {error.strerror}"
-            raise UserError(self.path, problem, cure) from None
+            raise self._lost(problem, "host" if whose.of_error(error)[0] == "host" else "user") from None
         if digest_of(content) != self.digest:
-            raise UserError(self.path, "it has changed since data was prepared", cure)
+            raise self._lost("it has changed since data was prepared", "user")
         return content
+
+    def _lost(self, problem: str, of: Whose) -> LostImage:
+        error = LostImage(self.path, problem, "put it back as it was; a new run prepares the data again", of)
+        error.sample = self.sample
+        return error
 
     def is_unchanged(self) -> bool:
         """Whether the file is still the same one: its size and the time of its last change say so, or else its content."""

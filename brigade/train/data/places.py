@@ -2,8 +2,9 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ...errors import UserError
 from ..recipe.data_section import DataSection, Source
 from ..recipe.flags import Settings
 from .builtin import BUILT_IN, TRAIN
+from .images import LostImage
 from .layout import paths_of
 from .rows import Where
 
@@ -30,20 +32,47 @@ def places_of(data: Any, sequences: Iterable[int], settings: Settings) -> list[d
 
     data: Prepared. The cache knows it by its content, and its files may have had other names when it was prepared.
     """
-    names: dict[str, str] = {}
-    with suppress(UserError):  # they are gone
-        names = dict(zip(data.facts.get("files", []), files_of(settings.recipe.data), strict=False))
-    places = []
+    names, places = _names_now(data, settings), []
     for number in sequences:
         samples, index = data.train.in_window(number) if data.train.streamed else (data.train, number)
-        chunks = json.loads((samples.folder / "chunks.json").read_text())
-        row_of = np.load(samples.folder / "row_of.npy", mmap_mode="r")
-        for sample in samples.samples_of(index):
-            row = int(row_of[sample])
-            first, source, *where = chunks[bisect_right(chunks, row, key=lambda chunk: chunk[0]) - 1]
-            source = names.get(source, source)
-            places.append({"source": source, "row": _row(Where(source, *where), row - first)})
+        find = _finder(samples.folder, names)
+        for where, row in map(find, samples.samples_of(index)):
+            places.append({"source": where.source, "row": _row(where, row)})
     return places
+
+
+def name_row(error: BaseException, data: Any, settings: Settings) -> UserError | None:
+    """Return the error of an image that was lost with the row that names the image; None for any other error.
+
+    data: Prepared, without streaming
+    """
+    if not isinstance(error, LostImage) or error.sample is None:
+        return None
+    where, row = _finder(data.folder, _names_now(data, settings))(error.sample)
+    place = where.source
+    with suppress(OSError):
+        place = where.place(row)
+    return UserError(f"{place}: image {error.place}", error.problem, error.cure, error.whose)
+
+
+def _names_now(data: Any, settings: Settings) -> dict[str, str]:
+    """Return the name of each file when it was prepared -> the one by which the recipe names it now; {} where they are gone."""
+    with suppress(UserError):
+        return dict(zip(data.facts.get("files", []), files_of(settings.recipe.data), strict=False))
+    return {}
+
+
+def _finder(folder: Path, names: Mapping[str, str]) -> Callable[[int], tuple[Where, int]]:
+    """Return what finds the place of a sample in the store of a folder: (its chunk, its row's number there)."""
+    chunks = json.loads((folder / "chunks.json").read_text())
+    row_of = np.load(folder / "row_of.npy", mmap_mode="r")
+
+    def find(sample: int) -> tuple[Where, int]:
+        row = int(row_of[sample])
+        first, source, *where = chunks[bisect_right(chunks, row, key=lambda chunk: chunk[0]) - 1]
+        return Where(names.get(source, source), *where), row - first
+
+    return find
 
 
 def _row(where: Where, number: int) -> int | None:

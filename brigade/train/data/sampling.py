@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .collate import FILLER, WithFiller
+from .collate import FILLER, CarriesErrors, WithFiller
 
 
 class Indices(list):  # type: ignore[type-arg]
@@ -112,13 +112,13 @@ class StreamBatches(GlobalBatches):
 
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
-    shard and pad the batches once more."""
+    shard and pad the batches once more. Who draws from it calls drawn()."""
 
     def __init__(self, sequences: WithFiller, batches: Any, collate: Any, workers: int) -> None:
         super().__init__(
             sequences,
             batch_sampler=batches,
-            collate_fn=collate,
+            collate_fn=CarriesErrors(collate),
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,

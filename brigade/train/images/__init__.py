@@ -1,8 +1,6 @@
 """Images beside texts: a model's own processor of images (processor.py), micro-batches with images (batch.py).
 
-models.yaml says which models are trained on images, and where their parts stand. Rows with images are read in data/.
+model/vision_models.yaml says which models are trained on images, and where their parts stand.
+
+Rows with images are read in data/.
 """
-
-from pathlib import Path
-
-MODELS = Path(__file__).with_name("models.yaml")

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from ...errors import UserError, first_line
 from ..data.images import ImageSource
 from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
+from ..model import parts
 from ..model.location import location
 from ..recipe.flags import Settings
-from . import MODELS
 from .batch import add_images
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ BLANKS = [(32, 32), (64, 32), (128, 32), (256, 32)]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What this room reads of a model type in models.yaml, which has each field's meaning."""
+    """What this room reads of a model type in model/vision_models.yaml, which has each field's meaning."""
 
     processor: str
     masks: bool
@@ -48,10 +47,11 @@ class Model:
 
 @functools.cache
 def models() -> Mapping[str, Model]:
-    """Return what models.yaml says: model type -> Model."""
-    document = yaml.safe_load(MODELS.read_text())
+    """Return what model/vision_models.yaml says: model type -> Model."""
     names = {field.name for field in dataclasses.fields(Model)}
-    return {kind: Model(**{name: entry[name] for name in names & entry.keys()}) for kind, entry in document.items()}
+    return {
+        kind: Model(**{name: entry[name] for name in names & entry.keys()}) for kind, entry in parts.known().items()
+    }
 
 
 class Processor:
@@ -143,16 +143,12 @@ def load(
 
     config: the model's; source: a directory with its files; default: where the recipe's model lies, or its name on the Hub.
     processor_name_or_path goes before both
-    Raises UserError for a model that is not in models.yaml, and where its processor's files are missing or cannot be used.
+    Raises UserError for a model that parts.check_model() refuses, and where its processor's files are missing or cannot be used.
     """
     if not settings.recipe.data.images:
         return None
     model = settings.recipe.model
-    if config.model_type not in models():
-        problem = f"{model.model_name_or_path!r} is a {config.model_type}, with which training on images is not known to be exact"
-        raise UserError(
-            settings.place("images"), problem, f"use one of: {', '.join(models())}; or set data.images to false"
-        )
+    parts.check_model(settings, config)
     other = model.processor_name_or_path
     place, revision = settings.place("processor_name_or_path" if other else "model_name_or_path"), model.revision
     source = source or location(settings)

@@ -14,6 +14,7 @@ from ...errors import UserError, Whose, first_line
 from ..distributed import heartbeat
 from ..offers import Remedies
 from ..run.directory import Run
+from ..upstream import memory_snapshots
 from .environment import ALLOCATOR, has_segments_that_grow
 from .throughput import device_name
 
@@ -66,12 +67,17 @@ def explain(run: Run, config: Any, resumed: bool, error: BaseException) -> UserE
 
 
 def _kept(run: Run, error: BaseException) -> list[str]:
-    """Write the whole traceback beside the rank's other records (loop/watch_thread.py). Return where, in words."""
+    """Write the whole traceback and what the GPU's memory holds beside the rank's other records (loop/watch_thread.py).
+
+    Returns where, in words.
+    """
     file = run.home / heartbeat.FOLDER / f"rank-{run.world.number}.traceback"
     with suppress(OSError):
         file.parent.mkdir(exist_ok=True)  # but not its parents: no directory that is unmounted meanwhile is made anew
         file.write_text("".join(traceback.format_exception(error)))
-        return [f"traceback: {file}"]
+        snapshot = file.with_suffix(".memory.pickle")
+        drawn = [f"its memory, for pytorch.org/memory_viz: {snapshot}"] if memory_snapshots.write(snapshot) else []
+        return [f"traceback: {file}", *drawn]
     return []
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, WithFiller, on_device
+from ..data.collate import ABOUT, REAL, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..model import packed_samples, processor_files, sample_by_sample, summed_loss
@@ -28,27 +28,19 @@ from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
-from ..upstream.trainer import count_once, resume_tensorboard
-from . import cast_weights, nonfinite, parameter_groups, resharding, saved_model
+from ..upstream.trainer import count_once
+from . import features, nonfinite, parameter_groups, resharding, saved_model
 from .checkpoints import Checkpoints
-from .early_stopping import EarlyStopping
 from .elastic_steps import replica_of
 from .engine import Engine
 from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
-from .hooks import Feature
 from .optimizers import own_optimizer
 from .preferences import Preferences
-from .progress import Progress
-from .report_events import ReportEvents
 from .router_bias import RouterBias
 from .router_loss import RouterLoss
-from .save_interval import SaveInterval
 from .slow_ranks import SlowRanks
-from .step_callbacks import Figures, StepsDue
 from .stopping import Stopping
-from .streaming import Streaming
-from .task_evaluation import TaskEvaluation
 from .throughput import Meter, device_name, model_shape
 
 if TYPE_CHECKING:
@@ -140,7 +132,8 @@ class Trainer(EvaluatingTrainer):
             self.meter.slow = SlowRanks(run)
         self.nonfinite, self.checkpoints = nonfinite.NonFinite(self), Checkpoints(self, int(4 * total + states))
         self.stopping, self.replica = Stopping(run, self.meter), replica_of(self)
-        self._attach(experts, run.offers.callbacks(run, self.meter, model.config, trained))
+        offered = run.offers.callbacks(run, self.meter, model.config, trained)
+        self.features = features.attach(self, experts, offered)
 
     def _set_up_batches(self, marks: bool) -> None:
         """Settle how samples become micro-batches, and how those of a sequence are kept apart. marks: as of Collate"""
@@ -165,33 +158,6 @@ class Trainer(EvaluatingTrainer):
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
         self.options = {"output_router_logits": False} if own else {}
-
-    def _attach(self, experts: list[ExpertBalance], offered: list[TrainerCallback]) -> None:
-        """Attach features and further callbacks. Each event reaches them in this order."""
-        training, callbacks = self.run.settings.recipe.training, list[TrainerCallback]()
-        self.remove_callback(PrinterCallback)
-        every = self.callback_handler.callbacks
-        if "tensorboard" in self.args.report_to:
-            resume_tensorboard(every)
-        if self.world.is_main_rank:
-            callbacks += [Progress(), ReportEvents(self.run)]
-        if self.train_dataset.streamed:
-            callbacks.append(Streaming(self))
-        if cast_weights.applies(self):
-            callbacks.append(cast_weights.CastWeights())
-        callbacks += [StepsDue(), nonfinite.StepGuard(), self.nonfinite, *experts]
-        callbacks += [each for each in (self.router_loss, self.router_bias, self.preferences) if each]
-        if training.early_stopping_patience:
-            callbacks.append(EarlyStopping(training.early_stopping_patience, training.metric_for_best_model))
-        if training.save_steps == "auto":
-            callbacks.append(SaveInterval(self.run, lambda: self.checkpoints.blocked))
-        # The replica comes after all that may wish for something.
-        callbacks += [resharding.OtherRanks(self), self.stopping, self.replica, *offered]
-        for callback in callbacks:
-            self.add_callback(callback)
-        # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
-        every[1:1] = [Figures(self), self.checkpoints, *([TaskEvaluation(self)] if training.eval_tasks else [])]
-        self.features = [callback for callback in every if isinstance(callback, Feature)]
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Make the optimizer as Transformers does, with groups of their own for what has another learning rate or is Muon's."""
@@ -291,7 +257,7 @@ class Trainer(EvaluatingTrainer):
         for feature in self.features:
             feature.before_step()
         began = time.perf_counter()
-        micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
+        micro_batches = [drawn(next(epoch_iterator)) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
         moved = [on_device(batch, device) for batch in micro_batches]

@@ -11,7 +11,7 @@ from ..recipe.flags import Settings
 from ..recipe.parts import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
 from .sizes import elements, untaught
 
-MODELS = Path(__file__).parents[1] / "images" / "models.yaml"
+MODELS = Path(__file__).with_name("vision_models.yaml")
 # What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
 _WRAPPERS = re.compile(
     r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)"
@@ -19,7 +19,7 @@ _WRAPPERS = re.compile(
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return what images/models.yaml says: model_type -> what is known of such models."""
+    """Return what vision_models.yaml says: model_type -> what is known of such models."""
     models: dict[str, dict[str, Any]] = table(MODELS)
     return models
 
@@ -52,7 +52,7 @@ def position_rows(config: Any) -> int:
 
 # ---- which parameters are whose --------------------------------------------------------------------------------------
 def _paths(config: Any) -> dict[str, str]:
-    """Return path in the model -> part, the longest path first. {} for models that are not in models.yaml."""
+    """Return path in the model -> part, the longest path first. {} for models that are not in vision_models.yaml."""
     row = known().get(config.model_type, {})
     named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
     paths = {f"model.{path}": part for part, given in named.items() for path in given}
@@ -99,7 +99,7 @@ def unreached(model: Any, images: bool) -> dict[str, Any]:
 
 def _unread(model: Any) -> dict[str, Any]:
     """Return name -> module of what lies in the tower and has no part in the features: layers above the one that these are taken
-    from, and what models.yaml names."""
+    from, and what vision_models.yaml names."""
     base = _base(model)
     config, row = base.config, known().get(base.config.model_type)
     if row is None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .objectives import ObjectiveKeys
-from .value_types import AtLeastZero, Pairs, Positive, Rates, Steps, Table, Trackers, Words
+from .value_types import AtLeastZero, Pairs, Positive, Profile, Rates, Steps, Table, Trackers, Words
 
 OWN_OPTIMIZERS = ("lamb", "lars", "muon")  # Transformers does not have them so: loop/optimizers.py
 COUNT_IN_GROUPS = ("lamb", "lars")  # the steps, of which others keep one number for each parameter
@@ -138,6 +138,9 @@ class TrainingSection(ObjectiveKeys):
     report_to: Trackers = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`. none: no tracker. A tracker
     that needs a package of its own is an error where that is not installed. Where each one writes: docs/report.md."""
+    profile: Profile | None = None
+    """Trace steps with torch.profiler: `{start: 10, steps: 3, ranks: [0]}` writes those from the tenth of this process on into
+    OUTPUT/profile (docs/report.md). `memory: true` also keeps which line allocated what, for the snapshot at out-of-memory."""
     report_page: bool = True
     """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

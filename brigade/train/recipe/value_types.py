@@ -50,6 +50,24 @@ def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def _profile(given: dict[str, Any]) -> dict[str, Any]:
+    """Which steps are traced (loop/profile.py), with what is not said."""
+    whole: dict[str, Any] = {"start": 10, "steps": 3, "ranks": [0], "memory": False} | given
+    ranks = whole["ranks"] if isinstance(whole["ranks"], list) else [whole["ranks"]]
+    counts = all(type(count) is int and count >= 0 for count in [whole["start"], whole["steps"], *ranks])
+    if (
+        len(whole) > 4
+        or type(whole["memory"]) is not bool
+        or not counts
+        or 0 in (whole["start"], whole["steps"])
+        or not ranks
+    ):
+        raise ValueError(
+            "{start: STEP, steps: NUMBER, ranks: [RANK, ...], memory: true or false}, each of which may be left out"
+        )
+    return whole | {"ranks": ranks}
+
+
 def _steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
@@ -102,6 +120,7 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 Steps = Annotated[int, AfterValidator(_steps)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
+Profile = Annotated[Table, AfterValidator(_profile)]
 Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]

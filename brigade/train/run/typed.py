@@ -71,6 +71,7 @@ EVENT: Fields = {
     **dict.fromkeys(_NUMBERS, or_none(is_number)),
     **dict.fromkeys(("seconds", "blocked"), or_none(is_amount)),
     "hosts": are_texts,
+    **dict.fromkeys(("parts", "kernels"), lambda value: is_table(value) and all(map(is_amount, value.values()))),
 }
 RUN: Fields = {  # run.yaml's `run`
     **dict.fromkeys(("ranks", "replicas"), is_count),

@@ -117,10 +117,10 @@ def test_a_processor_is_loaded_where_rows_have_images(written):
 
 
 def test_a_model_that_is_not_proven_is_refused(written):
-    model = written("gemma3")
+    model, config = written("gemma3"), SimpleNamespace(model_type="llama4", vision_config={})
     with pytest.raises(UserError, match="llama4") as caught:
-        processors.load(settings(), model.tokenizer, SimpleNamespace(model_type="llama4"), str(model.folder))
-    assert caught.value.place == "recipe.yaml: images" and "qwen2_5_vl" in caught.value.cure
+        processors.load(settings(), model.tokenizer, config, str(model.folder))
+    assert caught.value.place == "recipe.yaml: model_name_or_path" and "qwen2_5_vl" in caught.value.cure
 
 
 def test_files_of_another_processor_are_refused(written, tmp_path):

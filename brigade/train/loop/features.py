@@ -1,0 +1,53 @@
+"""The features and other callbacks of a run, in the order in which each event reaches them."""
+
+from typing import TYPE_CHECKING
+
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
+
+from ..upstream.trainer import resume_tensorboard
+from . import cast_weights, nonfinite, resharding
+from .early_stopping import EarlyStopping
+from .expert_balance import ExpertBalance
+from .hooks import Feature
+from .profile import profiled
+from .progress import Progress
+from .report_events import ReportEvents
+from .save_interval import SaveInterval
+from .step_callbacks import Figures, StepsDue
+from .streaming import Streaming
+from .task_evaluation import TaskEvaluation
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def attach(trainer: "Trainer", experts: list[ExpertBalance], offered: list[TrainerCallback]) -> list[Feature]:
+    """Attach a run's callbacks to a trainer that is otherwise complete, and return those that are features.
+
+    experts, offered: what counts tokens of experts, and what the other rooms want to be called; both may be empty
+    """
+    training, callbacks = trainer.run.settings.recipe.training, list[TrainerCallback]()
+    trainer.remove_callback(PrinterCallback)
+    every: list[TrainerCallback] = trainer.callback_handler.callbacks
+    if "tensorboard" in trainer.args.report_to:
+        resume_tensorboard(every)
+    if trainer.world.is_main_rank:
+        callbacks += [Progress(), ReportEvents(trainer.run)]
+    if trainer.train_dataset.streamed:
+        callbacks.append(Streaming(trainer))
+    if cast_weights.applies(trainer):
+        callbacks.append(cast_weights.CastWeights())
+    callbacks += profiled(trainer.run)
+    callbacks += [StepsDue(), nonfinite.StepGuard(), trainer.nonfinite, *experts]
+    callbacks += [each for each in (trainer.router_loss, trainer.router_bias, trainer.preferences) if each]
+    if training.early_stopping_patience:
+        callbacks.append(EarlyStopping(training.early_stopping_patience, training.metric_for_best_model))
+    if training.save_steps == "auto":
+        callbacks.append(SaveInterval(trainer.run, lambda: trainer.checkpoints.blocked))
+    # The replica comes after all that may wish for something.
+    callbacks += [resharding.OtherRanks(trainer), trainer.stopping, trainer.replica, *offered]
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
+    every[1:1] = [Figures(trainer), trainer.checkpoints, *([TaskEvaluation(trainer)] if training.eval_tasks else [])]
+    return [callback for callback in every if isinstance(callback, Feature)]

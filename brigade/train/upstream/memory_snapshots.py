@@ -1,0 +1,28 @@
+"""Torch's records of what its allocator on a GPU holds, for https://pytorch.org/memory_viz (torch/cuda/memory.py).
+
+`torch.cuda.memory_snapshot` is public, but returns segments alone, which that page does not read.
+"""
+
+from pathlib import Path
+
+import torch
+
+
+def record(entries: int = 100_000) -> None:
+    """Keep the Python lines of the last so many allocations, for a snapshot to show."""
+    torch.cuda.memory._record_memory_history(max_entries=entries, stacks="python")
+
+
+def write(file: Path) -> bool:
+    """Write what is allocated now. Return whether there was a GPU whose allocator could tell."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.memory._dump_snapshot(str(file))
+    except (
+        AttributeError,
+        RuntimeError,
+        OSError,
+    ):  # another allocator, a broken context, a full disk: the error itself is told
+        return False
+    return True
