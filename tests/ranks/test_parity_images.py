@@ -23,6 +23,7 @@ from testing.image_runs import (
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 QUICK = [Case("qwen3_vl", "zero3", 2, TOWER), Case("gemma3", "fsdp2", 2), Case("smolvlm", "ddp", 2, TOWER)]
+QUICK.append(Case("qwen3_vl", "zero3_sp2", 2, TILED))
 SLOW = [
     *(Case(model, variant=TOWER) for model in images.MODELS),
     *(Case(model, strategy, 2, TOWER) for model, strategy in (
@@ -36,6 +37,8 @@ SLOW = [
     *(Case("qwen3_vl", variant=variant) for variant in (ADAPTERS, RSLORA, DORA)),
     Case("qwen3_vl", "zero3", 2, TILED), Case("gemma3", "fsdp2", 2, TILED), Case("qwen3_5", "ddp", 2, TILED),
     Case("gemma3", "fsdp2_tp2", 4, TOWER), Case("qwen2_5_vl-even", "zero3_tp2", 2, TOWER),
+    Case("qwen2_5_vl", "ddp_sp2", 2, EVERYWHERE), Case("mistral3", "fsdp2_sp2", 4, TOWER),
+    Case("qwen3_vl", "hsdp_sp2", 4, PACKED),
     Case("qwen2_5_vl-even", "ddp_tp2", 2, EVERYWHERE), Case("internvl", "zero1_tp2", 2, TILED),
     Case("qwen3_vl", "zero3", 2, QLORA), Case("gemma3", "fsdp2", 2, QLORA), Case("internvl", "ddp", 2, QDORA),
 ]  # fmt: skip
