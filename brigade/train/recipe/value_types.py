@@ -30,6 +30,18 @@ def _numbers_of_table(table: Any) -> Any:
         raise ValueError("a table that has an end") from None
 
 
+def _rates(table: dict[str, Any]) -> dict[str, float]:
+    """Learning rates by patterns of names."""
+    for pattern, rate in table.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"a table of regular expressions: {pattern!r} is none ({error})") from None
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+            raise ValueError(f"a table of learning rates above 0: {pattern!r} has {rate!r}")
+    return {pattern: float(rate) for pattern, rate in table.items()}
+
+
 def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
     """What stretches a rotary embedding (model/rope.py)."""
     factor: Any = rope.get("factor")
@@ -127,6 +139,7 @@ Steps = Annotated[int, AfterValidator(_steps)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Profile = Annotated[Table, AfterValidator(_profile)]
+Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]

@@ -123,6 +123,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {key: bool(getattr(model, key)) for key in ("trainable_token_indices", "loraplus_lr_ratio")}
     facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
+    facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
