@@ -159,6 +159,8 @@ ZERO_IS_ONE = {
     "router_aux_loss_coef",
     "router_bias_update_rate",
     "label_smoothing",
+    "label_smoothing_factor",
+    "z_loss_coef",
     "simpo_gamma",
     "adam_beta1",
     "adam_beta2",

@@ -15,7 +15,7 @@ import torch
 from .. import upstream
 from ..checkpoint import saved_weights
 from ..data.collate import Collate
-from ..model import load, token_losses
+from ..model import load, supervised_loss, token_losses
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
 from ..recipe import objectives
@@ -63,10 +63,13 @@ class Engine:
         """Return the model, which computes its loss by tiles or by token where the recipe asks for it."""
         training, objective = self.training, objective_of(self.training)
         by_token = objective.rows != objectives.ANSWERS and not objective.scores
+        terms = supervised_loss.Terms.of(training)
         if by_token:
             token_losses.apply(model)
+        elif terms != supervised_loss.PLAIN:
+            supervised_loss.apply(model, terms)
         if training.tiled_loss or training.tiled_mlp:
-            tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token)
+            tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token, terms)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
