@@ -105,9 +105,13 @@ def test_their_adapter_config_decides(base, damaged):
     assert sorted(section.lora_target_modules) == ["q_proj", "v_proj"]
     section = continued(base, "dora", "--trainable_token_indices", "300,5", "--lora_dropout", "0.1").recipe.model
     assert section.use_dora and section.lora_modules_to_save == ["norm"] and section.lora_dropout == 0.1
-    assert adapter_weights.describe(continued(base, "lora")) == {"adapters": f"begin as {base / 'lora'}"}
+    settings = continued(base, "lora")
+    model = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, str(base))
+    assert adapter_weights.describe(settings, model) == {"adapters": f"begin as {base / 'lora'}"}
     other = settings_of(base, "--adapter_name_or_path", str(damaged(base_model_name_or_path="acme/other")))
-    assert adapter_weights.describe(other)["adapters"].endswith(", trained on acme/other, which is to be this model")
+    assert adapter_weights.describe(other, model)["adapters"].endswith(
+        ", trained on acme/other, which is to be this model"
+    )
 
 
 @pytest.mark.parametrize("words, said", [

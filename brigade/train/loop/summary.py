@@ -91,7 +91,7 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
         return {}
     ids = report.first(data)["input_ids"]
     model = trainer.engine.whole_model(trainer)
-    begin = adapter_weights.describe(run.settings)
+    begin = adapter_weights.describe(run.settings, model)
     return (
         adapters.describe(section, model)
         | begin

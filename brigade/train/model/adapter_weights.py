@@ -11,7 +11,6 @@ from ..recipe import continued, remote_code
 from ..recipe.continued import FILE, KEY, WEIGHTS
 from ..recipe.flags import Settings
 from . import token_rows
-from .location import location
 
 _AGAIN = "download or copy the adapters again"
 
@@ -51,14 +50,16 @@ def find(settings: Settings) -> str | None:
     return str(folder)
 
 
-def describe(settings: Settings) -> dict[str, str]:
-    """Return a line on the adapters that a run begins with, and on their base where that has another name; or {}."""
+def describe(settings: Settings, model: Any) -> dict[str, str]:
+    """Return a line on the adapters that a run begins with, and on their base where that has another name; or {}.
+
+    model: with adapters
+    """
     if (folder := find(settings)) is None:
         return {}
-    name, base, ours = settings.recipe.model.adapter_name_or_path, continued.base_of(Path(folder)), location(settings)
-    same = base in (ours, settings.recipe.model.model_name_or_path) or Path(base).resolve() == Path(ours).resolve()
-    text = f"begin as {name}"
-    if not same:
+    base, ours = continued.base_of(Path(folder)), model.peft_config["default"].base_model_name_or_path
+    text = f"begin as {settings.recipe.model.adapter_name_or_path}"
+    if base != ours and (not base or Path(base).resolve() != Path(ours).resolve()):
         text += f", trained on {base or 'a base that they do not name'}, which is to be this model"
     return {"adapters": text}
 
