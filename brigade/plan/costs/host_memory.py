@@ -7,6 +7,7 @@ from .averaging import held, written
 from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
+from .memory import inputs_on_host
 from .stages import gathered_bytes, stages
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
@@ -45,8 +46,8 @@ def host(job: Job) -> Host:
     What is converted, to fp32 where weights are trained without DeepSpeed (train/loop/arguments.py: load_dtype) or from MXFP4,
     each rank owns, except under FSDP2, where a node has one copy (train/model/load.py: load_base). Four bits are made on the GPU,
     one tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
-    Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
-    read through a memory map, whose pages the system may drop.
+    Training: what is offloaded, and layers' inputs; of NVMe the disks hold it, weights, gradients and states
+    (runtime/swap_tensor). The data set is read through a memory map, whose pages the system may drop.
     """
     ranks = min(job.node_size, job.gpus)
     psi = stages(job)[0].parameters
@@ -64,7 +65,7 @@ def host(job: Job) -> Host:
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(
         resident(ranks, copied, shards),
-        resident(ranks, 0.0, offloaded + shards) + held(job),
+        resident(ranks, 0.0, offloaded + shards) + ranks * inputs_on_host(job) + held(job),
         job.replicas.count * checkpoint(job, trained) + written(job),
         swapped,
     )

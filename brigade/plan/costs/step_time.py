@@ -15,6 +15,7 @@ from .conventions import LOGIT_BYTES
 from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
+from .memory import input_bytes
 from .operation import Op
 from .stages import gathered_bytes, stages
 from .tower import tower_job
@@ -45,7 +46,7 @@ class StepTime:
 
     compute: products, attention and what lies between; launches: waiting for Python where kernels are short
     inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
-    offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
+    offload: states, weights and layers' inputs on their way to the host's memory and back, and the host's own optimizer step
     synchronising: a step's share of a round's end, where replicas meet every so many steps
     comparing: forward passes without gradients, of a reference and over mismatched answers
     images: a vision tower and its projector, forward, and backward where they are trained
@@ -133,7 +134,8 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
         weights = sum(one.share * one.inner * one.outer for one in linears(s, job.targets, moe=moe))
         forward += NORM_MOVED[job.adapter_copies] * weights / job.tensor / stream
     scores = sum(one for op, one, _ in both if op.kind == "attention")
-    parts = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}
+    half = (forward - scores) / 2
+    parts = {"none": 0.0, "attention": scores, "half": half, "selective": half, "full": forward / job.every}
     again = parts[job.checkpointing] + sum(one for op, one, _ in both if op.tiled)
     if job.method == "qlora":
         once = DEQUANTISE * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
@@ -178,7 +180,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     tensor = m * n * around
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
-    offload = _offload(job, g, stepped, psi, compute)
+    offload = _offload(job, g, stepped, psi, compute) + _inputs_moving(job, g, n)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
     beside = {"comparing": comparing_seconds(job, g), "images": image_seconds(job, g)}
@@ -283,6 +285,13 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     if job.offload == "nvme":
         seconds += 2 * 12 * stepped * here / NVME
     return seconds
+
+
+def _inputs_moving(job: Job, g: Gpu, layers: float) -> float:
+    """Return the seconds in which what layers begin with goes to the host and comes back: on the stream that computes."""
+    if not job.inputs_on_host:
+        return 0.0
+    return 2 * job.accumulation * layers / job.every * input_bytes(job) / (g.pcie_gb_s * 1e9)
 
 
 def _fetching(job: Job, g: Gpu, psi: float) -> float:
