@@ -127,10 +127,10 @@ def test_host_memory_holds_what_layers_begin_with(load, monkeypatch):
 def job(load):
     """job(value, ...): the Job of Qwen3-8B over 16 GPUs under FSDP2."""
 
-    def make(value, model=None, **training):
+    def make(value, model=None, fsdp=None, **training):
         half = {"bf16": True, "global_batch_size": 64, "activation_checkpointing": value}
         recipe = load(training=half | training, model=model or {}).recipe
-        strategy, batch = Strategy("fsdp2", "fsdp2", "a test", shard=16), Batch(64, 2, 2, 16, 1e-5)
+        strategy, batch = Strategy("fsdp2", "fsdp2", "a test", fsdp=fsdp or {}, shard=16), Batch(64, 2, 2, 16, 1e-5)
         return job_of_run.job_of_run(recipe, strategy, batch, 16, 8, QWEN, "H100 80GB")
 
     return make
@@ -157,6 +157,18 @@ def test_the_planner_counts_offloaded_inputs(job):
     assert host(offload).training - host(full).training == pytest.approx(8 * 36 * each)
     moved = estimate(offload).time.offload - estimate(full).time.offload
     assert moved == pytest.approx(2 * 2 * 36 * each / 55e9, rel=0.2)
+
+
+def test_the_planner_counts_fsdp2_that_offloads(job):
+    whole, offloads = job(True), job(True, fsdp={"cpu_offload": True})
+    parameters = whole.shape.parameters
+    assert offloads == replace(whole, offload="all")
+    one, other = estimate(whole), estimate(offloads)
+    assert other.memory.weights == other.memory.gradients == other.memory.optimizer == 0 < other.memory.buffers
+    assert host(offloads).training - host(whole).training == pytest.approx(1.25 * 16 * parameters / 2)
+    # Two micro-batches: the gradients of each go down, and the host steps what the node's ranks have of them.
+    down, adam = 2 * 4 * parameters / 16 / 55e9, parameters / 2 / 4.0e9
+    assert other.time.offload >= 0.9 * (down + adam) and other.time.total > one.time.total
 
 
 @pytest.mark.parametrize("more, reason", [

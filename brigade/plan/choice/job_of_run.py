@@ -212,7 +212,8 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         "they know images beside activation_checkpointing true or false": reads_images(recipe)
         and training.activation_checkpointing not in (True, False),
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
-        "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
+        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get("cpu_offload")
+        and training.optim != "adamw_torch_fused",
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
     of_adapters = {
@@ -285,7 +286,8 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     if strategy.is_fsdp:
         # The parts of a sequence are shards' ranks too (train/loop/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
-        return {"engine": "fsdp2", "stage": 3, "shard": shard}
+        offload = "all" if strategy.fsdp.get("cpu_offload") else ""
+        return {"engine": "fsdp2", "stage": 3, "shard": shard, "offload": offload}
     if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:
         return EXPERTS_UNDER_DDP
     if strategy.ds_config is None:

@@ -28,11 +28,11 @@ def tensor_seconds(job: Job, net: Links, more: int = 0) -> float:
     """Return the seconds per layer and micro-batch that a tensor group takes.
 
     Sums over ranks after attention and MLP, and the same backward: each is a gather and a scatter, eight halves in all.
-    Computing whole layers again adds four, and every so many-th of them its share. more: halves besides
+    Computing whole layers again adds four. more: halves besides
     """
     if job.tensor == 1:
         return 0.0
-    halves = 8 + 4 * (job.checkpointing == "full") / job.every + more
+    halves = 8 + 4 * (job.checkpointing == "full") + more
     return halves * net.half(2 * job.shape.hidden * job.tokens, job.tensor)
 
 

@@ -61,10 +61,11 @@ def host(job: Job) -> Host:
     share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
-    shards = weights if job.offload == "all" else 0.0
+    # FSDP2 has no other copy of trained weights than the fp32 one, which is among the states.
+    shards = weights if job.offload == "all" and (job.deepspeed or job.method != "full") else 0.0
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(
-        resident(ranks, copied, shards),
+        resident(ranks, copied, shards or 4 * share * (job.offload == "all")),
         resident(ranks, 0.0, offloaded + shards) + ranks * inputs_on_host(job) + held(job),
         job.replicas.count * checkpoint(job, trained) + written(job),
         swapped,

@@ -158,7 +158,7 @@ class Job:
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
-    offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
+    offload: "optimizer", "all" (under FSDP2 this only) or "nvme": what lies outside the GPU, in the host's memory or on its disks
     checkpointing: what is computed again in the backward pass: attention's scores, every other product ("half" as torchtitan's
         "selective op" has published it, "selective" as train.py keeps them), or whole layers, of which `every`-th
     inputs_on_host: what layers begin with that are computed again waits in the host's memory

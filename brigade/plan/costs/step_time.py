@@ -17,7 +17,7 @@ from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
 from .memory import input_bytes
 from .operation import Op
-from .stages import gathered_bytes, stages
+from .stages import offloaded_weights, stages
 from .tower import tower_job
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -275,11 +275,15 @@ def cpu_adam_seconds(job: Job, g: Gpu) -> float:
 
 
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
-    """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass."""
+    """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass.
+
+    FSDP2 has gradients reduced, and so sent down, in each micro-batch (train/loop/fsdp2_engine.py: sync_each_batch).
+    """
     if not job.offload:
         return 0.0
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
-    seconds = 4 * stepped / pcie + cpu_adam_seconds(job, g)
+    times = 1 if job.deepspeed else job.accumulation
+    seconds = 4 * stepped * times / pcie + cpu_adam_seconds(job, g)
     if job.offload in ("all", "nvme"):
         seconds += max(0.0, 2 * job.accumulation * _fetching(job, g, psi) - compute)
     if job.offload == "nvme":
@@ -297,4 +301,4 @@ def _inputs_moving(job: Job, g: Gpu, layers: float) -> float:
 def _fetching(job: Job, g: Gpu, psi: float) -> float:
     """Return the seconds in which offloaded weights come up once."""
     rate = g.pcie_gb_s * 1e9 if job.offload == "all" else NVME / min(job.node_size, job.gpus)
-    return gathered_bytes(job, psi) / job.shard_ranks / rate
+    return offloaded_weights(job, psi) / job.shard_ranks / rate
