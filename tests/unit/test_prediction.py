@@ -64,6 +64,7 @@ def job(load):
     (zero(3, offload_optimizer={"device": "nvme"}, offload_param={"device": "cpu"}), ("zero", 3, 0, 0, "nvme")),
     (FSDP2, ("fsdp2", 3, 0, 0, "")),
     (Strategy("hsdp", "hsdp", "a test", replicate=2, shard=8), ("fsdp2", 3, 8, 0, "")),
+    (replace(FSDP2, fsdp={"cpu_offload": True}), ("fsdp2", 3, 0, 0, "all")),
 ])  # fmt: skip
 def test_every_strategy_has_its_engine(job, strategy, wanted):
     made = job(strategy)
@@ -193,7 +194,7 @@ def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, re
     ({"training": {"ddp_comm_hook": "power_sgd"}}, "power_sgd"),
     ({"strategy": zero(3, zero_quantized_weights=True)}, "neither alone"),
     ({"strategy": zero(3, zero_quantized_nontrainable_weights=True)}, "stored quantised"),
-    ({"strategy": replace(FSDP2, fsdp={"cpu_offload": True})}, "offloads"),
+    ({"strategy": replace(FSDP2, fsdp={"cpu_offload": True}), "training": {"optim": "adamw_torch"}}, "offloads with"),
     ({"strategy": replace(FSDP2, fsdp={"reshard_after_forward": False})}, "gathered"),
 ])  # fmt: skip
 def test_what_the_formulas_do_not_know_gets_no_prediction(job, changes, reason):

@@ -173,7 +173,8 @@ class RecipePlan:
         """The strategy's name in the table of `plan`, or its own file's name."""
         if self.strategy.axes:
             return with_sizes(KINDS[self.strategy.kind], self.strategy.axes)
-        return STRATEGIES.get(self.strategy.name, self.strategy.name)
+        offloads = " offload" if self.strategy.fsdp.get("cpu_offload") else ""
+        return STRATEGIES.get(self.strategy.name, self.strategy.name) + offloads
 
     @property
     def model(self) -> PublishedModel:

@@ -66,7 +66,7 @@ def job_of_run(
     them where that is known, else counted; asked: what is known of the images of a recipe that has some
     Raises NotCovered for what the formulas do not know.
     """
-    training, model = recipe.training, recipe.model
+    training, model, again = recipe.training, recipe.model, recipe.training.recomputation
     _check(recipe, strategy, ranks, trained)
     name, images = model.model_name_or_path.rstrip("/").rpartition("/")[2], None
     try:
@@ -81,6 +81,8 @@ def job_of_run(
     comparison, spread = _comparison(recipe, shape), _engine(strategy, node_size)
     if strategy.axes:
         _check_axes(recipe, strategy.axes, shape, spread)
+    if again.selective:
+        _check_selective(recipe, shape)
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
@@ -96,7 +98,9 @@ def job_of_run(
         attended=recipe.data.max_length if objective.rows == PAIRS else 0,
         node_size=node_size,
         gpu=gpu,
-        checkpointing="full" if training.activation_checkpointing else "none",
+        checkpointing="selective" if again.selective else "full" if again.layers else "none",
+        every=max(1, again.layers),
+        inputs_on_host=again.offload,
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
         loss=_loss(training),
@@ -207,9 +211,14 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
         "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
+        "they know images beside activation_checkpointing true or false": reads_images(recipe)
+        and training.activation_checkpointing not in (True, False),
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
-        "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
+        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get(
+            "cpu_offload"
+        )
+        and training.optim != "adamw_torch_fused",
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
     of_adapters = {
@@ -229,10 +238,28 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         raise NotCovered(f"the formulas do not cover this run: {reason}")
 
 
+def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
+    """Raise NotCovered where no formula says which products a layer keeps under activation_checkpointing: selective."""
+    lacking = {
+        "adapters": recipe.model.use_peft,
+        "experts": shape.experts,
+        "a hybrid's mixers": shape.mixer,
+        "layers of different sizes": shape.sizes or shape.per_layer_input,
+        "projections of several products": shape.projections,
+        "MLPs in tiles": recipe.training.tiled_mlp,
+        "eager attention": attention_of(shape, recipe.model.attn_implementation) == "eager",
+    }
+    if lacks := next((lacks for lacks, holds in lacking.items() if holds), None):
+        raise NotCovered(f"the formulas do not know what activation_checkpointing: selective keeps of {lacks}")
+
+
 def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
     """Raise NotCovered for axes besides data parallelism that no formula covers. spread: what _engine() returned"""
+    again = recipe.training.recomputation
     lacking = {
         "offload": spread.get("offload"),
+        "every_n and selective": axes.stages > 1 and (again.selective or again.layers > 1),
+        "selective": axes.tensor > 1 and again.selective,
         "zbv": axes.chosen_schedule == "zbv",
         "ZeRO++": spread.get("hpz") or spread.get("quantised"),
         "DoRA": recipe.model.use_dora,
@@ -268,7 +295,8 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     if strategy.is_fsdp:
         # The parts of a sequence are shards' ranks too (train/loop/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
-        return {"engine": "fsdp2", "stage": 3, "shard": shard}
+        offload = "all" if strategy.fsdp.get("cpu_offload") else ""
+        return {"engine": "fsdp2", "stage": 3, "shard": shard, "offload": offload}
     if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:
         return EXPERTS_UNDER_DDP
     if strategy.ds_config is None:

@@ -154,9 +154,9 @@ def time_key(job: Job, seen: bool = True) -> str:
     """Return the key of intervals() for a step's time.
 
     DeepSpeed and mixtures of experts vary more than the network explains, and a kind of GPU that no run was fitted to varies more
-    than either. seen: whether runs were
+    than either, as may FSDP2 with offload, of which no run is known. seen: whether runs were
     """
-    if not seen:
+    if not seen or (job.offload and not job.deepspeed):
         return "time_unseen"
     if job.deepspeed:
         return "time_zero"

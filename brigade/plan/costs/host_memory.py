@@ -6,6 +6,7 @@ from .averaging import held, written
 from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
+from .memory import inputs_on_host
 from .stages import gathered_bytes, stages
 from .states import own_bytes
 
@@ -45,8 +46,8 @@ def host(job: Job) -> Host:
     What is converted, to fp32 where weights are trained without DeepSpeed (train/loop/arguments.py: load_dtype) or from MXFP4,
     each rank owns, except under FSDP2, where a node has one copy (train/model/load.py: load_base). Four bits are made on the GPU,
     one tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
-    Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
-    read through a memory map, whose pages the system may drop.
+    Training: what is offloaded, and layers' inputs; of NVMe the disks hold it, weights, gradients and states
+    (runtime/swap_tensor). The data set is read through a memory map, whose pages the system may drop.
     """
     ranks = min(job.node_size, job.gpus)
     psi = stages(job)[0].parameters
@@ -60,11 +61,12 @@ def host(job: Job) -> Host:
     share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
-    shards = weights if job.offload == "all" else 0.0
+    # FSDP2 has no other copy of trained weights than the fp32 one, which is among the states.
+    shards = weights if job.offload == "all" and (job.deepspeed or job.method != "full") else 0.0
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(
-        resident(ranks, copied, shards),
-        resident(ranks, 0.0, offloaded + shards) + held(job),
+        resident(ranks, copied, shards or 4 * share * (job.offload == "all")),
+        resident(ranks, 0.0, offloaded + shards) + ranks * inputs_on_host(job) + held(job),
         job.replicas.count * checkpoint(job, trained) + written(job),
         swapped,
     )

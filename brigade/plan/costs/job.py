@@ -17,7 +17,7 @@ from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]
-Checkpointing = Literal["none", "attention", "half", "full"]
+Checkpointing = Literal["none", "attention", "half", "selective", "full"]
 VISION_TOWER, PROJECTOR = "vision_tower", "projector"  # parts of a model that reads images
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
@@ -158,9 +158,10 @@ class Job:
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
-    offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
-    checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
-        op"), or whole layers, of which `every`-th
+    offload: "optimizer", "all" (under FSDP2 this only) or "nvme": what lies outside the GPU, in the host's memory or on its disks
+    checkpointing: what is computed again in the backward pass: attention's scores, every other product ("half" as torchtitan's
+        "selective op" has published it, "selective" as train.py keeps them), or whole layers, of which `every`-th
+    inputs_on_host: what layers begin with that are computed again waits in the host's memory
     trained: parameters with gradients where adapters are trained; 0: all of the model's
     targets: what adapters lie on (shape/lora.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
@@ -192,6 +193,7 @@ class Job:
     labelled: float = 1.0
     checkpointing: Checkpointing = "none"
     every: int = 1
+    inputs_on_host: bool = False
     kernels: Kernels = EAGER
     attention: Attention = "flash2"
     loss: str = "full"

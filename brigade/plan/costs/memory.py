@@ -69,7 +69,7 @@ def stream_pool(job: Job) -> float:
 def settings_of(job: Job) -> TraceSettings | None:
     """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
-    split = split or job.shape.scores or job.comparison.apart > 1
+    split = split or job.shape.scores or job.comparison.apart > 1 or job.inputs_on_host
     if split or job.checkpointing not in ("none", "full") or job.every > 1:
         return None
     attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
@@ -131,12 +131,15 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         largest = max(layer_bytes(one, s.moe_layers > 0)[0] * t + adapters_keep(one) for one, _ in job.alike)
     # Each layer's part of a second embedding is made before the layers: its norm's input, normalised, and the result.
     before = (10 if job.method == "full" else 6) * s.per_layer_input * t
-    boundary = (4 if job.autocast else 2) * s.hidden * t
+    boundary = input_bytes(job)
     if job.checkpointing == "full":
-        kept = boundary / job.every + whole * (1 - 1 / job.every)
-        # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
+        kept = (0.0 if job.inputs_on_host else boundary) / job.every + whole * (1 - 1 / job.every)
+        # What the first norm keeps is what the layer begins with, or an fp32 copy of it. From the host it comes back.
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        return kept + before, largest - shared + back
+        return kept + before, largest - shared + boundary * job.inputs_on_host + back
+    if job.checkpointing == "selective":
+        kept = boundary + selectively_kept(job) * t / job.tensor
+        return kept + before, max(0.0, largest - kept) + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
         kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
@@ -144,6 +147,32 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
         return kept + before, max(0.0, whole - kept) + back
     return whole + before, back
+
+
+def input_bytes(job: Job) -> float:
+    """Return the bytes that a layer begins with, per micro-batch."""
+    return (4 if job.autocast else 2) * job.shape.hidden * job.tokens
+
+
+def inputs_on_host(job: Job) -> float:
+    """Return the bytes of host memory in which a rank's layers have what they begin with, until they are computed again.
+
+    torch rounds each page-locked block up to a power of two (c10, CachingHostAllocator.h).
+    """
+    if not job.inputs_on_host:
+        return 0.0
+    each = 2 ** math.ceil(math.log2(input_bytes(job)))
+    return max(each * stage.layers * micro_batches_in_flight(job, stage.place) for stage in stages(job))
+
+
+def selectively_kept(job: Job) -> float:
+    """Return the bytes per token that a layer keeps besides what it begins with: every second product's output, the first among
+    them, and what attention gives (train/loop/recomputing.py: kept_contexts)."""
+    s = job.shape
+    into = [s.query_width + s.key_value_width] if s.family.fused_qkv else [s.query_width, *[s.key_value_width / 2] * 2]
+    up = [s.ffn] * 2 if s.family.gated and not s.family.fused_gate else [s.ffn * (1 + s.family.gated)]
+    kept = [*into, s.hidden, *up, s.hidden][::2]
+    return 2 * sum(kept) + 2 * s.query_width + 4 * s.heads
 
 
 def adapters_keep(job: Job) -> float:
@@ -278,7 +307,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
     made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
     at_step, whole_pass = states.gradients, standing if job.stage < 3 else 0.0
-    last_layer = back if job.checkpointing == "full" else 0.0
+    last_layer = back if job.checkpointing in ("selective", "full") else 0.0
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, standing),
         Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing),

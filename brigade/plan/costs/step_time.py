@@ -15,8 +15,9 @@ from .conventions import LOGIT_BYTES
 from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
+from .memory import input_bytes
 from .operation import Op
-from .stages import gathered_bytes, stages
+from .stages import offloaded_weights, stages
 from .states import beside_matrices
 from .tower import tower_job
 
@@ -50,7 +51,7 @@ class StepTime:
 
     compute: products, attention and what lies between; launches: waiting for Python where kernels are short
     inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
-    offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
+    offload: states, weights and layers' inputs on their way to the host's memory and back, and the host's own optimizer step
     synchronising: a step's share of a round's end, where replicas meet every so many steps
     comparing: forward passes without gradients, of a reference and over mismatched answers
     images: a vision tower and its projector, forward, and backward where they are trained
@@ -138,7 +139,8 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
         weights = sum(one.share * one.inner * one.outer for one in linears(s, job.targets, moe=moe))
         forward += NORM_MOVED[job.adapter_copies] * weights / job.tensor / stream
     scores = sum(one for op, one, _ in both if op.kind == "attention")
-    parts = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}
+    half = (forward - scores) / 2
+    parts = {"none": 0.0, "attention": scores, "half": half, "selective": half, "full": forward / job.every}
     again = parts[job.checkpointing] + sum(one for op, one, _ in both if op.tiled)
     if job.method == "qlora":
         once = DEQUANTISE * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
@@ -186,7 +188,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     tensor = m * n * around
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
-    offload = _offload(job, g, stepped, psi, compute)
+    offload = _offload(job, g, stepped, psi, compute) + _inputs_moving(job, g, n)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
     beside = {"comparing": comparing_seconds(job, g), "images": image_seconds(job, g)}
@@ -281,11 +283,15 @@ def cpu_adam_seconds(job: Job, g: Gpu) -> float:
 
 
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
-    """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass."""
+    """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass.
+
+    FSDP2 has gradients reduced, and so sent down, in each micro-batch (train/loop/fsdp2_engine.py: sync_each_batch).
+    """
     if not job.offload:
         return 0.0
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
-    seconds = 4 * stepped / pcie + cpu_adam_seconds(job, g)
+    times = 1 if job.deepspeed else job.accumulation
+    seconds = 4 * stepped * times / pcie + cpu_adam_seconds(job, g)
     if job.offload in ("all", "nvme"):
         seconds += max(0.0, 2 * job.accumulation * _fetching(job, g, psi) - compute)
     if job.offload == "nvme":
@@ -293,7 +299,14 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     return seconds
 
 
+def _inputs_moving(job: Job, g: Gpu, layers: float) -> float:
+    """Return the seconds in which what layers begin with goes to the host and comes back: on the stream that computes."""
+    if not job.inputs_on_host:
+        return 0.0
+    return 2 * job.accumulation * layers / job.every * input_bytes(job) / (g.pcie_gb_s * 1e9)
+
+
 def _fetching(job: Job, g: Gpu, psi: float) -> float:
     """Return the seconds in which offloaded weights come up once."""
     rate = g.pcie_gb_s * 1e9 if job.offload == "all" else NVME / min(job.node_size, job.gpus)
-    return gathered_bytes(job, psi) / job.shard_ranks / rate
+    return offloaded_weights(job, psi) / job.shard_ranks / rate

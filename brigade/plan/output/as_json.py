@@ -86,6 +86,8 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "micro_batch": job.micro_batch,
         "accumulation": job.accumulation,
         "recomputes": job.checkpointing,
+        "recomputes_every": job.every if job.checkpointing == "full" else None,
+        "inputs_on_host": job.inputs_on_host,
         "loss": job.loss,
         "optimizer": job.optimizer,
         "device_gib": result.device_gib,

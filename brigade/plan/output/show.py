@@ -204,8 +204,11 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
 
 
 def recomputes(job: Job) -> str:
-    """What is recomputed in the backward pass: `layers` or `nothing`."""
-    return "layers" if job.checkpointing == "full" else "nothing"
+    """What is recomputed in the backward pass: `layers`, `1 layer of 2`, `every second product` or `nothing`."""
+    if job.checkpointing == "full":
+        where = ", whose inputs wait in host memory" if job.inputs_on_host else ""
+        return (f"1 layer of {job.every}" if job.every > 1 else "layers") + where
+    return "every second product" if job.checkpointing == "selective" else "nothing"
 
 
 def trained(job: Job, whole: Collection[str], tokens: int = 0) -> None:

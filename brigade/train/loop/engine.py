@@ -24,9 +24,8 @@ from ..recipe.training_section import COUNT_IN_GROUPS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, peft_layers, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
-from ..upstream.stateful_layers import recompute_within
 from ..upstream.trainer import clear_only
-from . import resharding
+from . import recomputing, resharding
 from .gradient_clipping import clip_
 from .muon import Muon
 
@@ -84,8 +83,7 @@ class Engine:
         """Return options of TrainingArguments. Once these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
         if not self.training.activation_checkpointing:
             return {}
-        # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
-        return {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+        return {"activation_checkpointing": True, "activation_checkpointing_kwargs": recomputing.options(self.training)}
 
     def after_arguments(self, arguments: Any) -> None:
         upstream.take_one_device(arguments)
@@ -111,8 +109,7 @@ class Engine:
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         """Once the model has its weights, before the first of so many steps."""
         clear_only(trainer.model_wrapped, trainer.parameters)
-        if trainer.samples:
-            recompute_within(trainer.model, trainer.samples.contexts)
+        recomputing.begin(trainer)
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
         """Count the parameters of the whole model, whatever part of it this rank has."""

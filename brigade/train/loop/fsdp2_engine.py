@@ -11,6 +11,7 @@ from ..parallel import experts, tensor, tensor_plan, tensor_trial
 from ..run.directory import Run
 from ..upstream import fsdp2
 from ..upstream.mesh import WithoutShards
+from . import recomputing
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class FSDP2(Engine):
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "state_dict_type": "SHARDED_STATE_DICT",
             "cpu_ram_efficient_loading": True,
-            "activation_checkpointing": self.training.activation_checkpointing,
+            # Of every layer alike it is FSDP2's own, of all else Transformers' (attach).
+            "activation_checkpointing": self.training.recomputation.plain,
         }
         os.environ["ACCELERATE_USE_FSDP"] = "true"  # Transformers looks for it beside the option
         return {
@@ -58,6 +60,13 @@ class FSDP2(Engine):
     def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
         fsdp2.send_buffers_with_weights()
+        if self.training.activation_checkpointing and not self.training.recomputation.plain:
+            # By an option of TrainingArguments, Transformers would warn that FSDP2's hooks run once more. They no longer do: it
+            # checkpoints what a layer computes inside of them (modeling_layers.py: GradientCheckpointingLayer).
+            recomputing.enable(trainer.model, self.training)
+        if self.cpu and self.run.strategy.fsdp.get("cpu_offload"):  # page-locked memory is a GPU's
+            plugin = trainer.accelerator.state.fsdp_plugin
+            plugin.cpu_offload = torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False)
         if self.training.bf16 or self.training.fp16:
             half = torch.bfloat16 if self.training.bf16 else torch.float16
             trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = precision(half)

@@ -5,7 +5,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .objectives import ObjectiveKeys
-from .value_types import AtLeastZero, Pairs, Positive, Profile, Rates, Steps, Table, Trackers, Words
+from .value_types import (
+    AtLeastZero,
+    Checkpointing,
+    Pairs,
+    Positive,
+    Profile,
+    Rates,
+    Recomputation,
+    Steps,
+    Table,
+    Trackers,
+    Words,
+    recomputation,
+)
 
 OWN_OPTIMIZERS = ("lamb", "lars", "muon")  # Transformers does not have them so: loop/optimizers.py
 COUNT_IN_GROUPS = ("lamb", "lars")  # the steps, of which others keep one number for each parameter
@@ -62,8 +75,10 @@ class TrainingSection(ObjectiveKeys):
     """Compute in bfloat16. Neither bf16 nor fp16: fp32."""
     fp16: bool = False
     """Compute in float16, with a loss scale."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work."""
+    activation_checkpointing: Checkpointing = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work.
+    `{every_n: 2}`: in every second layer; selective: all but attention and every second product; offload: as true, and what each
+    layer begins with waits in host memory (docs/training.md)."""
     torch_compile: bool = False
     """Compile the decoder layers and the loss with torch.compile. auto: where that is proven on this run's GPUs and faster."""
     use_liger_kernel: bool = False
@@ -145,6 +160,11 @@ class TrainingSection(ObjectiveKeys):
     """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What the backward pass computes again, and where that waits."""
+        return recomputation(self.activation_checkpointing)
 
     @property
     def reports_elsewhere(self) -> bool:

@@ -4,6 +4,7 @@ Where a validator raises ValueError, its text says what is wanted: the user read
 """
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -68,6 +69,40 @@ def _profile(given: dict[str, Any]) -> dict[str, Any]:
             "{start: STEP, steps: NUMBER, ranks: [RANK, ...], memory: true or false}, each of which may be left out"
         )
     return whole | {"ranks": ranks}
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What the backward pass computes again, as `activation_checkpointing` says it.
+
+    layers: every so many-th layer is checkpointed, 0 for none; selective: it keeps what its costly products gave
+    offload: what a checkpointed layer begins with waits in host memory
+    """
+
+    layers: int = 0
+    selective: bool = False
+    offload: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether each layer keeps what it begins with, and nothing else."""
+        return self == Recomputation(1)
+
+
+def recomputation(value: Any) -> Recomputation:
+    """Return what a value of `activation_checkpointing` asks for."""
+    if isinstance(value, dict):
+        return Recomputation(value["every_n"])
+    return Recomputation(int(bool(value)), selective=value == "selective", offload=value == "offload")
+
+
+def _checkpointing(value: Any) -> Any:
+    """A value of `activation_checkpointing`; a text that says true or false is one."""
+    value = {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+    every = value.get("every_n") if isinstance(value, dict) and len(value) == 1 else None
+    if not (isinstance(value, bool) or value in ("selective", "offload") or (type(every) is int and every > 1)):
+        raise ValueError("true, false, selective, offload or {every_n: LAYERS}, with 2 or more of them")
+    return value
 
 
 def _steps(value: int) -> int:
@@ -135,6 +170,9 @@ def _one_column_each(value: Any) -> Any:
 
 Positive = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
+Checkpointing = Annotated[
+    bool | Literal["selective", "offload"] | dict[Literal["every_n"], int], BeforeValidator(_checkpointing)
+]
 Steps = Annotated[int, AfterValidator(_steps)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]

@@ -129,6 +129,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     }
     facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
+    facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)

@@ -41,7 +41,15 @@ def recompute_within(
 ) -> None:
     """Let each layer that is computed again in the backward pass (activation checkpointing) enter these contexts, one in each of
     its two passes: context_fn of torch.utils.checkpoint (modeling_utils.py: _gradient_checkpointing_func)."""
+    checkpoint_by(model, partial(_with_contexts, contexts))
+
+
+def _with_contexts(contexts: Any, checkpoint: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    return checkpoint(*given, context_fn=contexts, **options)
+
+
+def checkpoint_by(model: Any, wrapper: Callable[..., Any]) -> None:
+    """Let each layer that is computed again call wrapper(what it called so far, its arguments ...)."""
     for module in model.modules():
         if hasattr(module, "_gradient_checkpointing_func"):
-            again = partial(module._gradient_checkpointing_func, context_fn=contexts)
-            module._gradient_checkpointing_func = again
+            module._gradient_checkpointing_func = partial(wrapper, module._gradient_checkpointing_func)
