@@ -93,8 +93,8 @@ def test_main_takes_words_of_any_kind(capsys):
 
 def test_the_page_shows_the_files_of_its_examples_as_they_are():
     page = (REPOSITORY / "docs" / "extending.md").read_text()
-    shown = re.findall(r"This is\s+\[\w+\.py\]\((examples/\w+\.py)\):\n\n~~~python\n(.*?)~~~", page, re.DOTALL)
-    assert len(shown) == 3 == page.count("~~~python")
+    shown = re.findall(r"This\s+is\s+\[\w+\.py\]\((examples/\w+\.py)\):\n\n~~~python\n(.*?)~~~", page, re.DOTALL)
+    assert len(shown) == 4 == page.count("~~~python")
     assert [(REPOSITORY / "docs" / name).read_text() for name, _ in shown] == [code for _, code in shown]
 
 
