@@ -26,7 +26,9 @@ def own_program() -> Path | None:
 
 def started_as(argv: tuple[str, ...]) -> list[str]:
     """Return the words that start this program with `argv` once more: train.py's where somebody called main() with them."""
-    own = own_program() if tuple(sys.argv[1:]) == argv else None
+    typed = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]  # DeepSpeed's, for a process
+    kept = [word for word in argv if not word.startswith("--local_rank")]
+    own = own_program() if typed == kept else None
     return [STORY if own is None else str(own), *argv]
 
 
