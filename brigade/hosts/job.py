@@ -26,6 +26,7 @@ class Job:
     hostfile: where they came from, as the user named it, or None (Slurm)
     settings, strategy: what train.py will make of recipe and flags with that many ranks
     replica: which one of an elastic run this is
+    script: the file that is started in place of train.py, as the user named it (`launch --script`); None: train.py
     """
 
     recipe: str
@@ -35,6 +36,7 @@ class Job:
     settings: Settings
     strategy: Strategy
     replica: int = 0
+    script: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -60,10 +62,16 @@ class Job:
         return ["--accelerate_config", file]
 
 
-def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[str, int] | None = None) -> Job:
+def make(
+    recipe: str,
+    flag_words: list[str],
+    hostfile: str | None,
+    hosts: dict[str, int] | None = None,
+    script: str | None = None,
+) -> Job:
     """The job that a command line asks for, with everything checked that can be checked without asking a host.
 
-    hostfile: None takes the recipe's own; hosts: known already (Slurm), no hostfile is read
+    hostfile: None takes the recipe's own; hosts: known already (Slurm), no hostfile is read; script: as Job has it
     Raises UserError for whatever train.py would refuse at once, more ranks than sequences in a global batch among it.
     """
     settings = flags.load(["--recipe", recipe, *flag_words])
@@ -82,7 +90,7 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
     batch_arithmetic(
         settings.recipe.training, strategy.axes.data(world.of_all_replicas), settings.place("global_batch_size")
     )
-    return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy, world.replica)
+    return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy, world.replica, script)
 
 
 def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:

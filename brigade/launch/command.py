@@ -20,6 +20,7 @@ from ..hosts.connection import Channel, allow_open_files
 from ..hosts.job import Job, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
 from ..train.cluster import ELASTIC
+from ..train.program import RUNNER
 from . import background, elastic, launchers, policy, write
 from .policy import Policy, check_memory
 from .restarts import Restarts
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add = parser.add_argument
     add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
+    own = "a program of your own, which calls train.main(), in place of train.py (docs/extending.md)"
+    add("--script", metavar="FILE", help=own)
     add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
     choice = "deepspeed for ZeRO, else torchrun; slurm inside an allocation"
     add("--launcher", metavar="NAME", help=f"deepspeed, torchrun, accelerate or slurm (default: {choice})")
@@ -92,7 +95,9 @@ def run(options: argparse.Namespace) -> int:
         hosts = allocated if options.hostfile is None else None
     if hosts is not None and options.spare:
         hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
-    job = make(options.recipe, options.rest, options.hostfile, hosts)
+    if options.script is not None:
+        _check_script(options)
+    job = make(options.recipe, options.rest, options.hostfile, hosts, options.script)
     restarts = policy.Policy(options.restarts or 0, options.min_hosts, tuple(options.spare), options.restart_pause)
     if options.elastic:
         return _launch_elastic(job, options)
@@ -106,6 +111,17 @@ def run(options: argparse.Namespace) -> int:
         print(dry_run(job, launcher, options, sorted(handed_on)))
         return 0
     return _launch(job, launcher, handed_on, restarts, options)
+
+
+def _check_script(options: argparse.Namespace) -> None:
+    """Raise UserError for a file that is not there, and for a job file, which starts train.py."""
+    if not Path(options.script).is_file():
+        problem = f"there is no file {options.script}"
+        raise UserError("flag --script", problem, "give the path of a Python file, from the working directory")
+    if options.write:
+        problem = "a written job file starts train.py"
+        cure = f"write it without --script, and put {RUNNER} {options.script} in the place of train.py there"
+        raise UserError("flag --script", problem, cure)
 
 
 def dry_run(job: Job, launcher: str, options: argparse.Namespace, names: list[str]) -> str:
@@ -157,6 +173,7 @@ def _launch_elastic(job: Job, options: argparse.Namespace) -> int:
     names = ("start_timeout", "silence", "log_limit")
     words = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
     words += ["--launcher", options.launcher] if options.launcher else []
+    words += ["--script", options.script] if options.script else []
     words += ["--no_check"] if options.no_check else []
     words += [word for name in options.env for word in ("--env", name)]
     words += elastic.without_output(options.rest)
@@ -192,7 +209,7 @@ def _launch(job: Job, launcher: str, handed_on: dict[str, str], restarts: Policy
         how.check = checking(job, handed_on, bool(restarts.restarts and (restarts.spares or restarts.min_hosts)))
 
     def remake(hosts: dict[str, int]) -> Job:
-        again = make(options.recipe, options.rest, options.hostfile, hosts)
+        again = make(options.recipe, options.rest, options.hostfile, hosts, options.script)
         launchers.choose(again, launcher, False)
         if again.world_size < job.world_size:
             check_memory(again)

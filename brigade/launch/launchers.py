@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..hosts.job import Job
+from ..train.program import RUNNER, STORY
 from ..train.recipe.files import REPOSITORY
 from .write import text
 
@@ -52,11 +53,15 @@ def command(launcher: str, job: Job, place: Place) -> list[str]:
     values = asdict(place) | {"hosts": len(job.hosts), "slots": list(job.hosts.values())[place.number]}
     name, *arguments = LAUNCHERS[launcher].split()
     filled = [str(values.get(word.strip("{}"), word)) for word in arguments]
-    script = "train.py" if Path.cwd() == REPOSITORY else str(REPOSITORY / "train.py")
     words = job.train_arguments
+    started = [REPOSITORY / STORY] if job.script is None else [RUNNER, Path(job.script).absolute()]
+    here = Path.cwd() == REPOSITORY
+    script = [
+        str(path.relative_to(REPOSITORY) if here and path.is_relative_to(REPOSITORY) else path) for path in started
+    ]
     if launcher == "accelerate":
         words = [*words, *job.named_again("{accelerate.yaml}")]
-    return [str(Path(sys.executable).parent / name), *filled, script, *words]
+    return [str(Path(sys.executable).parent / name), *filled, *script, *words]
 
 
 def choose(job: Job, named: str | None, in_slurm: bool) -> str:

@@ -116,7 +116,8 @@ class Launch:
         rendezvous.check_code(self.channels, self.options.project)
         rendezvous.check_alike(self.channels, environment.get("CUDA_VISIBLE_DEVICES"))
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
-        await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path)])
+        script = [str(Path(self.job.script).absolute())] if self.job.script else []
+        await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path), *script])
         if self.options.check and self.attempt == 1:
             await self.options.check(self.channels, self.name)
         self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))

@@ -4,9 +4,12 @@ import pytest
 
 from brigade.train.strategy.axes import Axes
 from testing import axes, marks, parity, runs
+from testing.ranks import REPOSITORY
 
 TERMS = ["--label_smoothing_factor", "0.1", "--z_loss_coef", "0.001", "--optim", "sgd", "--learning_rate", "0.6"]
 NOISE = ["--neftune_noise_alpha", "5", "--optim", "sgd", "--learning_rate", "0.6"]
+OWN = ["--token_loss", str(REPOSITORY / "docs/examples/dft.py:loss"), "--optim", "sgd", "--learning_rate", "0.6"]
+OTHERS = ["zero3", "tensor", "sequence", "pipeline"]
 PLAIN = ["--optim", "sgd", "--learning_rate", "0.6"]
 
 
@@ -18,6 +21,7 @@ def case(name, ranks=2, *flags, terms=TERMS):
 ONE = [
     case("one", 1),
     case("plain", 1, terms=PLAIN),
+    case("own", 1, terms=OWN),
     case("noise", 1, terms=NOISE),
     case("noise again", 1, terms=NOISE),
 ]
@@ -29,6 +33,11 @@ TWO = {
         case("tensor", 2, *axes.flags(Axes(tensor=2), "fsdp2")),
         case("sequence", 2, *axes.flags(Axes(sequence=2), "zero3")),
         case("pipeline", 2, *axes.flags(Axes(stages=2), "ddp")),
+        case("own fsdp2", 2, *parity.STRATEGIES["fsdp2"], terms=OWN),
+        case("own zero3", 2, *parity.STRATEGIES["zero3"], "--tiled_loss", "24", terms=OWN),
+        case("own tensor", 2, *axes.flags(Axes(tensor=2), "fsdp2"), terms=OWN),
+        case("own sequence", 2, *axes.flags(Axes(sequence=2), "zero3"), terms=OWN),
+        case("own pipeline", 2, *axes.flags(Axes(stages=2), "ddp"), terms=OWN),
         case("noise zero3", 2, *parity.STRATEGIES["zero3"], terms=NOISE),
         case("noise fsdp2", 2, *parity.STRATEGIES["fsdp2"], terms=NOISE),
     ]
@@ -54,6 +63,14 @@ def two(tmp_path_factory, asked_for):
 def test_the_terms_are_those_of_one_process(name, one, two):
     differences = parity.worst(two[name], one["one"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+@pytest.mark.parametrize("name", marks.cases("own fsdp2", slow=[f"own {name}" for name in OTHERS]))
+def test_a_function_of_ones_own_is_that_of_one_process(name, one, two):
+    differences = parity.worst(two[name], one["own"])
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    assert one["own"]["loss"][0] < 0.1 < one["plain"]["loss"][0]  # of targets that are as probable as any other token
+    assert one["own"]["eval_loss"][0] == one["plain"]["eval_loss"][0]
 
 
 def test_the_terms_raise_the_training_loss_and_leave_the_held_out_loss_what_it_is(one):

@@ -61,10 +61,9 @@ def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
 
 
 # ---- a loss of one's own -----------------------------------------------------------------------------------------
-def test_the_documented_loss_of_ones_own_works(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs/extending.md").read_text(), re.S)[1]
-    (tmp_path / "cal_dpo.py").write_text(code)
-    training = flags.load(["--objective", f"{tmp_path}/cal_dpo.py:loss", "--reference", "model"]).recipe.training
+def test_the_documented_loss_of_ones_own_works():
+    own = REPOSITORY / "docs/examples/cal_dpo.py"
+    training = flags.load(["--objective", f"{own}:loss", "--reference", "model"]).recipe.training
     function = loss_of(training, "here")
     one = torch.tensor([1.0])
     result = function(Pairs(-2 * one, -3 * one, one, one, -2.5 * one, -2 * one), options_of(training))

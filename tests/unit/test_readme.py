@@ -26,6 +26,7 @@ OTHERS = {
     "--shm-size",
     "--generation-config",
     "--machine_rank",
+    "--nproc_per_node",
     "--rdzv_backend",
     "--exclusive",
 }  # of other programs

@@ -9,6 +9,7 @@ from brigade.train.loop.neftune import sample_lengths
 from brigade.train.model import supervised_loss
 from brigade.train.model.supervised_loss import PLAIN, Terms, of_tokens
 from brigade.train.recipe import flags
+from testing.ranks import REPOSITORY
 
 
 @pytest.fixture
@@ -67,3 +68,40 @@ def test_noise_goes_by_the_length_of_each_sample_packed_or_padded():
     assert padded.tolist() == [[2, 2, 2], [3, 3, 3]]
     rows = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}
     assert sample_lengths(rows).tolist() == [[3, 3, 3], [2, 2, 1]]
+
+
+# ---- a function of one's own ---------------------------------------------------------------------------------------
+def test_a_function_of_tokens_is_summed_over_those_that_are_supervised(batch):
+    logits, targets = batch
+    kept = targets != IGNORED
+    own = supervised_loss.own_function(f"{REPOSITORY}/docs/examples/dft.py:loss", "here")
+    nll = torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="none")
+    expected = (nll * (-nll).exp()).sum()
+    assert torch.isclose(of_tokens(logits, targets, Terms(own=own)), expected)
+    z = (logits[kept].logsumexp(-1) ** 2).sum()
+    assert torch.isclose(of_tokens(logits, targets, Terms(z=0.01, own=own), "none").sum(), expected + 0.01 * z)
+
+
+def test_what_a_function_makes_of_ignored_targets_reaches_no_gradient(batch):
+    logits, targets = batch
+    logits.requires_grad_()
+    root = of_tokens(logits, targets, Terms(own=lambda losses, targets: losses.sqrt()))
+    root.backward()
+    assert torch.isfinite(logits.grad).all() and logits.grad[2].abs().max() == 0
+
+
+@pytest.mark.parametrize("code, problem", [
+    (None, "there is no file"),
+    ("def other(losses, targets): ...", "has no function 'loss'"),
+    ("def loss(losses, targets): return losses.sum()", r"the shape \(\)"),
+    ("def loss(losses, targets): return losses.detach()", "no gradient"),
+    ("def loss(losses, targets): return losses / losses.mean()", "depends on the tokens beside it"),
+    ("def loss(losses): return losses", "it raises TypeError"),
+])  # fmt: skip
+def test_a_function_that_is_none_of_tokens_is_refused(tmp_path, code, problem):
+    if code is not None:
+        (tmp_path / "own.py").write_text(code)
+    settings = flags.load(["--token_loss", f"{tmp_path}/own.py:loss"])
+    with pytest.raises(UserError, match=problem) as caught:
+        supervised_loss.check(settings, None)
+    assert caught.value.place == "flag --token_loss"

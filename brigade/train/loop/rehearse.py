@@ -27,6 +27,7 @@ from ..distributed import ranks
 from ..model.config_json import read_config
 from ..model.location import check_beside, config_beside, load_config, location
 from ..model.tiny import shrink, with_short_spans
+from ..program import RUNNER, STORY, started_as
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
@@ -54,7 +55,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     axes, hsdp = strategy.axes, strategy.kind == "hsdp" or groups
     if world.launcher == "python":
         # Each axis over two ranks, and two of them with different rows.
-        raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
+        raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit), settings))
     with ranks.agreed(world):
         if mistake := axis_rules.problem(axes, world.size):
             raise UserError("flag --rehearse", *mistake)
@@ -223,10 +224,11 @@ def without_gpu(recipe: dict[str, Any]) -> list[str]:
     return replaced
 
 
-def _launch(count: int) -> int:
+def _launch(count: int, settings: Settings) -> int:
     """Start this same command under torchrun on `count` ranks of this host; returns its exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    command += [str(REPOSITORY / "train.py"), *sys.argv[1:]]
+    program, *words = started_as(settings.argv)
+    command += [str(REPOSITORY / STORY), *words] if program == STORY else [str(RUNNER), program, *words]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     import torch
 

@@ -71,6 +71,8 @@ def _described(config: Any) -> str:
         return "is an encoder"
     if kind in upstream.causal_models() or getattr(config, "auto_map", None):
         return ""
+    if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return ""  # a class of the user's (AutoModelForCausalLM.register)
     kinds = {
         "reads images and text": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         "compares images and text": auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,

@@ -1,9 +1,10 @@
-"""The cross-entropy of supervised tokens with what a recipe adds to it: label smoothing and z-loss.
+"""The cross-entropy of supervised tokens with what a recipe makes of it: label smoothing, z-loss, a function of the user's.
 
 Sums over tokens, divided by the number that the model is told: neither accumulation nor the number of ranks changes them.
 Held-out losses stay the plain cross-entropy.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED
+from ..program import own_function
 from ..recipe.flags import Settings
 from ..recipe.training_section import TrainingSection
 from .tiny import shrink
@@ -20,14 +22,17 @@ from .tiny import shrink
 
 class Terms(NamedTuple):
     """What is added. smoothing: e of (1 - e) times the target's loss + e times the mean over the vocabulary (Szegedy et al. 2015,
-    arXiv 1512.00567, section 7); z: the weight of log(Z)^2, which keeps logits small (PaLM, arXiv 2204.02311, section 5)"""
+    arXiv 1512.00567, section 7); z: the weight of log(Z)^2, which keeps logits small (PaLM, arXiv 2204.02311, section 5)
+    own: what the recipe's token_loss makes of the losses of tokens, before z-loss is added: docs/extending.md"""
 
     smoothing: float = 0.0
     z: float = 0.0
+    own: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
-    def of(cls, training: TrainingSection) -> "Terms":
-        return cls(training.label_smoothing_factor, training.z_loss_coef)
+    def of(cls, training: TrainingSection, place: str = "token_loss") -> "Terms":
+        own = own_function(training.token_loss, place) if training.token_loss else None
+        return cls(training.label_smoothing_factor, training.z_loss_coef, own)
 
 
 PLAIN = Terms()
@@ -39,11 +44,23 @@ def of_tokens(logits: torch.Tensor, targets: torch.Tensor, terms: Terms, reducti
     logits: (targets, vocabulary); targets: (targets,)
     """
     logits = logits.float()
-    losses = cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction, label_smoothing=terms.smoothing)
+    each = "none" if terms.own else reduction
+    losses = cross_entropy(logits, targets, ignore_index=IGNORED, reduction=each, label_smoothing=terms.smoothing)
+    if terms.own:
+        losses = _by_function(terms.own, losses, targets)
+        losses = losses.sum() if reduction == "sum" else losses
     if not terms.z:
         return losses
     squares = logits.logsumexp(-1).square().masked_fill(targets == IGNORED, 0.0)
     return losses + terms.z * (squares.sum() if reduction == "sum" else squares)
+
+
+def _by_function(own: Any, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return what the user's function makes of the losses of tokens; 0 where a target is IGNORED, of which it sees a loss of 1
+    and token 0: whatever it computes there is finite, and so is its gradient."""
+    ignored = targets == IGNORED
+    made: torch.Tensor = own(losses.masked_fill(ignored, 1.0), targets.masked_fill(ignored, 0))
+    return made.masked_fill(ignored, 0.0)
 
 
 def apply(model: Any, terms: Terms) -> None:
@@ -72,12 +89,31 @@ def _of_model(
 
 def check(settings: Settings, config: Any) -> None:
     """Raise UserError where a model computes something else with these terms, as a tiny random one of its architecture shows."""
-    training = settings.recipe.training
-    if (terms := Terms.of(training)) != PLAIN and (why := _differs(config, settings.recipe.model.trust_remote_code)):
-        key = "label_smoothing_factor" if terms.smoothing else "z_loss_coef"
+    training, place = settings.recipe.training, settings.place("token_loss")
+    terms = Terms.of(training, place)
+    if terms.own and (why := _breaks_contract(terms.own)):
+        cure = "return a tensor with a number for each token, by its own loss and target (docs/extending.md)"
+        raise UserError(place, f"{training.token_loss}: {why}", cure)
+    if terms != PLAIN and (why := _differs(config, settings.recipe.model.trust_remote_code)):
+        key = "token_loss" if terms.own else "label_smoothing_factor" if terms.smoothing else "z_loss_coef"
         raise UserError(
-            settings.place(key), f"{type(config).__name__} does not add it to its loss: {why}", "leave it out"
+            settings.place(key), f"{type(config).__name__} does not compute its loss by it: {why}", "leave it out"
         )
+
+
+def _breaks_contract(own: Any) -> str:
+    """Return in which way a function is none of single tokens; "" where it is one: tried with four, and with two of them."""
+    losses, targets = torch.tensor([0.5, 2.0, 1.0, 4.0], requires_grad=True), torch.tensor([7, 1, 3, 7])
+    try:
+        whole, part = own(losses, targets), own(losses[2:], targets[2:])
+        shape = tuple(whole.shape)
+    except Exception as error:
+        return f"tried with four tokens, it raises {type(error).__name__}: {first_line(error)}"
+    if shape != (4,) or part.shape != (2,):
+        return f"of four tokens, its result has the shape {shape}"
+    if not whole.requires_grad:
+        return "its result has no gradient"
+    return "" if torch.allclose(whole[2:], part) else "what it makes of a token depends on the tokens beside it"
 
 
 def _differs(config: Any, trust_remote_code: bool) -> str:

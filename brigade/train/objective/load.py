@@ -1,13 +1,12 @@
 """Find an objective's function: one of ours, or one of the user's."""
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import UserError, first_line
+from ..program import own_function
 from ..recipe.objectives import beta_of, is_own, loss_type_of, objective_of
 from ..recipe.training_section import TrainingSection
 from .contract import Loss, Options, Pairs, Result
@@ -34,25 +33,10 @@ def loss_of(training: TrainingSection, place: str) -> Loss:
     if not is_own(training.objective):
         loss: Loss = importlib.import_module(f"{__package__}.{training.objective}").loss
         return loss
-    path, _, name = training.objective.rpartition(":")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(place, f"there is no file {path}", "give the path of a Python file, from the working directory")
-    spec = importlib.util.spec_from_file_location(f"objective_{file.stem}", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        problem = f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        raise UserError(place, problem, "mend the file") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = ", ".join(key for key, value in vars(module).items() if callable(value)) or "none"
-        raise UserError(place, f"{path} has no function {name!r}", f"name one that it has: {there}")
+    function = own_function(training.objective, place)
     if problem := _breaks_contract(function, training):
         cure = "return Result(losses, figures) of tensors with a value for each pair (docs/preferences.md)"
-        raise UserError(place, f"{name} of {path}: {problem}", cure)
+        raise UserError(place, f"{training.objective}: {problem}", cure)
     return function  # type: ignore[no-any-return]
 
 

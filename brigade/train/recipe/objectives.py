@@ -42,7 +42,11 @@ class Objective(NamedTuple):
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
 OBJECTIVES = {
-    SFT: Objective("supervised fine-tuning", ANSWERS, ("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
+    SFT: Objective(
+        "supervised fine-tuning",
+        ANSWERS,
+        ("token_loss", "label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha"),
+    ),
     "dpo": Objective(
         "DPO",
         PAIRS,
@@ -72,12 +76,20 @@ def _objective(value: str) -> str:
     return value
 
 
+def _function(value: str | None) -> str | None:
+    if value is not None and not _OWN.fullmatch(value):
+        raise ValueError("a function of your own: path/to/file.py:function")
+    return value
+
+
 class ObjectiveKeys(Section):
     """The keys of a recipe's training section that say what is learned."""
 
     objective: Annotated[str, AfterValidator(_objective)] = SFT
     """sft: answers. dpo, ipo, simpo, orpo: which of two answers is better. kto: answers that are labelled good or bad. reward: a
     model that scores answers. Or `path/to/file.py:function`, a loss of your own over pairs (docs/preferences.md)."""
+    token_loss: Annotated[str | None, AfterValidator(_function)] = None
+    """sft: `path/to/file.py:function` of your own: what training sums in the place of each token's loss (docs/extending.md)."""
     label_smoothing_factor: float = Field(0.0, ge=0, lt=1)
     """sft: the share of each target that is spread evenly over the vocabulary, in training only (docs/training.md)."""
     z_loss_coef: float = Field(0.0, ge=0)

@@ -19,6 +19,7 @@ from ..cluster import World
 from ..distributed import consistency, heartbeat, ranks, shared_directory, stop, supervised
 from ..hostfile import read_hostfile
 from ..offers import Offers
+from ..program import own_code, started_as
 from ..recipe.batch import Batch, length
 from ..recipe.files import another_output, find, read_yaml
 from ..recipe.flags import Settings
@@ -212,6 +213,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         "replicas": {"": run.strategy.replicas},
         **model,
         "data": {"fingerprint": fingerprint},
+        "code of your own": own_code(run.settings),
     }
     consistency.check(same, run.world)
     shared = True
@@ -284,7 +286,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         "launcher": run.world.launcher,
         "overridden": [*run.settings.overridden, *run.strategy.overridden],
         "kernels": run.kernels.record(),
-        "command": shlex.join(["train.py", *run.settings.argv]),
+        "command": shlex.join(started_as(run.settings.argv)),
         "started": versions.now(),
         "versions": versions.of_packages(),
         "commit": versions.git_commit(),

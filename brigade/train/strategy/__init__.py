@@ -118,7 +118,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
-    adds = training.label_smoothing_factor or training.z_loss_coef
+    adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     compares = objective_of(training).rows != ANSWERS
