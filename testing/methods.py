@@ -3,10 +3,15 @@
 from . import parity
 
 LORA = ["--use_peft", "--learning_rate", "2"]
+TOKENS = [*LORA, "--learning_rate", "0.3", "--trainable_token_indices", "<|im_start|>,<|im_end|>,300"]
 METHODS = {
     "lora": LORA,
     "parts": [*LORA, "--lora_target_modules", "q_proj,v_proj", "--use_rslora", "--lora_modules_to_save",
               "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.3"],
+    "tokens": TOKENS,
+    "tokens+untied": [*TOKENS, "--model_name_or_path", "UNTIED"],
+    "patterns": [*LORA, "--lora_target_modules", r"layers\.0\..*,[qk]_proj", "--rank_pattern", "{q_proj: 4, 'mlp.*': 24}",
+                 "--alpha_pattern", "{down_proj: 8}", "--loraplus_lr_ratio", "4", "--learning_rate", "0.5"],
     "dora": [*LORA, "--use_dora"],
     "qlora": [*LORA, "--load_in_4bit"],
     "qdora": [*LORA, "--load_in_4bit", "--use_dora"],
@@ -21,7 +26,10 @@ UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb",
 UNDER |= {
     "lora": tuple(STRATEGIES),
     "qlora": tuple(STRATEGIES),
+    "tokens": ("ddp", "zero2", "zero3", "zero3_offload_param", "fsdp2"),
+    "tokens+untied": ("ddp", "zero2", "zero3", "fsdp2"),
     "dora": ("ddp", "zero2", "zero3", "fsdp2"),
     "qdora": ("ddp", "zero2", "fsdp2"),
 }
-REHEARSED = {"lora": ("zero2", "fsdp2"), "qlora": ("zero3", "fsdp2")}  # further ones are recipes, in test_rehearsal.py
+# Further ones are recipes, in test_rehearsal.py.
+REHEARSED = {"lora": ("zero2", "fsdp2"), "qlora": ("zero3", "fsdp2"), "tokens": ("zero3", "fsdp2")}

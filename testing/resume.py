@@ -22,8 +22,18 @@ SHARED = [
 METHODS: dict[str, list[str]] = {
     "full": [],
     "LoRA": ["--use_peft", "--learning_rate", "1e-2"],
+    "LoRA+": [
+        "--use_peft",
+        "--learning_rate",
+        "1e-2",
+        "--loraplus_lr_ratio",
+        "4",
+        "--trainable_token_indices",
+        "5,300",
+    ],
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
+    "Muon": ["--optim", "muon", "--learning_rates", '{"embed_tokens|lm_head": 1e-3}'],
 }
 # Several axes at once -> sizes, kind of strategy; the rest of the ranks are data-parallel.
 SEVERAL = {
@@ -140,6 +150,7 @@ def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
 # whose random numbers belong to a rank.
 STOPS = (4, 6)
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
+_RATES = ["--learning_rates", '{"embed_tokens|lm_head": 1e-3}']
 _BEST = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--eval_steps", "2", "--save_steps", "2"]
 EXACT: dict[str, list[str]] = {
     **STRATEGIES,
@@ -149,6 +160,7 @@ EXACT: dict[str, list[str]] = {
     **{f"{name}+best": [*STRATEGIES[name], *_BEST, "--learning_rate", "3e-2"] for name in ("ddp", "zero2", "zero3", "fsdp2")},
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
+    **{f"{name}+muon": [*STRATEGIES[name], "--optim", "muon", *_RATES] for name in ("ddp", "zero1", "zero3", "fsdp2")},
     **axes.STRATEGIES,
     **{f"{name}+lora": [*axes.STRATEGIES[name], *_LORA] for name in ("zero1_tp2", "zero3_tp2", "fsdp2_tp2")},
     "fsdp2_tp2+qdora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA, "--load_in_4bit", "--use_dora"],

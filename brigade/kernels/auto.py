@@ -29,6 +29,8 @@ KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "opti
 def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: Any, compiler: bool) -> Proofs:
     """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
+    if settings.recipe.model.trainable_token_indices:  # Liger's loss knows nothing of rows that are trained
+        ours |= {"use_liger_kernel"}
     everywhere = set().union(*ranks.gather(sorted(ours)))
     return settle(settings, config, world, everywhere, divides_sequences=strategy.axes.sequence > 1)
 

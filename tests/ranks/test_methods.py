@@ -63,13 +63,15 @@ def results(run, asked_for):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
+        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2", "tokens-fsdp2"),
         slow=[
             "lora+lamb-fsdp2",
             "lora-fsdp2",
             "parts-zero3",
             "qlora-zero3",
             "qdora-fsdp2",
+            "tokens-zero3",
+            "tokens+untied-fsdp2",
         ],
         matrix=BY_NAME,
     ),
@@ -86,6 +88,7 @@ REHEARSALS = {
         "--bf16",
         "--activation_checkpointing",
         *(["--load_in_4bit"] if method == "qlora" else []),
+        *(["--trainable_token_indices", "5,7,<|im_end|>"] if method == "tokens" else []),
     ]
     for method, strategies in REHEARSED.items()
     for strategy in strategies

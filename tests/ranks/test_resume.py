@@ -21,6 +21,8 @@ RESHARDED = [
         for method, before, after, ranks in (
             ("LoRA", "ddp", "zero3", 4), ("LoRA", "zero3", "fsdp2", 1), ("LoRA", "fsdp2", "ddp", 3),
             ("QLoRA", "zero3", "zero2", 4), ("QLoRA", "zero2", "fsdp2", 3), ("LAMB", "ddp", "ddp", 4),
+            ("LoRA+", "zero3", "fsdp2", 3), ("LoRA+", "fsdp2", "zero2", 2),
+            ("Muon", "zero1", "fsdp2", 3), ("Muon", "fsdp2", "zero3", 1), ("Muon", "zero3", "ddp", 2),
         )
     ),
 ]  # fmt: skip
@@ -45,7 +47,7 @@ def exact(tmp_path_factory, asked_for):
     "name",
     marks.cases(
         *("zero2_offload", "fsdp2+best"),
-        slow=["zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit"],
+        slow=["zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit", "fsdp2+muon"],
         matrix=resume.EXACT,
     ),
 )
@@ -77,6 +79,7 @@ def resharded(tmp_path_factory, asked_for):
             "full, zero3 on 2 to fsdp2 on 4",
             "full, zero3_offload on 2 to ddp on 3",
             "QLoRA, zero3 on 2 to zero2 on 4",
+            "Muon, zero1 on 2 to fsdp2 on 3",
             "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
         ],
         matrix=BY_NAME,

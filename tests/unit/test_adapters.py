@@ -216,7 +216,7 @@ def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(co
 
 
 @pytest.mark.parametrize("model, words, said", [
-    ("untied", [], "lora_modules_to_save: [embed_tokens, lm_head] trains them, 1.6 M parameters more"),
+    ("untied", [], "trainable_token_indices: [<|im_start|>, <|im_end|>] trains them, 768 parameters more"),
     ("tied", [], "chat_template: tulu"),
     ("untied", ["--lora_modules_to_save", "lm_head"], ""), ("untied", ["--use_peft", "false"], ""),
 ])  # fmt: skip

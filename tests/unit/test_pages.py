@@ -15,6 +15,9 @@ PAGES = sorted(REPOSITORY.glob("docs/**/*.md"))
 COLUMNS = {
     "LoRA": "lora",
     "LoRA on some layers": "parts",
+    "LoRA, tokens": "tokens",
+    "LoRA, tokens, two ends": "tokens+untied",
+    "LoRA by patterns, LoRA+": "patterns",
     "DoRA": "dora",
     "QLoRA": "qlora",
     "QDoRA": "qdora",
@@ -62,7 +65,7 @@ def test_the_table_of_methods_is_what_the_tests_of_methods_run():
         pytest.param(path, marks=[pytest.mark.slow] * (path.name in ("choosing.md", "planner-questions.md")))
         for path in PAGES
     ],
-    ids=[path.name for path in PAGES],
+    ids=[str(path.relative_to(REPOSITORY / "docs")) for path in PAGES],
 )
 def test_every_table_of_a_page_is_what_its_command_writes(path):
     """test_planner_page.py compares the planner's, which takes longest."""

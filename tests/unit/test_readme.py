@@ -1,4 +1,4 @@
-"""What README and docs name exists: links, files, modules, verbs and flags. Both READMEs have the same commands."""
+"""What README and docs name exists: links, files, modules, verbs and flags."""
 
 import contextlib
 import io
@@ -9,7 +9,8 @@ import pytest
 from brigade.__main__ import VERBS
 from brigade.__main__ import main as brigade
 from brigade.train.recipe import flags
-from brigade.train.recipe.files import REPOSITORY
+from brigade.train.recipe.files import REPOSITORY, read_yaml
+from testing.shipped import shipped
 
 FOLDERS = "accelerate_configs|benchmarks|brigade|docs|ds_configs|hostfiles|recipes|testbed|testing|tests"
 PAGES = [
@@ -62,13 +63,6 @@ def helps():
     return found
 
 
-def test_both_readmes_have_the_same_commands_and_links():
-    english, chinese = ((REPOSITORY / name).read_text() for name in ("README.md", "README.zh-CN.md"))
-    assert commands(english) == commands(chinese)
-    links = r"\]\(([^)]+)\)"
-    assert sorted(re.findall(links, english)) == sorted(re.findall(links, chinese))
-
-
 @by_page
 def test_relative_links_point_to_something(path):
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", path.read_text()):
@@ -110,3 +104,27 @@ def test_verbs_and_flags_that_a_page_names_exist(path, helps):
             known = every
             named = named if text.startswith("--") else []
         assert set(named) <= known, (text, set(named) - known)
+
+
+FAMILIES = {
+    "Qwen3, Qwen3-VL": ("qwen3-",), "Qwen3.5": ("qwen3.5-",), "Qwen2.5": ("qwen2.5-",), "Llama 3": ("llama-3",),
+    "Gemma 3, Gemma 4": ("gemma-",), "gpt-oss": ("gpt-oss-",), "Mistral, Ministral": ("mistral-", "ministral-"),
+    "SmolLM, SmolVLM": ("smol",), "OLMo 3, Phi-4, GLM-4.5": ("olmo-", "phi-", "glm-"),
+}  # fmt: skip
+
+
+def test_the_readmes_table_has_a_cell_for_what_has_recipes():
+    rows = re.findall(r"^\| (?!\|)(.+) \|$", (REPOSITORY / "README.md").read_text(), re.M)
+    cells = {name: others for name, *others in ([cell.strip() for cell in row.split("|")] for row in rows)}
+    assert cells.keys() == FAMILIES.keys()
+    recipes = [read_yaml(path) | {"path": path} for path in shipped("recipes/*/*.yaml")]
+    for family, beginnings in FAMILIES.items():
+        own = [recipe for recipe in recipes if recipe["path"].parent.name.startswith(beginnings)]
+        images = [recipe for recipe in own if recipe["data"].get("images")]
+        compared = [recipe for recipe in own if recipe["training"].get("objective", "sft") != "sft"]
+        texts = [recipe for recipe in own if recipe not in images + compared]
+        adapted = [recipe for recipe in texts if recipe["model"].get("use_peft")]
+        quantised = [recipe for recipe in adapted if recipe["model"].get("load_in_4bit")]
+        full = [recipe for recipe in texts if recipe not in adapted]
+        found = (full, [recipe for recipe in adapted if recipe not in quantised], quantised, compared, images)
+        assert [bool(cell) for cell in cells[family]] == [bool(kind) for kind in found], family

@@ -84,11 +84,39 @@ def test_accelerates_variables_are_taken_out(monkeypatch):
 
 
 # ---- optimizers and precision ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("optim", ["adamw_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_32bit", "lion_8bit"])
 def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
     message = mistake(pick, "--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml", training={"optim": optim})
     assert "training.optim" in message and optim in message and "DTensors" in message and "zero2.json" in message
     assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--use_peft"], "an adapter's weight is the product"),
+        (["--sync_every", "4"], "replicas that train independently"),
+        (["--ds_config", "ds_configs/zero3_nvme.json"], "from NVMe"),
+        (["--ds_config", "ds_configs/zero1_tp2.json"], "whole matrices"),
+        (["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
+        (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
+    ],
+)
+def test_muon_is_refused_where_no_rank_can_gather_its_matrices(flags, words, pick, mistake):
+    message = mistake(pick, "--optim", "muon", *flags, size=4)
+    assert "flag --optim" in message and words in message
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--ds_config", "ds_configs/zero1.json"],
+        ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
+    ],
+)
+def test_adafactor_is_refused_on_parts_of_matrices(flags, pick, mistake):
+    message = mistake(pick, "--optim", "adafactor", *flags)
+    assert "flag --optim" in message and "rows and columns of whole matrices" in message
 
 
 @pytest.mark.parametrize("optim", ["lamb", "lars"])

@@ -70,7 +70,13 @@ DEFINED = {
         "fsdp2_prepare_auto_wrap_policy",
         "fsdp2_prepare_model",
     ],
-    "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes", "_check_lora_target_modules_mamba"],
+    "peft/tuners/tuners_utils.py": [
+        "_get_tuner_state_dict_key_prefixes",
+        "_check_lora_target_modules_mamba",
+        "_get_embed_scale",
+    ],
+    "peft/tuners/trainable_tokens/layer.py": ["_collect_token_weights"],
+    "peft/utils/other.py": ["_getattr_wrapped"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/auto_tp.py": [

@@ -83,7 +83,8 @@ def job_of_run(
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
-        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
+        tokens = len(set(model.trainable_token_indices))
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora, tokens)
         trained += model.lora_r * adapter_widths(images, model.lora_target_modules) if images else 0
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
@@ -205,6 +206,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
         "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
+        "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
@@ -214,6 +216,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
             model.lora_target_modules
         ),
         "they count none on fused experts": model.lora_target_parameters,
+        "they count one rank for all (rank_pattern)": model.rank_pattern and not trained,
         f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
         and not trained,
     }

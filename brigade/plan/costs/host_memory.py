@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from ...train.strategy.state_bytes import OPTIMIZER_BYTES
 from .averaging import held, written
 from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
 from .stages import gathered_bytes, stages
+from .states import own_bytes
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
 PROCESS = 3.5e9
@@ -56,7 +56,7 @@ def host(job: Job) -> Host:
     copied = width * (job.shape.parameters if job.engine == "fsdp2" else psi * ranks) if converted else 0.0
     if job.comparison.second and (second := reference_job(job).shape).family.sinks:
         copied = max(copied, 2 * second.parameters * ranks)
-    states = 4 + OPTIMIZER_BYTES[job.optimizer]
+    states = 4 + own_bytes(job)
     share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
@@ -77,7 +77,7 @@ def checkpoint(job: Job, trained: float) -> float:
     two layers share once more (deepspeed/runtime/engine.py saves a state_dict by names), as FSDP2's sharded files do.
     """
     zero = job.stage if job.deepspeed else 0
-    kept = (4 + OPTIMIZER_BYTES[job.optimizer] + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained
+    kept = (4 + own_bytes(job) + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained
     if job.shape.tied:
         whole = 4 if job.engine == "fsdp2" and job.method == "full" else 0
         kept += {0: whole, 1: 2, 2: 2, 3: 0}[zero] * job.shape.vocab * job.shape.hidden

@@ -3,7 +3,7 @@
 import operator
 from dataclasses import replace
 
-from ...train.strategy.state_bytes import OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
+from ...train.strategy.state_bytes import SUB_GROUP_SIZE, StateBytesPerRank, model_states, optimizer_bytes
 from .division import division
 from .job import Job
 from .stages import Stage, frozen_bytes, stages
@@ -54,6 +54,18 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     return replace(both, gradients=max(0.0, both.gradients - not_yet)), held + held_too
 
 
+def beside_matrices(job: Job) -> float:
+    """Return the share of a model's parameters that the optimizer does not take for matrices. Vectors are too few to count."""
+    if job.optimizer != "muon":
+        return 0.0
+    return min(1.0, (job.shape.embedding + job.shape.head) / job.shape.parameters)
+
+
+def own_bytes(job: Job) -> float:
+    """Return the bytes per parameter of the optimizer's own states."""
+    return optimizer_bytes(job.optimizer, beside_matrices(job))
+
+
 def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
     """Return what stage_states() does, for parameters of which `n` ranks hold one copy together."""
     engine, stage = job.conventions, job.stage
@@ -68,11 +80,12 @@ def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytes
             hpz=job.hpz,
             frozen=frozen,
             adapters=job.method != "full",
+            beside=beside_matrices(job),
         )
         if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
             return StateBytesPerRank(states.parameters if job.offload == "optimizer" else 0.0, 0.0, 0.0), 0.0
         return states, engine.gradients * trained / (n if stage >= 2 else 1)
-    own = OPTIMIZER_BYTES[job.optimizer]
+    own = own_bytes(job)
     moments = engine.optimizer if own == 8 else own
     weight = (engine.weights if job.method == "full" else 4) * trained + frozen
     over = [n if stage >= at else 1 for at in (3, 2, 1)]

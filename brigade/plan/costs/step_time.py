@@ -17,6 +17,7 @@ from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
 from .operation import Op
 from .stages import gathered_bytes, stages
+from .states import beside_matrices
 from .tower import tower_job
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -25,6 +26,9 @@ FILL = 300  # inner width that a tile's start and end cost
 # layer of Transformers has 115, at 17 us each.
 LAUNCHING = 2e-3
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
+# Products that Muon makes of each matrix, which some rank has whole: three in each of five iterations. Counted as if all matrices
+# were square and of the hidden size (train/loop/muon.py).
+NEWTON_SCHULZ = 15
 GROUPED = 0.65  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
@@ -35,7 +39,8 @@ PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
 # What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
 # hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
 HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
-PAGED = {"paged_adamw_8bit": 2, "paged_adamw": 8}  # bytes per parameter of moments that do not stay on the card
+# Bytes per parameter of moments that do not stay on the card.
+PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
 NVME = 6e9  # bytes per second and node of local disks
 
 
@@ -173,6 +178,9 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
+    if job.optimizer == "muon" and not job.offload:
+        matrices = (1 - beside_matrices(job)) * trained / s.hidden**2
+        optimizer += NEWTON_SCHULZ * product_seconds(g, s.hidden, s.hidden, s.hidden) * matrices / job.gpus
     if job.optimizer.startswith("paged"):  # moments come from the host's memory and go back
         optimizer += 2 * PAGED[job.optimizer] * stepped / (g.pcie_gb_s * 1e9)
     tensor = m * n * around

@@ -26,6 +26,7 @@ from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
+from ..shape.lora import token_parameters
 from ..shape.model_shape import ModelShape
 from ..shape.trace import trace
 from ..shape.trace_settings import Trace, TraceSettings
@@ -207,11 +208,11 @@ def recomputes(job: Job) -> str:
     return "layers" if job.checkpointing == "full" else "nothing"
 
 
-def trained(job: Job, whole: Collection[str]) -> None:
-    """Print what is trained where that is adapters, and what is trained whole beside them."""
+def trained(job: Job, whole: Collection[str], tokens: int = 0) -> None:
+    """Print what is trained where that is adapters, and beside them: modules whole, and embeddings of `tokens`."""
     if job.trained:
-        beside = len(whole) * job.shape.vocab * job.shape.hidden
-        print(trains(job.trained - beside, beside, list(whole)))
+        beside, rows = len(whole) * job.shape.vocab * job.shape.hidden, token_parameters(job.shape, tokens)
+        print(trains(job.trained - beside - rows, beside, list(whole), tokens, rows))
 
 
 def batch(winner: Candidate) -> None:

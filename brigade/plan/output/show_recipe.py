@@ -90,7 +90,7 @@ def show_recipe(
     print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
     own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None
-    trained(job, recipe.model.lora_modules_to_save)
+    trained(job, recipe.model.lora_modules_to_save, len(set(recipe.model.trainable_token_indices)))
     print(
         f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
         f"{header.lengths(plan)} tokens, recomputes {recomputes(job)}"

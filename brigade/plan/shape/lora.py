@@ -100,12 +100,17 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
 
 
 def trained_parameters(
-    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
+    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False, tokens: int = 0
 ) -> int:
-    """Return the parameters of adapters and of the ENDS in `whole`, which are trained whole beside them.
+    """Return the parameters of adapters, of the ENDS in `whole`, which are trained whole beside them, and of so many `tokens`.
 
     With DoRA there is a magnitude for each row of a weight that has an adapter. A reward model's head is trained whole.
     """
     magnitudes = sum(count * outer for count, _, outer in all_linears(shape, targets)) if dora else 0
     beside = len(whole) * shape.vocab * shape.hidden + shape.scores * shape.hidden
-    return lora_parameters(shape, rank, targets) + magnitudes + beside
+    return lora_parameters(shape, rank, targets) + magnitudes + beside + token_parameters(shape, tokens)
+
+
+def token_parameters(shape: ModelShape, tokens: int) -> int:
+    """Return the parameters of so many tokens that are trained: of the embeddings, and of a head that is not tied to them."""
+    return tokens * shape.hidden * (1 if shape.tied or shape.scores else 2)

@@ -12,8 +12,13 @@ from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
-# The states of these have one value for each element of a parameter. bitsandbytes quantises in blocks of what one rank has.
-BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
+# The states of these have one value for each element of a parameter, under torch's names.
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars", "muon")
+_QUANTISES = "quantises its states in blocks of what one rank has"
+_NOT_BY_ELEMENT = {
+    "adafactor": "keeps sums over a matrix's rows and columns",
+    **dict.fromkeys(("paged_adamw_32bit", "lion_32bit", "paged_lion_32bit"), "keeps its states in bitsandbytes' form"),
+}
 # Keys with which DeepSpeed itself divides states anew.
 _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
 
@@ -50,7 +55,7 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
         why = "what DeepSpeed has divided over tensor groups takes only states of the same division"
         return f"{problem}{why}", f"{as_before}, or under FSDP2, with tensor groups or without"
     if optim not in BY_ELEMENT:
-        return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
+        return f"{problem}{optim} {_NOT_BY_ELEMENT.get(optim, _QUANTISES)}", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
         return f"{problem}states on NVMe lie in each rank's own swap files", as_before
     if any(folder.glob("pytorch_model_fsdp*.bin")):

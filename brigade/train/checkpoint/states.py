@@ -36,6 +36,10 @@ class States:
     moments: tuple[str, ...] = ()
     sizes: Mapping[str, int]
 
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        """Return the moments of one parameter, for an optimizer that does not keep the same of all (Muon)."""
+        return self.moments
+
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
         """Elements start..stop of a parameter's WEIGHT (its fp32 master copy) or of one of its moments; 1-D, on the CPU."""
         raise NotImplementedError
@@ -121,6 +125,9 @@ class _Whole(States):
         if first := next(iter(self._state), None):
             self.moments = _like(self.sizes[first], self._state[first])
 
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        return _like(self.sizes[name], self._state.get(name, {}))
+
     def _weight(self, name: str) -> Tensor:
         if name in self._fused:
             return self._fused[name]
@@ -204,9 +211,17 @@ class _Zero(States):
             for name, size, offset in zip(shapes, sizes, accumulate([0, *takes]), strict=False):
                 self._size[name], self._place[name] = size, (number, offset)
         if state := first[self._moments]["state"]:
-            number = min(state)
-            padding = 0 if self._each_by_itself else first["group_paddings"][number]
-            self.moments = _like(first[self._masters][number].numel() + padding, state[number])
+            self.moments = self._moments_in(min(state))
+
+    def _moments_in(self, number: int) -> tuple[str, ...]:
+        """The moments that a group's parameters have."""
+        first = self._ranks[0]
+        padding = 0 if self._each_by_itself else first["group_paddings"][number]
+        state = first[self._moments]["state"].get(number, {})
+        return _like(first[self._masters][number].numel() + padding, state)
+
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        return self._moments_in(self._place[name][0])
 
     def _flat(self, rank: int, number: int, key: str) -> Tensor:
         held = self._ranks[rank]
@@ -262,6 +277,9 @@ class Divided(States):
             for name in self.sizes
         }
 
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        return self._parts[0].moments_of(name)
+
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
         along = self._along[name]
         if along is None:
@@ -310,7 +328,14 @@ class _Sharded(States):
         back = {saved: name for name, saved in saved_as.items()}
         self.sizes = {back.get(path[1], path[1]): shape.numel() for path, shape in self._weights.shapes.items()}
         states = [path[2:] for path in self._optimizer.shapes if path[1] == "state"]
-        self.moments = tuple(dict.fromkeys(key for name, key in states if self._is_like(name, key)))
+        self._kept = dict[str, list[str]]()
+        for name, key in states:
+            if self._is_like(name, key):
+                self._kept.setdefault(name, []).append(key)
+        self.moments = tuple(dict.fromkeys(key for keys in self._kept.values() for key in keys))
+
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        return tuple(self._kept.get(name, ()))
 
     def _is_like(self, name: str, key: str) -> bool:
         shape = self._optimizer.shapes["optimizer", "state", name, key]

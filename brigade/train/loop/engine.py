@@ -15,12 +15,12 @@ import torch
 from .. import upstream
 from ..checkpoint import saved_weights
 from ..data.collate import Collate
-from ..model import load, token_losses
+from ..model import load, supervised_loss, token_losses
 from ..model.sizes import half_or_full, parameter_count
 from ..parallel import tiled
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
-from ..recipe.training_section import OWN_OPTIMIZERS
+from ..recipe.training_section import COUNT_IN_GROUPS
 from ..run.directory import Run
 from ..upstream import checkpoint_files, peft_layers, unpickling
 from ..upstream.fp16_on_cpus import scale_losses_on_cpus
@@ -28,6 +28,7 @@ from ..upstream.stateful_layers import recompute_within
 from ..upstream.trainer import clear_only
 from . import resharding
 from .gradient_clipping import clip_
+from .muon import Muon
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -62,10 +63,13 @@ class Engine:
         """Return the model, which computes its loss by tiles or by token where the recipe asks for it."""
         training, objective = self.training, objective_of(self.training)
         by_token = objective.rows != objectives.ANSWERS and not objective.scores
+        terms = supervised_loss.Terms.of(training)
         if by_token:
             token_losses.apply(model)
+        elif terms != supervised_loss.PLAIN:
+            supervised_loss.apply(model, terms)
         if training.tiled_loss or training.tiled_mlp:
-            tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token)
+            tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token, terms)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
@@ -97,7 +101,10 @@ class Engine:
         return Collate(*how)
 
     def prepare_optimizer(self, trainer: "Trainer") -> None:
-        """Once the optimizer is wrapped, before it gets a checkpoint's states."""
+        """Once the optimizer is wrapped, before it gets a checkpoint's states. A collective."""
+        optimizer = self.optimizer(trainer)
+        if isinstance(inside := getattr(optimizer, "optimizer", optimizer), Muon):  # accelerate wraps it
+            inside.divide_matrices(trainer.model, self.shares(trainer), trainer.args.device)
 
     def begin(self, trainer: "Trainer", checkpoint: Path | None, steps: int) -> None:
         """Once the model has its weights, before the first of so many steps."""
@@ -176,7 +183,7 @@ class Engine:
 
     def load_moments(self, trainer: "Trainer", moments_of: Mapping[int, dict[str, Any]]) -> None:
         """Give the optimizer moments. moments_of: id of the tensor that it steps -> that one's moments and step"""
-        resharding.load_moments(trainer.optimizer, moments_of, self.training.optim in OWN_OPTIMIZERS)
+        resharding.load_moments(trainer.optimizer, moments_of, self.training.optim in COUNT_IN_GROUPS)
 
     def loss_scale(self, trainer: "Trainer") -> dict[str, Any] | None:
         """Return the state of fp16's loss scale, with "scale" in it, or None where no loss is scaled."""

@@ -9,6 +9,7 @@ from . import cast_weights, nonfinite, resharding
 from .early_stopping import EarlyStopping
 from .expert_balance import ExpertBalance
 from .hooks import Feature
+from .neftune import Neftune
 from .profile import profiled
 from .progress import Progress
 from .report_events import ReportEvents
@@ -40,6 +41,8 @@ def attach(trainer: "Trainer", experts: list[ExpertBalance], offered: list[Train
     callbacks += profiled(trainer.run)
     callbacks += [StepsDue(), nonfinite.StepGuard(), trainer.nonfinite, *experts]
     callbacks += [each for each in (trainer.router_loss, trainer.router_bias, trainer.preferences) if each]
+    if training.neftune_noise_alpha:
+        callbacks.append(Neftune(trainer, training.neftune_noise_alpha))
     if training.early_stopping_patience:
         callbacks.append(EarlyStopping(training.early_stopping_patience, training.metric_for_best_model))
     if training.save_steps == "auto":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import exchange
-from ..recipe.training_section import OWN_OPTIMIZERS
+from ..recipe.training_section import COUNT_IN_GROUPS
 from . import resharding
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _moments(trainer: "Trainer") -> list[dict[str, Any]]:
     """Return, of each owner, its moments, flat, and its step: as an engine's load_moments takes them."""
     optimizer = trainer.engine.optimizer(trainer)
     steps = {}  # of optimizers that count in their groups
-    if trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS:
+    if trainer.run.settings.recipe.training.optim in COUNT_IN_GROUPS:
         steps = {id(owner): group["step"] for group in optimizer.param_groups for owner in group["params"]}
     found = []
     for owner in _owners(trainer):

@@ -1,5 +1,5 @@
-"""The optimizers that need the norms of whole parameters: LAMB (arXiv 1904.00962) and LARS (arXiv 1708.03888) from
-pytorch-optimizer, under DDP and FSDP2 alike; and the arguments of them all."""
+"""The optimizers that Transformers does not have: Muon (muon.py), and those that need the norms of whole parameters, LAMB (arXiv
+1904.00962) and LARS (arXiv 1708.03888) from pytorch-optimizer, under DDP and FSDP2 alike; and the arguments of them all."""
 
 import inspect
 from collections.abc import Iterable
@@ -10,9 +10,15 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError, did_you_mean
 from ..recipe.files import parse_yaml
-from ..recipe.training_section import OWN_OPTIMIZERS
+from ..recipe.training_section import COUNT_IN_GROUPS
 from .gradient_clipping import global_norm
+from .muon import ADJUSTMENTS, Muon
 
+ARGUMENTS = {
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
+    "muon": ("momentum", "nesterov", "ns_steps", "adjust_lr_fn"),
+}
+NAMES = {"adjust_lr_fn": ADJUSTMENTS}  # arguments that are no numbers
 _FIGURES = ("weight_norm", "adam_norm", "trust_ratio")
 
 
@@ -35,15 +41,20 @@ def _base(name: str) -> Any:
 def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, Any]:
     """`key=value,key=value` as a dictionary. Raises UserError at `place` for what the optimizer does not take: of torch's and
     bitsandbytes', Transformers leaves out what it does not know without a word (trainer_optimizer.py)."""
-    known: Iterable[str] = ("momentum", "dampening", "weight_decay", "nesterov") if name == "sgd" else ()
-    if name in OWN_OPTIMIZERS:
+    known: Iterable[str] = ARGUMENTS.get(name, ())
+    if name in COUNT_IN_GROUPS:
         known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs"}
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for key, text in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
         if key not in known:
             cure = did_you_mean(key, known) if known else "leave optim_args out; it has keys of the recipe for its own"
             raise UserError(place, f"{name} has no argument {key!r}", cure)
         value = parse_yaml(text)
+        if key in NAMES:
+            if value not in NAMES[key]:
+                raise UserError(place, f"{key} is {text!r}", f"give one of {', '.join(NAMES[key])}")
+            arguments[key] = value
+            continue
         try:
             arguments[key] = value if isinstance(value, bool | int) else float(value)  # 1e-5 is a text to YAML
         except (TypeError, ValueError):
@@ -51,11 +62,23 @@ def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, 
     return arguments
 
 
-def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
-    """Class and arguments of LAMB or LARS, for Trainer's optimizer_cls_and_kwargs.
+def own_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
+    """Class and arguments of an optimizer that Transformers does not have, for Trainer's optimizer_cls_and_kwargs.
 
-    args: TrainingArguments; optim_args: "key=value,key=value" of the library's own, e.g. "trust_coefficient=0.02".
+    args: TrainingArguments; optim_args: "key=value,key=value" of the optimizer's own, e.g. "trust_coefficient=0.02".
     """
+    options = parse_arguments(name, optim_args, "optim_args")
+    options = {"lr": args.learning_rate, "weight_decay": args.weight_decay} | options
+    if name != "lars":
+        options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
+    if name == "muon":
+        return Muon, options
+    # foreach: its batched path mixes DTensors and plain tensors.
+    return _whole_parameter_optimizer(name), {"foreach": False} | options
+
+
+def _whole_parameter_optimizer(name: str) -> Any:
+    """The class of LAMB or LARS."""
     base = _base(name)
 
     class WholeParameter(base):  # type: ignore[misc, valid-type]
@@ -69,9 +92,4 @@ def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> t
             return loss
 
     WholeParameter.__name__ = WholeParameter.__qualname__ = base.__name__
-    options = parse_arguments(name, optim_args, "optim_args")
-    # foreach: its batched path mixes DTensors and plain tensors.
-    options = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False} | options
-    if name == "lamb":
-        options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
-    return WholeParameter, options
+    return WholeParameter

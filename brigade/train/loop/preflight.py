@@ -10,7 +10,7 @@ from ...errors import UserError
 from ...errors.console import counted
 from ..cluster import World
 from ..distributed import devices, ranks
-from ..model import adapters, attention, experts, layer_classes, packed_samples
+from ..model import adapters, attention, experts, layer_classes, packed_samples, supervised_loss
 from ..model.location import check_beside
 from ..parallel import checks, tiled
 from ..recipe.batch import length
@@ -62,6 +62,7 @@ def check_strategy(run: Run, config: Any) -> None:
         raise UserError(run.strategy.source, problem, "use FSDP2 or ZeRO")
     layer_classes.check(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
+    supervised_loss.check(settings, config)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:

@@ -159,6 +159,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "tokenizer_name_or_path": BUILT_IN,
         "revision": None,
         "trust_remote_code": False,
+        # The model's own tokens are not the built-in tokenizer's, whose token 0 is padding.
+        "trainable_token_indices": [*range(1, 1 + len(settings.recipe.model.trainable_token_indices))],
     }
     compares = objective_of(settings.recipe.training).rows != ANSWERS
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
@@ -279,7 +281,8 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str,
 
     def formula(size: Callable[[tuple[int, ...]], int], ranks: int, **more: Any) -> Any:
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
-        return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, adapters=adapters, **more)
+        stays = optim.removeprefix("paged_")  # on a CPU what is paged is memory like any other
+        return model_states(strategy.kind, trained, ranks, states.half, stays, frozen=frozen, adapters=adapters, **more)
 
     # What a stage or a rank of a tensor group holds is sharded only over the data-parallel ranks.
     divided = strategy.axes.stages * strategy.axes.tensor

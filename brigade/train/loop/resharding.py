@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import UserError
 from ..checkpoint import compatibility, states
-from ..model import parts
-from ..recipe.parts import has_own_rates
 from ..upstream import unpickling
+from . import lora_plus, parameter_groups
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -55,9 +54,10 @@ def reshard(trainer: "Trainer", checkpoint: Path, moments: bool = True) -> None:
             _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
         if not moments:
             continue
-        kept = moments_of.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
+        kept = moments_of.setdefault(id(owner), {})
         with states.telling(checkpoint):
-            for key in source.moments:
+            for key in source.moments_of(name):
+                kept.setdefault(key, torch.zeros_like(values))
                 _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
         if (step := source.step(name)) is not None:
             kept["step"] = step
@@ -120,7 +120,10 @@ def _order(model: Any, trainer: "Trainer") -> list[str]:
     decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
     names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     names.sort(key=lambda name: name not in decayed)  # stable
-    return parts.order(model, names) if has_own_rates(trainer.run.settings.recipe.training) else names
+    recipe = trainer.run.settings.recipe
+    if parameter_groups.divides(recipe.training):
+        names = parameter_groups.order(model, names, recipe.training)
+    return lora_plus.order(names) if recipe.model.loraplus_lr_ratio else names
 
 
 def saved_names(model: Any, names: Any) -> dict[str, str]:

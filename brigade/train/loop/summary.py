@@ -13,6 +13,7 @@ from ..model.sizes import parameter_count
 from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
+from . import parameter_groups
 from .environment import ALLOCATOR
 
 
@@ -35,6 +36,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **_adapters(run, trainer, data),
         **_parts(run, trainer),
+        **parameter_groups.describe(trainer),
         **_frozen(trainer.model, run.settings.recipe.data.images),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": template} if (template := report.chat_template(data)) else {}),

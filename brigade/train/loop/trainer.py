@@ -20,23 +20,22 @@ from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, parts, processor_files, sample_by_sample, summed_loss, tower_inputs
+from ..model import packed_samples, processor_files, sample_by_sample, summed_loss, tower_inputs
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
-from ..recipe.parts import has_own_rates, learning_rates
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.data_loader import end_workers
 from ..upstream.trainer import count_once
-from . import features, nonfinite, resharding, saved_model
+from . import features, lora_plus, nonfinite, parameter_groups, resharding, saved_model
 from .checkpoints import Checkpoints
 from .elastic_steps import replica_of
 from .engine import Engine
 from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
-from .optimizers import whole_parameter_optimizer
+from .optimizers import own_optimizer
 from .preferences import Preferences
 from .router_bias import RouterBias
 from .router_loss import RouterLoss
@@ -83,7 +82,7 @@ class Trainer(EvaluatingTrainer):
         training = run.settings.recipe.training
         optimizer = None  # Transformers builds it
         if training.optim in OWN_OPTIMIZERS:
-            optimizer = whole_parameter_optimizer(training.optim, args, training.optim_args)
+            optimizer = own_optimizer(training.optim, args, training.optim_args)
         super().__init__(
             model=model,
             args=args,
@@ -165,13 +164,16 @@ class Trainer(EvaluatingTrainer):
         self.options = {"output_router_logits": False} if own else {}
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the optimizer as Transformers does, with groups of each part where one has its own learning rate."""
+        """Make the optimizer as Transformers does, with groups of their own for what has another learning rate or is Muon's."""
         is_made = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         training = self.run.settings.recipe.training
-        if has_own_rates(training) and not is_made:
-            rates = learning_rates(training, self.run.batch.learning_rate)
-            parts.divide_groups(optimizer, self.model if model is None else model, rates)
+        whole = self.model if model is None else model
+        if parameter_groups.divides(training) and not is_made:
+            parameter_groups.check(self)
+            parameter_groups.divide(optimizer, whole, training, self.run.batch.learning_rate)
+        if (ratio := self.run.settings.recipe.model.loraplus_lr_ratio) and not is_made:
+            lora_plus.divide_groups(optimizer, whole, ratio)
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:

@@ -1,21 +1,22 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, first_line
-from ...errors.console import millions
+from ...errors.console import counted, millions
 from .. import upstream
 from ..recipe.flags import Settings
+from ..recipe.layer_names import fits, is_pattern
 from ..recipe.method import method_name
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
 from ..upstream.experts import beside_mamba, taken_for_experts
-from . import parts
+from . import parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -46,20 +47,26 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)
+    tokens, rows = token_rows.count(section, model)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
-    what = trains(trained - whole, whole, section.lora_modules_to_save)
-    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {what}: {share}"}
+    what = trains(trained - whole - rows, whole, section.lora_modules_to_save, tokens, rows)
+    ranks = "".join(f", {rank} on {pattern}" for pattern, rank in section.rank_pattern.items())
+    return {"method": f"{method_name(section)} r {section.lora_r}{ranks} on {on} {what}: {share}"}
 
 
-def trains(adapters: int, whole: int, modules: list[str]) -> str:
+def trains(adapters: int, whole: int, modules: list[str], tokens: int = 0, rows: int = 0) -> str:
     """Return `trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
 
-    adapters: parameters in adapters; whole: parameters in `modules`, which are trained whole
+    adapters: parameters in adapters; whole: parameters in `modules`, which are trained whole; rows: those of so many `tokens`
     """
     text = f"trains {millions(adapters)} in adapters"
+    if tokens:
+        text += f" + {millions(rows)} in the embeddings of {counted(tokens, 'token')}"
+    if not modules and tokens:
+        return text
     if not modules:
         return f"{text} only"
     return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
@@ -71,18 +78,22 @@ def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model
     A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
     3's have not (unsloth #915, torchtune #2429). ids: the tokens of a sample
     """
-    if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
+    whole = section.lora_modules_to_save
+    if not section.use_peft or section.from_scratch or whole or tokenizer.chat_template:
         return {}
     usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
-    used = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    taught = {
+        tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else token
+        for token in section.trainable_token_indices
+    }
+    used = [special[number] for number in sorted(special.keys() & {int(number) for number in ids} - taught)]
     if not used:
         return {}
     ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
-    cure = "chat_template: tulu has ordinary words instead"
-    if len(ends) > 1:
-        more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
-        cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
+    more = sum(getattr(weight, "ds_shape", weight.shape)[-1] for weight in ends) * len(used)
+    cure = f"trainable_token_indices: [{', '.join(used)}] trains them, {millions(more)} parameters more; "
+    cure += "chat_template: tulu has ordinary words instead"
     return {"chat tokens": f"{', '.join(used)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
@@ -156,28 +167,30 @@ def check_targets(settings: Settings, config: Any) -> None:
         f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken | past)}; or {ALL_LINEAR}"
     )
     for target in targets:
-        if not any(_fits(layer, target) for layer in layers):
-            fused = next((path for path, _ in model.named_parameters() if _fits(path, target)), None)
-            other = next((path for path in modules if _fits(path, target)), None)
+        if not any(fits(layer, target) for layer in layers):
+            fused = next((path for path, _ in model.named_parameters() if fits(path, target)), None)
+            other = next((path for path in modules if fits(path, target)), None)
             reason = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
             reason = f"{fused} is one parameter for all experts" if fused else reason
             raise UserError(place, f"{target!r} fits no linear layer of {name}: {reason}", cure)
-        if any(_fits(layer, target) and _last(layer) in past for layer in layers):
+        if any(fits(layer, target) and _last(layer) in past for layer in layers):
             raise UserError(
                 place, f"kernels of {name}'s Mamba layers read the weight of {target!r} past an adapter", cure
             )
     for wanted in section.lora_modules_to_save:
-        if not any(_fits(module, wanted) for module in modules):
+        if not any(fits(module, wanted) for module in modules):
             with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]
             problem = f"{wanted!r} fits no module of {name}"
             raise UserError(settings.place("lora_modules_to_save"), problem, f"its modules: {_grouped(with_weights)}")
     if ends[1] is not None and ends[0].weight is ends[1].weight:
         paths = [path for path, module in modules.items() if module in ends]
         for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
-            if hit := next((wanted for wanted in named if any(_fits(end, wanted) for end in paths)), None):
+            if hit := next((wanted for wanted in named if any(fits(end, wanted) for end in paths)), None):
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
+    token_rows.check(settings, model)
+    _check_patterns(settings, [name for name in layers if _gets_adapter(section, model, name, past | taken)])
     asked = _check_parameters(settings, model)
     try:
         wrapped = wrap(model, settings, "")
@@ -187,6 +200,27 @@ def check_targets(settings: Settings, config: Any) -> None:
         raise UserError(place, f"PEFT refuses: {first_line(error)}", cure) from None
     if set(wrapped.peft_config["default"].target_parameters or ()) != asked:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+
+
+def _gets_adapter(section: ModelSection, model: Any, layer: str, left_out: Collection[str]) -> bool:
+    """Whether a linear layer gets an adapter. left_out: ends of names that all-linear leaves out"""
+    if section.lora_target_modules == ALL_LINEAR:
+        return _last(layer) not in left_out and model.get_submodule(layer) is not model.get_output_embeddings()
+    return any(fits(layer, target) for target in section.lora_target_modules)
+
+
+def _check_patterns(settings: Settings, adapted: Sequence[str]) -> None:
+    """Raise UserError for a key of rank_pattern or alpha_pattern that decides nothing. adapted: layers that get adapters"""
+    section = settings.recipe.model
+    for key in ("rank_pattern", "alpha_pattern"):
+        table, place = getattr(section, key), settings.place(key)
+        if table and section.lora_target_parameters:
+            raise UserError(place, "nobody has compared it with adapters on fused experts", "leave one of the two out")
+        first = {next((pattern for pattern in table if fits(layer, pattern)), None) for layer in adapted}
+        if idle := next((pattern for pattern in table if pattern not in first), None):
+            hit = any(fits(layer, idle) for layer in adapted)
+            problem = f"{idle!r} fits no layer with an adapter" + " that no pattern before it fits" * hit
+            raise UserError(place, problem, "put it first" if hit else f"layers with adapters: {_grouped(adapted)}")
 
 
 def _check_parameters(settings: Settings, model: Any) -> set[str]:
@@ -214,11 +248,6 @@ def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
         raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
 
 
-def _fits(name: str, target: str) -> bool:
-    """Whether PEFT would match a name: by the whole, or by its end after a dot."""
-    return name == target or name.endswith(f".{target}")
-
-
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -244,26 +273,32 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
         head, taken = model.get_output_embeddings(), taken_for_experts(model, layers) | beside_mamba(model, layers)
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
-    elif untaught(model):  # a vision tower has a q_proj too
-        targets = [name for name in layers if any(_fits(name, target) for target in targets)]
+    elif untaught(model) or any(map(is_pattern, targets)):  # a vision tower has a q_proj too
+        targets = [name for name in layers if any(fits(name, target) for target in targets)]
+    rows = token_rows.of_ends(model, token_rows.token_ids(settings, model.config.get_text_config().vocab_size))
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
         r=section.lora_r,
         lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
+        rank_pattern=dict(section.rank_pattern),  # PEFT adds to them
+        alpha_pattern=dict(section.alpha_pattern),
         lora_dropout=section.lora_dropout,
         target_modules=targets,
         target_parameters=target_parameters(section, model),
         modules_to_save=section.lora_modules_to_save or None,
+        trainable_token_indices=rows,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
     from ..upstream import fsdp2  # imports torch, and lint and plan read what stands above
+    from ..upstream import token_rows as rows_of_peft
 
     fsdp2.find_adapters_under_checkpointing()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), rows_of_peft.rows_of_shards():
         torch.manual_seed(settings.recipe.training.seed)
         wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    rows_of_peft.compute_by_rows(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
     # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
     dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32

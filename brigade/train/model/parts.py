@@ -1,7 +1,7 @@
 """The parts of a model of images and texts: its language model, its vision tower, and the projector between the two."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,13 @@ def _paths(config: Any) -> dict[str, str]:
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name in the model, without what wrappers add to it."""
+    return _WRAPPERS.sub("", name)
+
+
 def _part_of(name: str, paths: Mapping[str, str]) -> str:
-    plain = _WRAPPERS.sub("", name)
+    plain = plain_name(name)
     return next((part for path, part in paths.items() if plain == path or plain.startswith(f"{path}.")), LANGUAGE)
 
 
@@ -149,22 +154,7 @@ def count_of(model: Any, trained: bool = False) -> dict[str, int]:
     }
 
 
-# ---- learning rates --------------------------------------------------------------------------------------------------
-def divide_groups(optimizer: Any, model: Any, rates: Mapping[str, float]) -> None:
-    """Divide an optimizer's parameter groups into groups of one part each, with that part's learning rate; language comes first.
-
-    optimizer: one that has made no step; rates: of each part (recipe.parts.learning_rates)
-    """
-    parameters, groups = dict(model.named_parameters()), []
-    part_of = {id(parameters[name]): part for part, names in parts_of(model).items() for name in names}
-    for part in PARTS:
-        for group in optimizer.param_groups:
-            if members := [parameter for parameter in group["params"] if part_of[id(parameter)] == part]:
-                groups.append({**group, "params": members, "lr": rates[part]})
-    optimizer.param_groups[:] = groups
-
-
-def order(model: Any, names: list[str]) -> list[str]:
-    """Return names of parameters as divide_groups() orders their parts; within a part they stay in their order."""
+def part_number(model: Any) -> Callable[[str], int]:
+    """Return what gives a parameter's name the place of its part in PARTS."""
     paths = _paths(_base(model).config)
-    return sorted(names, key=lambda name: PARTS.index(_part_of(name, paths)))  # stable
+    return lambda name: PARTS.index(_part_of(name, paths))

@@ -7,14 +7,16 @@ results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence
 from typing import Any, Literal
 
 import torch
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED
+from ..model.supervised_loss import PLAIN, Terms, of_tokens
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
+from ..recipe.layer_names import fits
 from ..upstream.experts import gather_whole
 
 LOGITS = 2**26  # in a tile of `auto`: 256 MiB in fp32
@@ -23,14 +25,14 @@ _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decode
 Tokens = int | Literal["auto"] | None  # in a tile; None: no tiles
 
 
-def apply(model: Any, loss: Tokens, mlp: Tokens, by_token: bool = False) -> None:
+def apply(model: Any, loss: Tokens, mlp: Tokens, by_token: bool = False, terms: Terms = PLAIN) -> None:
     """Let a causal language model compute its loss and its MLPs by tiles. Call it before adapters and engines wrap the model.
 
-    by_token: whether its loss is that of each token, as token_losses() gives it
+    by_token: whether its loss is that of each token, as token_losses() gives it; terms: what training adds to it
     """
     text = model.config.get_text_config()
     if loss:
-        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss, by_token)
+        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss, by_token, terms)
     if mlp:
         _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
 
@@ -40,12 +42,13 @@ class TiledHead(torch.nn.Linear):
     """The output layer of a causal language model, which computes the loss itself where there are labels.
 
     ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
-    tokens: in a tile; by_token: whether the loss is that of each token
+    tokens: in a tile; by_token: whether the loss is that of each token; terms: what training adds to it
     asked: shift_labels and num_items_in_batch of this pass, or None, and then logits are returned
     """
 
     tokens: int
     by_token: bool
+    terms: Terms
     asked: tuple[torch.Tensor, Any] | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -67,14 +70,14 @@ class TiledHead(torch.nn.Linear):
 
     def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         reduction = "none" if self.by_token else "sum"
-        return cross_entropy(self.logits(hidden).float(), targets, ignore_index=IGNORED, reduction=reduction)
+        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction)
 
 
-def _tile_loss(model: Any, tokens: int, by_token: bool) -> None:
+def _tile_loss(model: Any, tokens: int, by_token: bool, terms: Terms) -> None:
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
-    head.__class__, head.tokens, head.by_token, head.asked = TiledHead, tokens, by_token, None
+    head.__class__, head.tokens, head.by_token, head.terms, head.asked = TiledHead, tokens, by_token, terms, None
     model.register_forward_pre_hook(_ask, with_kwargs=True)
     model.loss_function = _as_it_is
 
@@ -130,7 +133,8 @@ def check(settings: Settings, config: Any) -> None:
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
     if training.tiled_loss and training.use_liger_kernel:
         raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
-    if training.tiled_loss and section.use_peft and "lm_head" in section.lora_target_modules:
+    targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
+    if training.tiled_loss and section.use_peft and any(fits("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")

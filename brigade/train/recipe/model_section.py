@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from .section import Section
-from .value_types import ExpertParameters, LinearLayers, ModelParts, Positive, Words, Yarn
+from .value_types import Alphas, ExpertParameters, LinearLayers, ModelParts, Positive, Ranks, Tokens, Words, Yarn
 
 
 class ModelSection(Section):
@@ -41,20 +41,31 @@ class ModelSection(Section):
     """The adapters' rank (arXiv 2106.09685)."""
     lora_alpha: float = Field(32, gt=0)
     """Adapters are scaled by lora_alpha / lora_r; with use_rslora by lora_alpha / sqrt(lora_r)."""
+    rank_pattern: Ranks = {}
+    """Other ranks for layers by name, or by a regular expression for its end: `{down_proj: 8, "layers\\.[0-3]\\..*": 32}`. The
+    first that fits counts."""
+    alpha_pattern: Alphas = {}
+    """Other values of lora_alpha, likewise."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is left out while it is trained."""
     lora_target_modules: LinearLayers = "all-linear"
-    """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
+    """Names of linear layers (`q_proj,v_proj`), regular expressions for the ends of names (`layers\\.[0-3]\\..*_proj`), or
+    all-linear: every one but the output layer."""
     lora_parts: ModelParts = ["language"]
     """With images: the parts that get adapters, of language, projector and vision_tower (`language,projector`)."""
     lora_target_parameters: ExpertParameters = []
     """Parameters of no linear layer that get adapters too (PEFT's target_parameters): names (`experts.gate_up_proj`), or experts:
     the weights of every layer's experts, which a mixture of experts holds fused."""
     lora_modules_to_save: Words = []
-    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
-    are learned in no other way (docs/methods.md)."""
+    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. For the chat tokens of a base model
+    trainable_token_indices costs far less."""
+    trainable_token_indices: Tokens = []
+    """Tokens whose embeddings are trained besides the adapters, in both ends of the model: texts or ids
+    (`<|im_start|>,<|im_end|>`), or none. What a base model has not learned of a chat (docs/methods.md)."""
     use_rslora: bool = False
     """Rank-stabilised scaling (arXiv 2312.03732)."""
+    loraplus_lr_ratio: float | None = Field(None, gt=0)
+    """LoRA+ (arXiv 2402.12354): the matrices B learn at so many times learning_rate, and DoRA's magnitudes with them."""
     use_dora: bool = False
     """Weight-decomposed adapters (arXiv 2402.09353)."""
     load_in_4bit: bool = False

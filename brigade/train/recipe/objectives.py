@@ -42,7 +42,7 @@ class Objective(NamedTuple):
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
 OBJECTIVES = {
-    SFT: Objective("supervised fine-tuning", ANSWERS),
+    SFT: Objective("supervised fine-tuning", ANSWERS, ("label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha")),
     "dpo": Objective(
         "DPO",
         PAIRS,
@@ -78,6 +78,12 @@ class ObjectiveKeys(Section):
     objective: Annotated[str, AfterValidator(_objective)] = SFT
     """sft: answers. dpo, ipo, simpo, orpo: which of two answers is better. kto: answers that are labelled good or bad. reward: a
     model that scores answers. Or `path/to/file.py:function`, a loss of your own over pairs (docs/preferences.md)."""
+    label_smoothing_factor: float = Field(0.0, ge=0, lt=1)
+    """sft: the share of each target that is spread evenly over the vocabulary, in training only (docs/training.md)."""
+    z_loss_coef: float = Field(0.0, ge=0)
+    """sft: in training, the weight of the square of log Z, the logits' logarithmic sum: it keeps logits small. PaLM: 1e-4."""
+    neftune_noise_alpha: float | None = Field(None, gt=0)
+    """sft: noise on the embeddings while training (NEFTune, arXiv 2310.05914), by each sample's own length. Usual: 5."""
     beta: float | None = Field(None, gt=0)
     """How much a difference of log-probabilities counts; default: 0.1, for simpo 2.0. orpo: the weight of its odds ratio."""
     loss_type: Literal["sigmoid", "hinge", "robust", "apo_zero", "apo_down", "kto", "apo_zero_unpaired"] | None = None

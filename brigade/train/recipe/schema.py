@@ -49,7 +49,7 @@ class Recipe(Section):
     def needs_bitsandbytes(self) -> bool:
         """Whether the run computes with it: weights in 4 bits, or an optimizer of theirs."""
         optim = self.training.optim
-        return self.model.load_in_4bit or "8bit" in optim or "paged" in optim
+        return self.model.load_in_4bit or "8bit" in optim or "paged" in optim or "lion" in optim
 
 
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .objectives import ObjectiveKeys
-from .value_types import AtLeastZero, Pairs, Positive, Profile, Steps, Table, Trackers, Words
+from .value_types import AtLeastZero, Pairs, Positive, Profile, Rates, Steps, Table, Trackers, Words
 
-OWN_OPTIMIZERS = ("lamb", "lars")  # Transformers does not have them: loop/optimizers.py
+OWN_OPTIMIZERS = ("lamb", "lars", "muon")  # Transformers does not have them so: loop/optimizers.py
+COUNT_IN_GROUPS = ("lamb", "lars")  # the steps, of which others keep one number for each parameter
 
 
 class TrainingSection(ObjectiveKeys):
@@ -32,6 +33,9 @@ class TrainingSection(ObjectiveKeys):
     """With images: the vision tower's, where that is trained; the schedule scales it as learning_rate. Default: learning_rate."""
     projector_learning_rate: float | None = Field(None, gt=0)
     """With images: the projector's, likewise."""
+    learning_rates: Rates = {}
+    """Peak learning rates by patterns of parameters' names in the model, regular expressions: `{"embed_tokens|lm_head": 1e-5}`.
+    The first pattern that is found in a name counts; learning_rate is that of all others."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "constant",
         "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
@@ -44,9 +48,10 @@ class TrainingSection(ObjectiveKeys):
     weight_decay: AtLeastZero = 0.0
     max_grad_norm: AtLeastZero = 1.0
     """0: no clipping."""
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
-        "adamw_torch_fused"
-    )
+    optim: Literal[
+        "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor", "lion_32bit",
+        "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "sgd", "lamb", "lars", "muon"
+    ] = "adamw_torch_fused"  # fmt: skip
     """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
     optim_args: Pairs | None = None
     """The optimizer's own further arguments: `name=value,name=value`."""

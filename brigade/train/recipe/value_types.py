@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from .layer_names import check_patterns
+
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
@@ -26,6 +28,18 @@ def _numbers_of_table(table: Any) -> Any:
         return _numbers(table)
     except RecursionError:  # a YAML alias to itself
         raise ValueError("a table that has an end") from None
+
+
+def _rates(table: dict[str, Any]) -> dict[str, float]:
+    """Learning rates by patterns of names."""
+    for pattern, rate in table.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"a table of regular expressions: {pattern!r} is none ({error})") from None
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+            raise ValueError(f"a table of learning rates above 0: {pattern!r} has {rate!r}")
+    return {pattern: float(rate) for pattern, rate in table.items()}
 
 
 def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +97,24 @@ def _words_or_none(value: Any) -> Any:
     return [] if value in ("none", ["none"]) else _words(value)
 
 
+def _tokens(value: Any) -> Any:
+    """Texts and ids of tokens; digits are an id."""
+    words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
+    if not isinstance(words, list):
+        return words
+    return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
+
+
 def _words_or_all(value: Any) -> Any:
-    return value if value == "all-linear" else _words(value)
+    words = value if value == "all-linear" else _words(value)
+    if isinstance(words, list):
+        check_patterns(word for word in words if isinstance(word, str))
+    return words
+
+
+def _by_pattern(table: dict[str, Any]) -> dict[str, Any]:
+    check_patterns(table)
+    return table
 
 
 def _words_or_experts(value: Any) -> Any:
@@ -109,10 +139,14 @@ Steps = Annotated[int, AfterValidator(_steps)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Profile = Annotated[Table, AfterValidator(_profile)]
+Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
+Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]
+Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_by_pattern)]
 ExpertParameters = Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)]
 Trackers = Annotated[
     list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)

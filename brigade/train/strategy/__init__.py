@@ -18,6 +18,16 @@ from .axis_keys import with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
 
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
+# So begin keys of adapters.
+OF_ADAPTERS = (
+    "lora",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "load_in_4bit",
+    "trainable_token_indices",
+)
 
 
 def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
@@ -101,17 +111,21 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     model, training = settings.recipe.model, settings.recipe.training
     for key, info in type(model).model_fields.items():
-        of_adapters = key.startswith(("lora_", "use_rslora", "use_dora", "load_in_4bit"))
+        of_adapters = key.startswith(OF_ADAPTERS)
         if of_adapters and not model.use_peft and getattr(model, key) != info.default:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
+    adds = training.label_smoothing_factor or training.z_loss_coef
+    facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     compares = objective_of(training).rows != ANSWERS
     facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
+    facts |= {key: bool(getattr(model, key)) for key in ("trainable_token_indices", "loraplus_lr_ratio")}
     facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
+    facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])

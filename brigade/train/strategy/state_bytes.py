@@ -14,8 +14,26 @@ OPTIMIZER_BYTES: dict[str, int] = {
     "sgd": 0,
     "adamw_8bit": 2,
     "paged_adamw_8bit": 0,
+    "paged_adamw_32bit": 0,
+    "lion_32bit": 4,
+    "lion_8bit": 1,
+    "paged_lion_32bit": 0,
+    "paged_lion_8bit": 0,
+    "adafactor": 0,  # of a matrix sums of its rows and of its columns, a thousandth
+    "muon": 4,
 }
+# What an optimizer has more of parameters that are no matrices: Muon leaves embeddings, head and vectors to AdamW, and Adafactor
+# has one second moment for each element of a vector.
+_BESIDE_MATRICES = {"muon": 4, "adafactor": 4}
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
+
+
+def optimizer_bytes(optim: str, beside: float = 1.0) -> float:
+    """Return the bytes per parameter of an optimizer's own states.
+
+    beside: the share of parameters that the optimizer does not take for matrices; by default the most
+    """
+    return OPTIMIZER_BYTES.get(optim, 8) + _BESIDE_MATRICES.get(optim, 0) * beside
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,7 @@ def model_states(
     hpz: int = 0,
     frozen: float = 0,
     adapters: bool = True,
+    beside: float = 1.0,
 ) -> StateBytesPerRank:
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
@@ -51,6 +70,7 @@ def model_states(
     hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
     frozen: bytes of weights that are not trained: they have neither gradients nor states, and lie as trained ones do.
         QLoRA's quantisation constants are whole on every rank (0.13 bits per parameter, 0.5 if not nested).
+    beside: as of optimizer_bytes(); by default the most
     adapters: whether those weights are under adapters, and not beside a decoder that is trained whole (a vision tower)
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
@@ -63,7 +83,7 @@ def model_states(
     - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (docs/evidence/states.md).
     FSDP2 has none, and 16/N in any precision, as train.py has it reduce in every micro-step.
     """
-    own = OPTIMIZER_BYTES.get(optim, 8)
+    own = optimizer_bytes(optim, beside)
     share = parameters / ranks
     weight = 2 if half else 4
     if kind in ("single", "ddp"):

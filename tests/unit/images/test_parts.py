@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from brigade.train.loop import parameter_groups
 from brigade.train.model import adapters, attention, parts, processor_files
 from brigade.train.model.load import load_base, load_model, materialise, weights
 from brigade.train.model.load_trained import load_trained
@@ -186,13 +187,13 @@ def test_each_part_has_its_learning_rate(settings_of):
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-5)
     peaks = learning_rates(settings.recipe.training, 2e-5)  # scaled with the batch
-    parts.divide_groups(optimizer, model, peaks)
+    parameter_groups.divide(optimizer, model, settings.recipe.training, 2e-5)
     found = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     assert found == [(rate, decay) for rate in (2e-5, 2e-3, pytest.approx(4e-6)) for decay in (0.1, 0.0)]
     number = {id(parameter): name for name, parameter in model.named_parameters()}
     stepped = [number[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     plain = [number[id(parameter)] for parameter in decayed + others]
-    assert stepped == parts.order(model, plain) and {*stepped} == {*plain}
+    assert stepped == parameter_groups.order(model, plain, settings.recipe.training) and {*stepped} == {*plain}
     at = {number[id(parameter)]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
     for part, names in parts.parts_of(model).items():
         assert {at[name] for name in names} == {peaks[part]}

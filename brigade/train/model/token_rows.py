@@ -1,0 +1,99 @@
+"""Tokens that are trained beside adapters (trainable_token_indices): their rows of both ends of a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import UserError
+from ..recipe.flags import Settings
+from ..recipe.layer_names import fits
+from ..recipe.model_section import ModelSection
+from .sizes import parameter_count
+from .tokenizer import load_tokenizer
+
+KEY = "trainable_token_indices"
+
+
+def token_ids(settings: Settings, words: int) -> list[int]:
+    """Return the ids of the tokens that a recipe names, sorted, each once.
+
+    words: size of the model's vocabulary
+    Raises UserError for a text that is no single token of the run's tokenizer, and for an id beyond the vocabulary.
+    """
+    named = settings.recipe.model.trainable_token_indices
+    if not named:
+        return []
+    place, ids = settings.place(KEY), set[int]()
+    known = load_tokenizer(settings, words).get_vocab() if any(isinstance(token, str) for token in named) else {}
+    for token in named:
+        number = known.get(token) if isinstance(token, str) else token
+        if number is None:
+            problem = f"the tokenizer has no token {token!r}"
+            like = sorted(other for other in known if other[:2] == str(token)[:2] and len(other) > 3)[:6]
+            cure = (
+                f"name tokens as its vocabulary does{', such as ' + ', '.join(like) if like else ''}, or by their ids"
+            )
+            raise UserError(place, problem, cure)
+        if number >= words:
+            problem = f"token {token!r} has the id {number}, and the model's vocabulary {words} tokens"
+            raise UserError(place, problem, f"name tokens from 0 to {words - 1}")
+        ids.add(number)
+    return sorted(ids)
+
+
+def of_ends(model: Any, ids: Sequence[int]) -> dict[str, list[int]] | None:
+    """Return PEFT's trainable_token_indices: the ids for the name of the embeddings and, where it has weights of its own, for
+    that of the output layer; None without ids."""
+    if not ids:
+        return None
+    inner, outer = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    ends = [inner] if outer is None or outer.weight is inner.weight else [inner, outer]
+    return {names[id(end)]: list(ids) for end in ends}
+
+
+def check(settings: Settings, model: Any) -> None:
+    """Raise UserError for tokens that the tokenizer or the model does not have, and for ends whose rows cannot be replaced.
+
+    model: without adapters; it may be empty
+    """
+    section, place = settings.recipe.model, settings.place(KEY)
+    if not section.trainable_token_indices:
+        return
+    import torch
+
+    inner, outer = model.get_input_embeddings(), model.get_output_embeddings()
+    ids = token_ids(settings, inner.num_embeddings)
+    names = {id(module): name for name, module in model.named_modules()}
+    for end in filter(None, (inner, outer)):
+        name = names[id(end)]
+        if whole := [each for each in section.lora_modules_to_save if name == each or name.endswith(f".{each}")]:
+            raise UserError(place, f"lora_modules_to_save trains {whole[0]} whole already", "keep one of the two keys")
+    own = type(inner).forward is not torch.nn.Embedding.forward and not hasattr(inner, "embed_scale")
+    if own or inner.padding_idx in ids:
+        problem = (
+            f"the embeddings of {type(model).__name__} are a {type(inner).__name__}, which does more than take rows"
+        )
+        problem = (
+            problem
+            if own
+            else f"token {inner.padding_idx} is the padding of the model's embeddings, which gets no gradient"
+        )
+        raise UserError(place, problem, "use lora_modules_to_save" if own else "leave it out")
+    if outer is not None and (type(outer).forward is not torch.nn.Linear.forward or outer.bias is not None):
+        problem = f"the output layer of {type(model).__name__} ({type(outer).__name__}) is none that only multiplies"
+        raise UserError(place, problem, "use lora_modules_to_save")
+    targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
+    if outer is not None and any(fits(names[id(outer)], target) for target in targets):
+        problem = "lora_target_modules puts an adapter on the output layer, whose rows would be trained"
+        raise UserError(place, problem, "keep one of the two keys")
+
+
+def count(section: ModelSection, model: Any) -> tuple[int, int]:
+    """Return (how many tokens have trained rows, how many parameters these are) in a model with adapters."""
+    if not section.trainable_token_indices:
+        return 0, 0
+    from ..upstream import token_rows  # torch
+
+    rows = [layer for _, layer in token_rows.layers(model)]
+    tokens = len(next(iter(rows[0].token_indices.values())))
+    return tokens, sum(parameter_count(delta) for delta in {layer.trainable_tokens_delta for layer in rows})

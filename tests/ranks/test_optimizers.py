@@ -1,0 +1,81 @@
+"""Optimizers under every strategy that carries them: the losses of one process.
+
+Muon's Newton-Schulz computes in bfloat16: gradients that differ in their last bit round otherwise there, and norms
+of later gradients differ more than losses do. With Newton-Schulz in fp32 all agree to 2e-7.
+"""
+
+import pytest
+
+from testing import marks, parity, runs
+
+MUON = [
+    "--optim",
+    "muon",
+    "--learning_rate",
+    "1e-3",
+    "--weight_decay",
+    "0.1",
+    "--learning_rates",
+    '{"embed_tokens|lm_head": 3e-3}',
+]
+BY_RANKS = {
+    2: ("ddp", "zero1", "zero2", "zero3", "fsdp2", "zero2_offload", "zero3_offload"),
+    4: ("hsdp", "zero1", "zero3", "fsdp2"),
+}
+RATES = {"adafactor": "1e-2", "lion_32bit": "1e-3", "paged_adamw_32bit": "3e-3"}
+# What stands behind a strategy's `+` is another optimizer than Muon, or a model.
+OTHERS = {
+    "ddp": (*RATES, "qwen3_moe"),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), ("lion_32bit", "paged_adamw_32bit", "qwen3_moe")),
+}
+
+
+def case(name, of="", ranks=1, flags=()):
+    micro = ["--per_device_train_batch_size", str(runs.GLOBAL_BATCH // ranks)]
+    chosen = ["--optim", of, "--learning_rate", RATES[of]] if of in RATES else MUON
+    return {"name": name, "model": None if of in RATES else of or None, "flags": [*chosen, *flags, *micro]}
+
+
+CASES = {
+    f"{strategy}-w{ranks}{f'+{of}' if of else ''}": (strategy, ranks, of)
+    for ranks, strategies in BY_RANKS.items()
+    for strategy in strategies
+    for of in ("", *OTHERS.get(strategy, ("qwen3_moe",)))
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, asked_for):
+    names = asked_for("name")
+    needed = sorted({CASES[name][2] for name in names})
+    found = runs.run_cases(1, [case(f"single+{of}", of) for of in needed], tmp_path_factory.mktemp("reference"))
+    for ranks in BY_RANKS:
+        chosen = {name: of for name, of in CASES.items() if name in names and of[1] == ranks}
+        if chosen:
+            todo = [case(name, of, ranks, parity.STRATEGIES[kind]) for name, (kind, _, of) in chosen.items()]
+            found |= runs.run_cases(ranks, todo, tmp_path_factory.mktemp(f"ranks{ranks}"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    marks.cases(
+        *("zero1-w2", "fsdp2-w2+qwen3_moe"),
+        slow=[
+            "ddp-w2",
+            "zero3-w2",
+            "zero2_offload-w2",
+            "hsdp-w4",
+            "zero3-w2+qwen3_moe",
+            "ddp-w2+adafactor",
+            "zero2-w2+lion_32bit",
+            "zero3-w2+paged_adamw_32bit",
+        ],
+        matrix=CASES,
+    ),
+)
+def test_losses_are_those_of_one_process(name, results):
+    differences = parity.worst(results[name], reference := results[f"single+{CASES[name][2]}"])
+    assert reference["loss"][-1] < 0.97 * reference["loss"][0]
+    assert differences["loss"] <= parity.TOLERANCE and differences["eval_loss"] <= parity.TOLERANCE, differences
+    assert differences["grad_norm"] <= 100 * parity.TOLERANCE, differences
