@@ -160,7 +160,8 @@ def check_targets(settings: Settings, config: Any) -> None:
             raise UserError(settings.place("lora_parts"), problem, f"leave {part} out")
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     if section.load_in_4bit:
-        _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
+        language = [model.get_submodule(layer) for layer in linear_layers(model)]
+        _check_quantises(settings, name, {type(layer) for layer in language if layer not in ends})
     targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
     taken, past = taken_for_experts(model, layers), beside_mamba(model, layers)
     cure = (
