@@ -9,6 +9,7 @@ from benchmarks.pages import markdown
 from benchmarks.published import table
 from brigade.plan import hardware
 from brigade.plan.costs.memory import GIB
+from brigade.plan.hardware.network import node_gbit
 
 from .planner_rows import (
     DATA,
@@ -23,6 +24,8 @@ from .planner_rows import (
     runs,
     speed_error,
 )
+
+ENOUGH = 5  # sources from which on the coverage of a group says something of the next one
 
 
 def spread(errors: Iterable[float]) -> list[Any]:
@@ -219,6 +222,34 @@ def by_engine(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
     return markdown(
         ["engine", "memory: rows", *errors, inside, "speed: rows", *errors, f"of those in 16 bits, {inside}"], lines
     )
+
+
+def network(run: Run) -> str:
+    """Say what is known of the network between a run's hosts."""
+    if run.job.nodes == 1:
+        return "one host"
+    if "EFA" in run.job.link:
+        return "measured (EFA)"
+    return "a rate" if node_gbit(run.job.link, run.job.node_size) else "a name, or none"
+
+
+def by_group(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
+    """Count sources, and rows in the interval that the other sources give, by engine and network; memory by engine.
+
+    times, memory: a run's place -> whether it lies in the others' interval
+    """
+    groups: dict[tuple[str, str, str], list[tuple[Run, bool]]] = defaultdict(list)
+    for run in runs():
+        if run.place in times:
+            groups["time", run.job.engine, network(run)].append((run, times[run.place]))
+        if run.place in memory:
+            groups["memory", run.job.engine, "all"].append((run, memory[run.place]))
+    lines = []
+    for (what, engine, between), members in sorted(groups.items()):
+        sources = len({run.source for run, _ in members})
+        held = f"{100 * statistics.mean(inside for _, inside in members):.0f}%"
+        lines.append([what, engine, between, sources, len(members), held if sources >= ENOUGH else f"unseen ({held})"])
+    return markdown(["of", "engine", "network", "sources", "rows", "in the other sources' interval"], lines)
 
 
 def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:

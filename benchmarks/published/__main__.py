@@ -1,6 +1,9 @@
 """Estimate each row of a table of measured runs, and say how far the estimates are from what the rows measured.
 
 python -m benchmarks.published TABLE.csv --out OUT.csv
+
+pred_tok_s_gpu_low and _high, pred_mem_gib_low and _high are the ends of 80 % intervals. That of memory is about what the row's
+mem_kind says was measured: pred_mem_allocated_gib where it was allocated, else pred_mem_gib.
 """
 
 import argparse

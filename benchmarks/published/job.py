@@ -1,7 +1,8 @@
 """Describe somebody else's run as a Job of the planner's, with what train.py does not do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from brigade.errors.tables import table
 from brigade.plan.costs import conventions
@@ -30,6 +31,7 @@ _ROWS = table(Path(__file__).with_name("conventions.yaml"))
 ENGINES = {
     name: Engine(**vars(engine), **_ROWS["own"].get(name, {})) for name, engine in conventions.ENGINES.items()
 } | {name: Engine(**row) for name, row in _ROWS["engines"].items()}
+HALF_GRADIENTS: dict[str, dict[str, Any]] = _ROWS["half_gradients"]
 # These two are tables of the planner's that its formulas read by name.
 conventions.LOGIT_BYTES.update(_ROWS["logit_bytes"])
 OPTIMIZER_BYTES.update(_ROWS["optimizer_bytes"])
@@ -48,6 +50,7 @@ class PublishedJob(Job):
     fp8: how dense products in FP8 are scaled, a key of formulas.FP8; "" for bf16
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    half_gradients: gradients are in 16 bits where the engine's are usually not
     """
 
     ulysses: bool = False
@@ -57,10 +60,12 @@ class PublishedJob(Job):
     linear_experts: bool = False
     offload_activations: bool = False
     step_in_backward: bool = False
+    half_gradients: bool = False
 
     @property
     def conventions(self) -> Engine:
-        return ENGINES[self.engine]
+        engine = ENGINES[self.engine]
+        return replace(engine, **HALF_GRADIENTS[self.engine]) if self.half_gradients else engine
 
     @property
     def norm_ranks(self) -> int:

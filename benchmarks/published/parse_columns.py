@@ -82,6 +82,8 @@ CHECKPOINTED: Words[Checkpointing] = (
     (r"^(full|yes|true|on|1|enabled|all|block|uniform|every layer|gc|gradient|activation|checkpoint|recomp|hf|use_|ac\b|[√✓✔])",
      "full"),
 )  # fmt: skip
+# Of a layer, parts besides attention that may be computed again alone (Megatron's --recompute-modules).
+MODULES = r"(layer|rms|batch)?[ _-]?norms?\b|\bmlp\b|\bmoe(_act)?\b|shared_experts|mla_up_proj|activation (func|only)"
 TARGETS: Words[str] = (
     (r"all.?linear|all (linear )?(layers|modules|projections)|qkvo.*mlp|attn.*mlp|attention.*mlp", "qkvom"),
     (r"\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v(_proj)?[ ,/+&]+o(_proj)?[ ,/+&]+(gate|up|down|mlp)", "qkvom"),
@@ -160,6 +162,8 @@ def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointi
     if "selective-layer" in text or (whole_layers and text == "selective"):
         return "full", 2, False
     found = next((how for pattern, how in CHECKPOINTED if re.search(pattern, text)), None)
+    if found and found != "none" and (named := re.search(MODULES, text)):
+        raise Inexpressible(f"act_ckpt {text!r}: to compute only {named[0]} again is not modelled")
     if found is None:
         raise Inexpressible(f"act_ckpt {text!r}: what is computed again is not clear")
     return found, 1, found == "full" and bool(re.search(r"(?<!no )(?<!without )offload", text))

@@ -11,6 +11,17 @@ from brigade.plan.shape.lora import lora_parameters
 from brigade.plan.shape.model_shape import ModelShape
 from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
 
+from .details import (
+    adapters_drop,
+    divides_norms,
+    drops,
+    has_half_gradients,
+    hold_expert_tensor,
+    is_unfused_loss,
+    link_of,
+    node_size_of,
+    refuse_details,
+)
 from .job import PublishedJob
 from .parse_columns import (
     ATTENTIONS,
@@ -45,7 +56,9 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "sequence_parallel": False,
                             "dropout": True}),
     ("megatron.*(core|[hb][12]00)", MEGATRON_CORE),
-    ("megatron-lm", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "dropout": True}),
+    # Without --sequence-parallel (megatron/training/arguments.py)
+    ("megatron-lm", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "sequence_parallel": False,
+                     "dropout": True}),
     # NeMo AutoModel shards what it loads in bf16, and steps it so.
     ("automodel", {"engine": "pure", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
     ("megatron|nemo", MEGATRON_CORE),
@@ -59,7 +72,9 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     (r"deepspeed|accelerate|torch|fsdp|swift|lightning|lit-?gpt|xtuner|arctic|fastchat|alignment|lmflow|instruct|^ ", {}),
 ]  # fmt: skip
 # Words of networks between hosts, by which a rate that is not told is the usual one of that kind of GPU.
-NETWORKS = r"\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
+NETWORKS = (
+    r"omni.?path|\bopa\b|\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
+)
 LONGEST = 30_000_000  # tokens of a row
 QUANTISED = r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|int8 weight|int4 grad|zero ?\+\+(?!.*hpz)"  # of ZeRO++
 # How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
@@ -69,6 +84,7 @@ SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     """Return the configuration that a row of published.csv's format states. Raises Inexpressible."""
     refuse(row)
+    refuse_details(row)
     shape, framework = shape_of_row(row), row["framework"].lower()
     device = f"{framework} {row['gpu'].lower()}"
     traits = next((dict(traits) for name, traits in FRAMEWORKS if re.search(name, device)), None)
@@ -100,11 +116,8 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     precision, method = precision_of(row), method_of(row)
     fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
     optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
-    own = native and traits["engine"] != "fsdp2"
-    if precision == "pure" and not own and not (method != "full" and re.search(TRANSFORMERS, framework)):
-        if traits["engine"] == "zero":
-            raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")
-        traits["engine"] = "pure-fsdp1" if traits["engine"] == "fsdp-bf16" else "pure"
+    if precision == "pure" and not (method != "full" and re.search(TRANSFORMERS, framework)):
+        traits["engine"] = _pure(traits["engine"])
     _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())
     how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in framework)
     if re.search(r"act\w*[ -]*(cpu[ -]*)?offload", kernels + strategy) and how != "full":
@@ -114,9 +127,12 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         if re.search(pattern, text):
             traits["kernels"] = traits.get("kernels", EAGER) | fused
     usual: str = traits.pop("loss", "full")
-    if "compile" in kernels:
+    unfused = is_unfused_loss(row)
+    if unfused and usual == "kernel":
+        usual = "unfused" if traits["engine"].startswith("megatron") else "full"
+    elif "compile" in kernels and not unfused:
         usual = "online" if re.search(ONLINE, framework) else "compiled"
-    loss = first(LOSSES, text, usual)
+    loss = usual if unfused else first(LOSSES, text, usual)
     if loss == "kernel" and re.search(r"transformers 4\.([0-3]\d|4[0-5])\b", framework):
         loss = "upcast"
     said = " ; ".join(row.get(column, "").lower() for column in ("kernels", "strategy"))
@@ -127,8 +143,14 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         raise Inexpressible(
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
-    hpz = _copies(strategy, gpus, stage)
-    node_size = max(8, hpz)  # hpZ's second copy lies in a node; where nothing is told, a node has eight GPUs
+    told_size = node_size_of(row)
+    hpz = _copies(strategy, gpus, stage, told_size or 8)
+    # hpZ's second copy lies in a node; where nothing is told, a node has eight GPUs
+    node_size = told_size or max(8, hpz)
+    traits["sequence_parallel"] = divides_norms(row, traits.get("sequence_parallel", True))
+    traits["dropout"] = method == "full" and drops(row, shape, traits.get("dropout", False))
+    if shape.experts:
+        hold_expert_tensor(row, tensor)
     # torchtune's ladder: each of its rows adds to those above it
     cumulative = "ladder" in row.get("notes", "").lower()
     if cumulative and ("lora" in kernels or "+packed" not in kernels):
@@ -144,7 +166,7 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     sequence = size(row, "seq_len")
     if sequence > LONGEST:
         raise Inexpressible(f"seq_len {sequence:,} is more than anybody has trained with")
-    _hold_cluster(row, gpus)
+    _hold_cluster(row, gpus, node_size)
     if sequence % context:
         raise Inexpressible(f"a sequence of {sequence} does not divide over cp {context}")
     offload = offload_of(row, traits["engine"])
@@ -171,12 +193,13 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         every=every,
         offload_activations=offloaded,
         gpu=row["gpu"],
-        link=row.get("inter_node", ""),
+        link=link_of(row, node_size),
         loss=loss,
         expert=expert,
         tiled_mlp=bool(re.search(r"tiled.?mlp|mlp.{0,12}tiles|\balst\b", text)),
         fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
         offload=offload,
+        half_gradients=has_half_gradients(row, traits["engine"]),
         ulysses=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
         optimizer=optimizer,
         **traits,
@@ -195,12 +218,22 @@ def _old_deepspeed(row: Mapping[str, str]) -> bool:
     return bool(paper or re.search(r"\b202[01]\b", told(row, "framework")))
 
 
-def _copies(strategy: str, gpus: int, stage: int) -> int:
+def _pure(engine: str) -> str:
+    """Return the engine that an engine becomes where nothing is in fp32. Raises Inexpressible for one that keeps an fp32 copy."""
+    if engine in ("fsdp-bf16", "pure-fsdp1"):
+        return "pure-fsdp1"
+    if engine in ("fsdp2", "ddp", "pure"):
+        return "pure"
+    keeps = "DeepSpeed" if engine == "zero" else engine.partition("-")[0].capitalize()
+    raise Inexpressible(f"{keeps} keeps an fp32 copy of the weights, and the row says that there is none")
+
+
+def _copies(strategy: str, gpus: int, stage: int, node_size: int) -> int:
     """Return the ranks that share hpZ's second copy of the weights; 0 without one. Raises Inexpressible."""
     if not re.search(r"hpz|zero ?\+\+", strategy):
         return 0
     number = re.search(r"hpz(?:_partition_size)?\W{0,3}(\d+)", strategy)
-    ranks = int(number[1]) if number else min(8, gpus)
+    ranks = int(number[1]) if number else min(node_size, gpus)
     if ranks <= 1:
         return 0
     if stage < 3 or gpus % ranks:
@@ -216,11 +249,11 @@ def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
         "trained": lora_parameters(shape, rank, targets),
         "targets": targets,
         "linear_experts": bool(re.search(TRANSFORMERS, framework)) and not new,
-        "adapter_dropout": bool(re.search(r"dropout[ =:]*0?\.\d*[1-9]", row.get("notes", "").lower())),
+        "adapter_dropout": adapters_drop(row),
     }
 
 
-def _hold_cluster(row: Mapping[str, str], gpus: int) -> None:
+def _hold_cluster(row: Mapping[str, str], gpus: int, node_size: int) -> None:
     """Raise Inexpressible for a card of another size than its name's, and for a network between hosts that is none."""
     try:
         told, device = float(row.get("gpu_mem_gb") or 0), hardware.gpu(row["gpu"])
@@ -229,7 +262,7 @@ def _hold_cluster(row: Mapping[str, str], gpus: int) -> None:
     if told and not 0.85 < told / device.memory_gib < 1.18:
         raise Inexpressible(f"gpu_mem_gb {told:g}, and {row['gpu']!r} has {device.memory_gib:.0f} GiB")
     link = (row.get("inter_node") or "").strip()
-    if gpus > 8 and link and not re.search(NETWORKS, link, re.I):
+    if gpus > node_size and link and not re.search(NETWORKS, link, re.I):
         raise Inexpressible(f"inter_node {link!r} is no network that is known here")
 
 

@@ -12,14 +12,22 @@ from brigade.train.model.config_json import read_config
 
 from .parse_columns import Inexpressible
 
+# Nemotron 3 and 4 and Minitron, whose MLP squares a ReLU; Nemotron-H is a hybrid, and NVIDIA's Llamas by that name are Llamas.
+NEMOTRON = r"^(?!.*(llama|nano|-h\b|mistral|qwen)).*(nemotron|minitron)"
 # Architectures of models that a table describes only by their widths.
 BY_NAME: list[tuple[str, Family]] = [
     ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
+    (NEMOTRON, replace(LLAMA, gated=False, squared=True, layer_norm=True, norm_bias=True)),
     ("gpt-|gpt3|megatron|turing", replace(FAMILIES["gpt2"], positions=2048)), ("gpt2|opt-", FAMILIES["gpt2"]),
     ("qwen-?3", FAMILIES["qwen3"]), ("qwen", FAMILIES["qwen2"]), ("gemma-?2", FAMILIES["gemma2"]),
     ("gemma-?3", FAMILIES["gemma3_text"]), ("gemma", FAMILIES["gemma"]), ("phi-?[34]", FAMILIES["phi3"]), ("", LLAMA),
 ]  # fmt: skip
-MIXTURE = re.compile(r"moe|-a\d+b|mixtral|deepseek|dbrx|grok|\d+x\d+b", re.I)
+# DeepSeek's own V2, V3 and R1 are mixtures; its first models, its coders and what is distilled from R1 are dense.
+MIXTURE = re.compile(
+    r"moe|-a\d+b|mixtral|dbrx|grok|\d+x\d+b|deepseek[-_ ]?(v[2-9]|(coder|math|prover|vl)[-_ ]?v?2|r1(?!.*distill)|chat[-_ ]v)",
+    re.I,
+)
+SQUARED = r"squared[ -]?relu|relu[ -]?squared|\brelu ?(\^|\*\*)? ?2\b|sqr?d?[ -]relu"  # whose MLP has no gate
 
 
 def integer(row: Mapping[str, str], key: str, default: int | None = None) -> int:
@@ -77,6 +85,12 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
         raise Inexpressible(f"the row does not give the dimensions of {name!r}, and no recipe here has its config.json")
     billions, open_ = _billions(row)
     if billions and abs(shape.parameters / 1e9 - billions) > open_:
+        ungated = [replace(shape, tied=tied, family=replace(shape.family, gated=False)) for tied in (True, False)]
+        near = [other for other in ungated if abs(other.parameters / 1e9 - billions) <= open_]
+        if shape.family.gated and not shape.experts and near:
+            raise Inexpressible(
+                f"params_b {billions:g} is right for an MLP without a gate, and the row does not name its activation"
+            )
         raise Inexpressible(
             f"its dimensions make {shape.parameters / 1e9:.2f} billion parameters, and params_b says {billions:g}"
         )
@@ -85,6 +99,8 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
 
 def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     family = next(family for pattern, family in BY_NAME if re.search(pattern, name, re.I))
+    if re.search(SQUARED, " ; ".join((row.get(key) or "").lower() for key in ("model", "kernels", "notes"))):
+        family = replace(family, gated=False, squared=True)
     hidden, heads, layers = size(row, "hidden"), size(row, "heads"), size(row, "layers")
     if layers > 10_000:
         raise Inexpressible(f"layers {layers} are more than any model has")

@@ -26,6 +26,10 @@ PREDICTED = (
     "pred_mfu_pct",
     "fits",
     "reason",
+    "pred_tok_s_gpu_low",
+    "pred_tok_s_gpu_high",
+    "pred_mem_gib_low",
+    "pred_mem_gib_high",
 )
 # The columns that either format has to have. Others of published.csv that are not there count as empty: dp and grad_acc follow
 # from the GPUs and the batch, the optimizer is AdamW, the precision bf16.
@@ -39,9 +43,12 @@ def expressed(row: Mapping[str, str]) -> Estimate:
     result = estimate_of(job)
     if result.fits or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
         return result
-    # The row does not say what was computed again: as few layers as it takes to fit.
-    tried = (estimate_of(replace(job, checkpointing="full", every=every)) for every in (8, 4, 3, 2))
-    return next((found for found in tried if found.fits), estimate_of(replace(job, checkpointing="full")))
+    if estimate_of(replace(job, checkpointing="full")).fits:
+        raise Inexpressible(
+            f"act_ckpt is empty, and the run fits only with layers computed again ({result.device_gib:.0f} of"
+            f" {result.gpu.memory_gib:.0f} GiB without): the row has to say which"
+        )
+    return result
 
 
 def predict(row: Mapping[str, str]) -> dict[str, Any]:
@@ -76,6 +83,20 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         "pred_mfu_pct": f"{result.mfu:.2f}",
         "fits": "yes" if fits(result, row) else "no",
         "reason": "",
+    } | _intervals(result, row)
+
+
+def _intervals(result: Estimate, row: Mapping[str, str]) -> dict[str, str]:
+    """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured."""
+    fast, slow = result.time_interval()
+    each = result.tokens_per_second_per_gpu * result.time.total
+    low, high = (end / result.allocated_gib for end in result.memory_interval())
+    memory = result.allocated_gib if counts_allocated(row) else held_gib(result, row)
+    return {
+        "pred_tok_s_gpu_low": f"{each / slow:.1f}",
+        "pred_tok_s_gpu_high": f"{each / fast:.1f}",
+        "pred_mem_gib_low": f"{low * memory:.2f}",
+        "pred_mem_gib_high": f"{high * memory:.2f}",
     }
 
 

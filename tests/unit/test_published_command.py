@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import main
-from benchmarks.published.table import PREDICTED
+from benchmarks.published.table import PREDICTED, predict
+from brigade.plan.costs.estimate import intervals
+from testing.published_row import ROW
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 
@@ -29,6 +31,9 @@ def test_every_row_comes_back_with_its_estimate(name, tmp_path, capsys):
     for before, after in zip(given, found, strict=True):
         assert all(after[key] == value for key, value in before.items() if key not in PREDICTED)
         assert after["reason"] or (after["fits"] in ("yes", "no") and float(after["pred_mem_gib"]) > 0)
+        if not after["reason"]:
+            speeds = [float(after[f"pred_tok_s_gpu{end}"]) for end in ("_low", "", "_high")]
+            assert sorted(speeds) == speeds and speeds[0] < speeds[2]
     assert any(not row["reason"] for row in found)
 
 
@@ -41,3 +46,13 @@ def test_a_mistake_is_named_and_no_file_is_written(table, out, said, tmp_path, c
     assert main([str(tmp_path / table), "--out", str(tmp_path / out)]) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"] and (tmp_path / "a.csv").read_text() == text
+
+
+@pytest.mark.parametrize("kind, about", [
+    ("max_memory_allocated", "pred_mem_allocated_gib"), ("max_memory_reserved", "pred_mem_gib"), ("", "pred_mem_gib"),
+    ("nvidia-smi", "pred_mem_gib"),
+])  # fmt: skip
+def test_the_interval_of_memory_is_about_what_was_measured(kind, about):
+    found = predict(ROW | {"mem_kind": kind})
+    low, high = (float(found[f"pred_mem_gib_{end}"]) / float(found[about]) for end in ("low", "high"))
+    assert [low, high] == pytest.approx(intervals()["memory"], rel=1e-3)

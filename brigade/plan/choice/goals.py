@@ -1,6 +1,6 @@
 """Find the size of a cluster that serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,10 @@ from ..shape.lora import trained_parameters
 from .search import Traces, candidates, chosen
 from .workload import Candidate, Cluster, Workload
 
+# Of hosts whose network nobody has measured.
+MEASURE = (
+    "Measure the network first (`python -m brigade check --hostfile FILE --calibrate`, by which plan counts afterwards)"
+)
 SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence
 BILLION = 1e9
 
@@ -28,6 +32,12 @@ class Answer:
     def speed(self) -> float:
         """Tokens per second on all GPUs; 0 where nothing fits."""
         return self.winner.estimate.tokens_per_second_per_gpu * self.cluster.gpus if self.winner else 0.0
+
+    @property
+    def one_card_speed(self) -> float:
+        """The speed if one of each host's network cards does all the work."""
+        result = self.winner.estimate if self.winner else None
+        return self.speed * result.time.total / result.one_card_seconds if result else 0.0
 
     def hours(self, tokens: float = BILLION) -> float:
         return tokens / self.speed / 3600
@@ -79,21 +89,33 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
         "fewest-gpus": min(in_time, key=lambda size: (size.cluster.gpus, size.hours())),
     }.get(goal) or min(in_time, key=lambda size: (round(size.gpu_hours() / least, 2), size.cluster.gpus))
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
+    first = measure_first(best, (size for size in able if size.cluster.nodes < best.cluster.nodes))
     kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
-    return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}."]
+    return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}.", *first]
+
+
+def measure_first(whole: Answer, fewer: Iterable[Answer]) -> list[str]:
+    """Return a sentence where fewer hosts would train sooner, if one of each host's network cards did all the work."""
+    best = max(fewer, key=lambda one: one.one_card_speed, default=None)
+    if best is None or whole.one_card_speed == whole.speed or best.one_card_speed < SOONER * whole.one_card_speed:
+        return []
+    against = f"{best.one_card_speed:,.0f} tokens/s in all against {whole.one_card_speed:,.0f}"
+    return [f"{MEASURE}: if one card of each host does all the work, {best.size} train sooner, {against}."]
 
 
 def better(whole: Answer) -> list[str]:
     """Return a sentence for each way that trains the same tokens sooner or much cheaper: fewer hosts, a larger batch, LoRA."""
     if not whole.winner:
         return []
-    sentences = []
+    sentences: list[str] = []
     fewer = list(sizes(whole.workload, whole.cluster, False))
     if fewer and (best := max(fewer, key=lambda one: one.speed)).speed > SOONER * whole.speed:
         sentences.append(f"More is not faster: on {best.size} the same tokens train sooner, {_against(best, whole)}.")
-    elif fewer and (best := min(fewer, key=Answer.gpu_hours)).gpu_hours() < CHEAPER * whole.gpu_hours():
-        took = f"{figure(best.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
-        sentences.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
+    else:
+        if fewer and (best := min(fewer, key=Answer.gpu_hours)).gpu_hours() < CHEAPER * whole.gpu_hours():
+            took = f"{figure(best.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
+            sentences.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
+        sentences += measure_first(whole, fewer)
     waits = whole.winner.estimate.time
     if (waits.across + waits.inside + waits.bubble + waits.offload + waits.optimizer) > 0.15 * waits.total:
         for times in (4, 2):

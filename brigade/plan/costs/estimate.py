@@ -9,6 +9,7 @@ from typing import Any
 from ...errors.tables import table
 from ...train.model.flops import flops_per_token, utilisation
 from ..hardware import Gpu, gpu
+from ..hardware.network import unproven_cards
 from ..shape.trace_settings import Trace
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
@@ -75,6 +76,13 @@ class Estimate:
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
         return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
 
+    @functools.cached_property
+    def one_card_seconds(self) -> float:
+        """Seconds of a step if one of each node's network cards does all the work; the expected ones where they cannot differ."""
+        if self.job.nodes == 1 or (cards := unproven_cards(self.gpu, self.job.link, self.job.node_size)) == 1:
+            return self.time.total
+        return replace(self, gpu=replace(self.gpu, network=self.gpu.network / cards)).time.total
+
     @property
     def allocated_gib(self) -> float:
         """torch.cuda.max_memory_allocated"""
@@ -134,9 +142,9 @@ class Estimate:
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
-        """Return the 80 % interval of the seconds of a step."""
+        """Return the 80 % interval of the seconds of a step, with those that a network takes which is only named."""
         low, high = intervals()[time_key(self.job, self.gpu.seen)]
-        return max(self.time.total * low, self.least_seconds), self.time.total * high
+        return max(self.time.total * low, self.least_seconds), self.one_card_seconds * high
 
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:

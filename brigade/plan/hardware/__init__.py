@@ -29,6 +29,7 @@ class Gpu:
     seen: `sustained` is fitted to published runs on that kind, and not guessed from its generation's
     efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
         bandwidth between nodes
+    network_measured: whether the latter is known, be it 1
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Gpu:
     attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
     efficiency: float = 1.0
     network: float = 1.0
+    network_measured: bool = False
 
     @property
     def stream_rate(self) -> float:
@@ -130,7 +132,8 @@ def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
     if "sustained" not in entry:
         reach = usual_share(entry.get("generation", "")) * entry["bf16_tflops"]
         usual |= {"seen": False, "sustained": reach / values.get("matmul_tflops", usual["matmul_tflops"])}
-    return Gpu(**usual | values | calibration.factors(kind))
+    factors = calibration.factors(kind)
+    return Gpu(**usual | values | factors, network_measured="network" in factors)
 
 
 @functools.cache

@@ -26,6 +26,8 @@ PACE = 10e-6
 EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
 EFA_NODE = 400e9  # bytes per second and node, where EFA was measured
 LINE_SHARE = 0.85
+# Gbit/s of one network card: where a name gives no number of cards, a host has as few as its rate takes.
+FASTEST_CARD = 400
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,21 @@ def node_gbit(named: str, node_size: int) -> float | None:
     if not 0 < gbit < 1e7 or named.lstrip().startswith("-"):
         raise UserError(f"network {named!r}", f"{match[0]!r} is no rate", "give one like `3200 Gb/s`")
     return gbit
+
+
+def unproven_cards(gpu: Gpu, named: str, node_size: int) -> int:
+    """Return a node's network cards of which only one may work for all that is known; 1 where the rate was measured.
+
+    A name states what the cards could do together; whether collectives use them all is a matter of settings and cables. Runs on
+    hosts with four cards of Omni-Path took as long as one of them takes. EFA's rates are measured (EFA above), a user's own by
+    `check`.
+    """
+    if gpu.network_measured or "EFA" in named:
+        return 1
+    match = RATE.search(named)
+    if match and (match[1] or match[5]):
+        return int(match[1] or 1) * (node_size if match[5] else 1)
+    return math.ceil((node_gbit(named, node_size) or gpu.node_gbit) / FASTEST_CARD)
 
 
 def hold_name(named: str, place: str) -> None:

@@ -265,6 +265,11 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
+        if result.one_card_seconds > 1.1 * result.time.total:
+            longer = figure(result.one_card_seconds, 2)
+            say(
+                "", f"not measured: a step takes {longer} s if one card of each host does all the work. {goals.MEASURE}"
+            )
     if job.replicas.count > 1:
         say("replicas", averaging_advice.described(result))
     if not result.gpu.seen:
