@@ -2,7 +2,7 @@
 
     python recipes/tiny-vision/pictures.py     # writes train.parquet and heldout.parquet beside this file
 
-A picture has one to four shapes, each in a quarter of its own, on a white ground. What it shows is drawn at random, and no
+A picture has one to four equal shapes on a white ground, all of them in one corner. What it shows is drawn at random, and no
 picture stands in both files. A row has columns `messages` and `images`, as the datasets library stores pictures: PNG in Parquet.
 """
 
@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 11
-TRAIN, HELDOUT = 3000, 60
-SIDE = 32  # pixels of a picture
+TRAIN, HELDOUT = 1600, 60
+SIDE, SHAPE = 32, 7  # pixels of a picture and of a shape
 COLOURS = {"red": (220, 30, 30), "green": (20, 160, 60), "blue": (30, 70, 220), "yellow": (240, 200, 20)}
 SHAPES = ("circle", "square", "triangle")
-PLACES = {"top left": (0, 0), "top right": (1, 0), "bottom left": (0, 1), "bottom right": (1, 1)}  # column and row
+CORNERS = {"top left": (0, 0), "top right": (1, 0), "bottom left": (0, 1), "bottom right": (1, 1)}  # column and row
 NUMBERS = ("one", "two", "three", "four")
 FOLDER = Path(__file__).parent
 
 
-class Shape(NamedTuple):
-    """One shape of a picture. shape, colour, place: of SHAPES, COLOURS and PLACES"""
+class Picture(NamedTuple):
+    """What a picture shows. shape, colour, corner: of SHAPES, COLOURS and CORNERS
+
+    cells: where in that corner the shapes lie: number of a cell, of two by two, and pixels to the right and down in it
+    """
 
     shape: str
     colour: str
-    place: str
-
-
-Picture = tuple[Shape, ...]
+    corner: str
+    cells: tuple[tuple[int, int, int], ...]
 
 
 def draw(picture: Picture) -> bytes:
@@ -37,38 +38,38 @@ def draw(picture: Picture) -> bytes:
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (SIDE, SIDE), "white")
-    canvas, half, edge = ImageDraw.Draw(image), SIDE // 2, SIDE // 16
-    for shape in picture:
-        column, row = PLACES[shape.place]
-        left, top = column * half + edge, row * half + edge
-        right, bottom = left + half - 2 * edge - 1, top + half - 2 * edge - 1
-        fill = COLOURS[shape.colour]
-        if shape.shape == "circle":
-            canvas.ellipse((left, top, right, bottom), fill)
-        elif shape.shape == "square":
-            canvas.rectangle((left, top, right, bottom), fill)
+    canvas, cell = ImageDraw.Draw(image), SIDE // 4
+    column, row = CORNERS[picture.corner]
+    fill = COLOURS[picture.colour]
+    for number, right, down in picture.cells:
+        x, y = (2 * column + number % 2) * cell + right, (2 * row + number // 2) * cell + down
+        box = (x, y, x + SHAPE - 1, y + SHAPE - 1)
+        if picture.shape == "circle":
+            canvas.ellipse(box, fill)
+        elif picture.shape == "square":
+            canvas.rectangle(box, fill)
         else:
-            canvas.polygon([((left + right) // 2, top), (right, bottom), (left, bottom)], fill)
+            canvas.polygon([(x + SHAPE // 2, y), (x + SHAPE - 1, y + SHAPE - 1), (x, y + SHAPE - 1)], fill)
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
 
 
 def questions(picture: Picture) -> list[tuple[str, str]]:
-    """Return all questions about a picture that have one answer, each with it."""
-    shapes = "shape" if len(picture) == 1 else "shapes"
-    found = [("How many shapes are there?", f"{NUMBERS[len(picture) - 1]} {shapes}")]
-    for shape in picture:
-        found.append((f"What is in the {shape.place}?", f"a {shape.colour} {shape.shape}"))
-        if sum(other[:2] == shape[:2] for other in picture) == 1:
-            found.append((f"Where is the {shape.colour} {shape.shape}?", f"in the {shape.place}"))
-    return found
+    """Return the four questions about a picture, each with its answer. None tells of another's answer."""
+    return [
+        ("How many are there?", NUMBERS[len(picture.cells) - 1]),
+        ("Which colour?", picture.colour),
+        ("Which shape?", picture.shape),
+        ("Where?", picture.corner),
+    ]
 
 
 def random_picture(draw_from: random.Random) -> Picture:
-    """Return a picture whose shapes are drawn at random."""
-    places = sorted(draw_from.sample(list(PLACES), draw_from.randint(1, len(PLACES))))
-    return tuple(Shape(draw_from.choice(SHAPES), draw_from.choice(list(COLOURS)), place) for place in places)
+    """Return a picture that is drawn at random."""
+    numbers = sorted(draw_from.sample(range(4), draw_from.randint(1, 4)))
+    cells = tuple((number, draw_from.randint(0, 1), draw_from.randint(0, 1)) for number in numbers)
+    return Picture(draw_from.choice(SHAPES), draw_from.choice(list(COLOURS)), draw_from.choice(list(CORNERS)), cells)
 
 
 def rows(count: int, draw_from: random.Random, seen: set[Picture]) -> list[dict[str, Any]]:
