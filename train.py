@@ -89,7 +89,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         data = steps.prepare_data(settings, tokenizer, images)
         runs.check_data(run, data.fingerprint)
         weights = steps.find_weights(settings, config)
-        model_files = steps.digest_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
+        own = None if settings.recipe.model.from_scratch else weights
+        model_files = steps.digest_model(config, tokenizer, own, steps.find_adapters(settings))
     remote.bring_checkpoint(run)
     checkpoint, skipped = steps.agree_on_checkpoint(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):

@@ -1,6 +1,7 @@
 """Training on images gives under every strategy the steps of a plain loop that reads one sample at a time.
 
-    python -m benchmarks.image_parity          # -> docs/evidence/images.md
+    python -m benchmarks.image_parity                        # -> docs/evidence/images.md
+    python -m benchmarks.image_parity --only methods axes    # only these tables anew, a part of the cases
 
 The cases are those of testing/image_runs.py; those of one world size share one process group.
 """
@@ -8,19 +9,28 @@ The cases are those of testing/image_runs.py; those of one world size share one 
 import argparse
 import functools
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from testing.image_rows import write_rows
 from testing.image_runs import (
     ADAPTERS,
+    CHECKPOINTING,
+    DORA,
+    EVEN,
     EVERYWHERE,
+    IN_TENSOR_GROUPS,
     MODELS,
     PACKED,
+    QLORA,
+    RSLORA,
     SMALL,
+    TILED,
     TOWER,
     Case,
+    loop_of,
     plain,
     run_cases,
     worst,
@@ -30,7 +40,19 @@ UNDER = {"single": 1, "ddp": 3, "zero1": 2, "zero2": 3, "zero2_offload": 2, "zer
 SEVERAL = {"ddp": 3, "zero2": 3, "zero3": 3, "fsdp2": 3}
 VARIANTS = {"": "the tower frozen", PACKED: "packing", "sdpa": "sdpa", "padded": "padding_free: false"}
 ADAPTED = {ADAPTERS: "LoRA", EVERYWHERE: "LoRA, on the tower, too", SMALL: "AdamW, steps without an image, on 2"}
-COMPARED = "qwen3_vl"  # the model of variants
+METHODS = {
+    TILED: "tiled_loss 5, tiled_mlp 7",
+    CHECKPOINTING: "activation_checkpointing",
+    ADAPTERS: "LoRA",
+    RSLORA: "rsLoRA",
+    DORA: "DoRA",
+    QLORA: "QLoRA",
+}
+TENSOR = {"ddp_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
+SEQUENCE = {"ddp_sp2": 2, "zero3_sp2": 2, "fsdp2_sp2": 4}
+IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "mistral3")
+COMPARED = "qwen3_vl"  # the model of variants and methods
+PARTS = ("strategies", "methods", "axes")
 
 
 def alone(case: Case) -> Case:
@@ -41,49 +63,68 @@ def cell(differences: dict[str, float]) -> str:
     return " / ".join(f"{differences[key]:.0e}" for key in ("loss", "grad_norm"))
 
 
+class Grid(NamedTuple):
+    """A table: a line of cases for each of its names. columns: strategy -> number of ranks; corner: what names are"""
+
+    corner: str
+    columns: dict[str, int]
+    lines: dict[str, list[Case]]
+
+    def markdown(self, found: dict[Case, Any], further: Sequence[Sequence[str]] = ()) -> str:
+        head = [self.corner, *(f"{strategy} on {ranks}" for strategy, ranks in self.columns.items())]
+        return markdown(
+            head, [*([name, *(cell(found[case]) for case in of)] for name, of in self.lines.items()), *further]
+        )
+
+
+def of_models(columns: dict[str, int], models: Iterable[str]) -> Grid:
+    lines = {model.removesuffix(EVEN): [Case(model, *each, TOWER) for each in columns.items()] for model in models}
+    return Grid("model", columns, lines)
+
+
+def of_variants(variants: dict[str, str]) -> Grid:
+    columns = {"single": 1} | SEVERAL
+    lines = {text: [Case(COMPARED, *each, variant) for each in columns.items()] for variant, text in variants.items()}
+    return Grid(f"{COMPARED} with", columns, lines)
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
-    strategies = [Case(model, *each, TOWER) for model in MODELS for each in UNDER.items()]
-    variants = [Case(COMPARED, *each, variant) for each in [("single", 1), *SEVERAL.items()] for variant in VARIANTS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which tables; default: all")
+    only = parser.parse_args().only
+    grids: dict[str, Grid] = {}
+    if "strategies" in only:
+        grids |= {"image-parity": of_models(UNDER, MODELS), "image-variants": of_variants(VARIANTS)}
+    if "methods" in only:
+        grids["image-methods"] = of_variants(METHODS)
+    if "axes" in only:
+        grids |= {"image-tensor": of_models(TENSOR, IN_TENSOR_GROUPS), "image-sequence": of_models(SEQUENCE, IN_PARTS)}
+    with_loop = [case for grid in grids.values() for line in grid.lines.values() for case in line]
     adapted = [
         Case(COMPARED, strategy, 2 if variant == SMALL else ranks, variant)
         for strategy, ranks in SEVERAL.items()
-        for variant in ADAPTED
+        for variant in (ADAPTED if "strategies" in only else ())
     ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        logs = run_cases(folder, [*strategies, *variants, *adapted, *map(alone, adapted)])
+        logs = run_cases(folder, [*with_loop, *adapted, *map(alone, adapted)])
         rows = write_rows(folder)
 
         @functools.cache
         def of_loop(model: str, variant: str) -> list[dict[str, float]]:
             return plain(folder, Case(model, variant=variant), rows)[0]
 
-        found: dict[Case, Any] = {}
-        for case in strategies + variants:
-            kind = case.variant if case.variant in (TOWER, PACKED) else ""
-            found[case] = worst(logs[case], of_loop(case.model, kind))
+        found: dict[Case, Any] = {case: worst(logs[case], of_loop(case.model, loop_of(case))) for case in with_loop}
         for case in adapted:
             found[case] = worst(logs[case], [entry for entry in logs[alone(case)] if "loss" in entry])
-    lines = [
-        [model, *(cell(found[Case(model, strategy, ranks, TOWER)]) for strategy, ranks in UNDER.items())]
-        for model in MODELS
-    ]
-    head = ["model", *(f"{strategy} on {ranks}" for strategy, ranks in UNDER.items())]
-    further = [
-        [text, *(cell(found[case]) for case in variants if case.variant == variant)]
-        for variant, text in VARIANTS.items()
-    ]
-    further += [
-        [text, "compared with", *(cell(found[case]) for case in adapted if case.variant == variant)]
-        for variant, text in ADAPTED.items()
-    ]
-    head_of_variants = [f"{COMPARED} with", "single on 1", *(f"{name} on {ranks}" for name, ranks in SEVERAL.items())]
-    tables = {
-        "image-parity": markdown(head, lines),
-        "image-variants": markdown(head_of_variants, further),
-        "image-versions": f"Versions: {where()['versions']}.",
-    }
+    tables = {name: grid.markdown(found) for name, grid in grids.items()}
+    if adapted:
+        further = [
+            [text, "compared with", *(cell(found[case]) for case in adapted if case.variant == variant)]
+            for variant, text in ADAPTED.items()
+        ]
+        tables["image-variants"] = grids["image-variants"].markdown(found, further)
+        tables["image-versions"] = f"Versions: {where()['versions']}."
     write(EVIDENCE / "images.md", tables)
 
 

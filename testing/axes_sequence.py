@@ -41,6 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "lora": LORA,
     "checkpointing": ["--activation_checkpointing"],
     "qlora": [*LORA, "--load_in_4bit"],
+    "lora-tokens": [*LORA, "--learning_rate", "0.3", "--trainable_token_indices", "<|im_start|>,<|im_end|>,300"],
     "compiled": ["--torch_compile"],
     "clipped": ["--max_grad_norm", "0.5"],
     # Tiles of a few tokens, that ranks have different numbers of; the reference computes without.
@@ -99,7 +100,7 @@ def on(world_size: int) -> Iterator[dict[str, Any]]:
             yield case(kind, 2, 2, 2 if variant == "lora" else 1, variant)
         yield case(kind, 1, 2, 2, "tiled")
     for kind in ("zero3", "fsdp2"):
-        for variant in ("tiled-checkpointing", "tiled-lora", "qlora"):
+        for variant in ("tiled-checkpointing", "tiled-lora", "qlora", "lora-tokens"):
             yield case(kind, 2, 2, 1, variant)
         for model in (*parity.MODELS, "mistral"):  # the last with a sliding window
             yield case(kind, 2, 2, 1, model=model)

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import parity, plain_images
+from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
 from .image_rows import HELD_OUT, ROWS, SINGLE, write_rows
 from .preferences import run_group
@@ -21,6 +21,9 @@ STEPS, BATCH = 6, 8
 MODELS = dict.fromkeys(
     ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3"), 0.1
 ) | {"qwen3_5": 0.02, "gemma4": 0.02}
+# With a vocabulary that ranks of a tensor group can divide; the same model of that type otherwise.
+EVEN = "-even"
+RATES = MODELS | {f"{model}{EVEN}": rate for model, rate in MODELS.items()}
 
 
 class Case(NamedTuple):
@@ -37,8 +40,8 @@ class Case(NamedTuple):
     def run(self, folder: Path, *further: str, **more: Any) -> dict[str, Any]:
         """Return this case for testing.runs. further: flags behind all others; more: as there"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
-        flags += as_flags(learning_rate=MODELS[self.model])
-        if self.model in SINGLE:
+        flags += as_flags(learning_rate=RATES[self.model])
+        if self.model.removesuffix(EVEN) in SINGLE:
             flags += as_flags(train_file=str(folder / "train-single.jsonl"))
         # A step has two micro-batches or more of each rank, and filler in the last ones.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
@@ -47,10 +50,22 @@ class Case(NamedTuple):
         return {"name": name, "flags": [*flags, "--output_dir", str(folder / "outputs" / name)], **more}
 
 
-STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES}
+# Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
+IN_TENSOR_GROUPS = (
+    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", f"smolvlm{EVEN}", "internvl", f"llava_onevision{EVEN}", "mistral3",
+)  # fmt: skip
+TENSOR_GROUPS = {"ddp_tp2": 2, "zero1_tp2": 2, "zero2_tp2": 4, "zero3_tp2": 2, "fsdp2_tp2": 4}
+STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES, **axes.STRATEGIES}
+STRATEGIES |= {
+    f"{kind}_sp2": axes_sequence.strategy(kind, 2, 4) for kind in ("ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp")
+}
 PACKED, TOWER, ADAPTERS = "packed", "tower trained", "LoRA"
 EVERYWHERE = "LoRA on tower, too"
+RSLORA, DORA, QLORA, QDORA = "rsLoRA", "DoRA", "QLoRA", "QDoRA"
+TILED, CHECKPOINTING = "tiles", "checkpointing"
 SMALL = "AdamW, steps without an image"
+_ADAPTED = {"use_peft": True, "learning_rate": 0.5}
+_LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32", "--max_length", "512"],
@@ -69,8 +84,14 @@ VARIANTS: dict[str, list[str]] = {
         learning_rate=0.003,
         weight_decay=0.1,
     ),
-    ADAPTERS: ["--use_peft", "true", "--learning_rate", "0.5"],
-    EVERYWHERE: ["--use_peft", "true", "--learning_rate", "0.5", "--lora_parts", "language,vision_tower"],
+    TILED: ["--tiled_loss", "5", "--tiled_mlp", "7"],
+    CHECKPOINTING: ["--activation_checkpointing", "true"],
+    ADAPTERS: _LORA,
+    EVERYWHERE: [*_LORA, "--lora_parts", "language,vision_tower"],
+    RSLORA: [*_LORA, "--use_rslora", "true", "--learning_rate", "0.05"],  # four times LoRA's scale
+    DORA: [*_LORA, "--use_dora", "true"],
+    QLORA: [*_LORA, "--load_in_4bit", "true"],
+    QDORA: [*_LORA, "--load_in_4bit", "true", "--use_dora", "true"],
 }
 
 
@@ -80,7 +101,7 @@ def write_inputs(folder: Path, models: set[str]) -> dict[str, list[dict[str, Any
 
     rows = write_rows(folder)
     for model in models:
-        write_vision_model(folder / model, model)
+        write_vision_model(folder / model, model.removesuffix(EVEN), 4 if model.endswith(EVEN) else 1)
     recipe = {
         "model": {"model_name_or_path": "given by a flag"},
         "data": {
@@ -101,8 +122,10 @@ def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]
     """Return what each case logged. Raises RuntimeError where one fails."""
     write_inputs(folder, {case.model for case in cases})
     found: dict[Case, list[dict[str, Any]]] = {}
-    for ranks in sorted({case.ranks for case in cases}):
-        of_group = [case for case in dict.fromkeys(cases) if case.ranks == ranks]
+    # What AutoTP leaves behind in a process asks later runs for equal batches, too.
+    groups = {(case.ranks, case.strategy in axes.STRATEGIES) for case in cases}
+    for ranks, divides in sorted(groups):
+        of_group = [c for c in dict.fromkeys(cases) if (c.ranks, c.strategy in axes.STRATEGIES) == (ranks, divides)]
         found |= run_group(folder, ranks, {case: case.run(folder) for case in of_group})
     return found
 
@@ -117,14 +140,34 @@ def processor_of(folder: Path) -> Any:
     return read_processor("a test", str(folder), None, config, tokenizer).own
 
 
+# What the plain loop does otherwise in a variant; in all others it does as in "".
+OF_LOOP: dict[str, dict[str, Any]] = {
+    "": {},
+    PACKED: {"global_batch_size": ROWS - HELD_OUT},
+    TOWER: {"freeze_vision_tower": False},
+    ADAPTERS: _ADAPTED,
+    EVERYWHERE: _ADAPTED | {"adapts_tower": True},
+    RSLORA: _ADAPTED | {"use_rslora": True, "learning_rate": 0.05},
+    DORA: _ADAPTED | {"use_dora": True},
+    QLORA: _ADAPTED | {"load_in_4bit": True},
+    QDORA: _ADAPTED | {"load_in_4bit": True, "use_dora": True},
+}
+
+
+def loop_of(case: Case) -> str:
+    """Return the variant by which the plain loop computes what a case does."""
+    if case.variant in OF_LOOP:
+        return case.variant
+    return TOWER if "--freeze_vision_tower" in VARIANTS[case.variant] else ""
+
+
 def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tuple[list[dict[str, float]], float]:
-    """Return what the plain loop says of the steps of a case without adapters, and of the held-out rows at the end."""
+    """Return what the plain loop says of the steps of a case, and of the held-out rows at the end."""
     model, processor = folder / case.model, processor_of(folder / case.model)
-    trains_tower = "false" in VARIANTS[case.variant] and "--freeze_vision_tower" in VARIANTS[case.variant]
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": RATES[case.model]}
     history, trained = plain_images.train(
-        rows["train-single" if case.model in SINGLE else "train"], folder, model, processor,
-        global_batch_size=ROWS - HELD_OUT if case.variant == PACKED else BATCH, max_steps=STEPS, seed=0,
-        learning_rate=MODELS[case.model], freeze_vision_tower=not trains_tower,
+        rows["train-single" if case.model.removesuffix(EVEN) in SINGLE else "train"], folder, model, processor,
+        **shared | OF_LOOP[loop_of(case)],
     )  # fmt: skip
     return history, plain_images.held_out(rows["heldout"], folder, trained, processor)
 
@@ -143,7 +186,9 @@ def worst(log: list[dict[str, Any]], history: list[dict[str, float]]) -> dict[st
 
 def is_equal(case: Case, differences: dict[str, float]) -> bool:
     """Whether losses differ by TOLERANCE at most, and norms by what their model allows."""
-    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(case.model, TOLERANCE)
+    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(
+        case.model.removesuffix(EVEN), TOLERANCE
+    )
 
 
 def held_out(log: list[dict[str, Any]]) -> float:

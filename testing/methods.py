@@ -10,6 +10,7 @@ METHODS = {
               "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.3"],
     "tokens": TOKENS,
     "tokens+untied": [*TOKENS, "--model_name_or_path", "UNTIED"],
+    "tokens+qlora": [*TOKENS, "--load_in_4bit"],
     "patterns": [*LORA, "--lora_target_modules", r"layers\.0\..*,[qk]_proj", "--rank_pattern", "{q_proj: 4, 'mlp.*': 24}",
                  "--alpha_pattern", "{down_proj: 8}", "--loraplus_lr_ratio", "4", "--learning_rate", "0.5"],
     "dora": [*LORA, "--use_dora"],

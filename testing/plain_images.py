@@ -44,6 +44,11 @@ class Keys(NamedTuple):
     seed: int = 0
     learning_rate: float = 0.1
     freeze_vision_tower: bool = True
+    use_peft: bool = False
+    adapts_tower: bool = False
+    load_in_4bit: bool = False
+    use_rslora: bool = False
+    use_dora: bool = False
 
 
 class Sample(NamedTuple):
@@ -105,6 +110,30 @@ def load(folder: str | Path, freeze_vision_tower: bool = True) -> Any:
     return model
 
 
+def with_adapters(model: Any, keys: Keys) -> Any:
+    """Return the model with PEFT's adapters on all linear layers of its language model, or of its tower, too. With load_in_4bit
+    the values of the former are those that NF4 has of them, computed once, in fp32."""
+    from peft import LoraConfig, get_peft_model
+
+    inside = {module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}
+    for module in inside if keys.load_in_4bit else ():
+        module.weight.data = _in_4bit(module.weight.data)
+    tower = TOWERS[model.config.model_type] if keys.adapts_tower else ()
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    names = [name for name, module in linear if module in inside or name.startswith(tower)]
+    more = {"use_rslora": keys.use_rslora, "use_dora": keys.use_dora}
+    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules=names, **more)  # type: ignore[arg-type]
+    torch.manual_seed(keys.seed)
+    return get_peft_model(model, lora).eval()
+
+
+def _in_4bit(weight: torch.Tensor) -> torch.Tensor:
+    """Return the values that NF4 with nested constants has of a matrix."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    return dequantize_4bit(*quantize_4bit(weight, compress_statistics=True, quant_type="nf4"))
+
+
 def train(rows: list[Row], folder: Path, model: str | Path, processor: Any, **keys: Any) -> tuple[list[Row], Any]:
     """Train by SGD; return what each step says before its update, loss and grad_norm, and the model.
 
@@ -112,6 +141,8 @@ def train(rows: list[Row], folder: Path, model: str | Path, processor: Any, **ke
     """
     settings = Keys(**keys)
     trained = load(model, settings.freeze_vision_tower)
+    if settings.use_peft:
+        trained = with_adapters(trained, settings)
     samples = [sample_of(processor, row, folder) for row in rows]
     optimizer = torch.optim.SGD([p for p in trained.parameters() if p.requires_grad], settings.learning_rate)
     history = []

@@ -8,11 +8,11 @@ from typing import Any
 from .vision_configs import MODELS
 
 
-def write_vision_model(folder: Path, model_type: str) -> Path:
+def write_vision_model(folder: Path, model_type: str, divisor: int = 1) -> Path:
     """Write a model of this type with random weights, the same each time, with its tokenizer, processor and chat template.
 
-    model_type: one of MODELS. It has two layers of 64 and a tower of two layers of 32, in fp32. An image is 4 to 60 tokens, and
-    weights are large enough for it to move each logit behind it.
+    model_type: one of MODELS; divisor: a number that divides its vocabulary. It has two layers of 64 and a tower of two
+    layers of 32, in fp32. An image is 4 to 60 tokens, and weights are large enough for it to move each logit behind it.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
@@ -24,6 +24,7 @@ def write_vision_model(folder: Path, model_type: str) -> Path:
     ids = _write_tokenizer(folder, model)
     config = json.loads(json.dumps(model["config"])) | {key: ids[token] for key, token in model["ids"].items()}
     words = len(ids) + 8  # AutoTokenizer adds special tokens of its own to some families' tokenizers
+    words += -words % divisor
     known = {
         "vocab_size": words,
         "bos_token_id": None,

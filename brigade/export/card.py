@@ -18,6 +18,7 @@ _PATHS = (
     "model_name_or_path",
     "tokenizer_name_or_path",
     "processor_name_or_path",
+    "adapter_name_or_path",
     "train_file",
     "validation_file",
     "dataset_name",

@@ -233,7 +233,13 @@ def train_words(job: Job) -> list[str]:
 def secrets(job: Job) -> list[str]:
     """Names of the variables with secrets that this run may need; their values never stand in a file."""
     recipe = job.settings.recipe
-    sources = (recipe.model.model_name_or_path, recipe.model.tokenizer_name_or_path, recipe.data.dataset_name)
+    model = recipe.model
+    sources = (
+        model.model_name_or_path,
+        model.tokenizer_name_or_path,
+        model.adapter_name_or_path,
+        recipe.data.dataset_name,
+    )
     from_hub = any(source not in (None, BUILT_IN, *packaged.MODELS) and not _is_here(source) for source in sources)
     keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
     return ["HF_TOKEN"] * from_hub + [key for name, key in keys.items() if name in recipe.training.report_to]

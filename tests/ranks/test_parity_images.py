@@ -6,10 +6,24 @@ import pytest
 
 from testing import image_rows, marks
 from testing import image_runs as images
-from testing.image_runs import ADAPTERS, EVERYWHERE, PACKED, SMALL, TOWER, Case
+from testing.image_runs import (
+    ADAPTERS,
+    CHECKPOINTING,
+    DORA,
+    EVERYWHERE,
+    PACKED,
+    QDORA,
+    QLORA,
+    RSLORA,
+    SMALL,
+    TILED,
+    TOWER,
+    Case,
+)
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 QUICK = [Case("qwen3_vl", "zero3", 2, TOWER), Case("gemma3", "fsdp2", 2), Case("smolvlm", "ddp", 2, TOWER)]
+QUICK.append(Case("qwen3_vl", "zero3_sp2", 2, TILED))
 SLOW = [
     *(Case(model, variant=TOWER) for model in images.MODELS),
     *(Case(model, strategy, 2, TOWER) for model, strategy in (
@@ -20,8 +34,22 @@ SLOW = [
     *(Case("gemma3", variant=variant) for variant in (PACKED, "eager")),
     Case("qwen3_vl", "zero2_offload", 2), Case("qwen3_vl", "ddp", 3, TOWER), Case("gemma3", "fsdp2", 3, TOWER),
     Case("qwen3_vl", "fsdp2", 2, PACKED), Case("qwen3_vl", "zero3", 2, "tower trained, checkpointing"),
+    *(Case("qwen3_vl", variant=variant) for variant in (ADAPTERS, RSLORA, DORA)),
+    Case("qwen3_vl", "zero3", 2, TILED), Case("gemma3", "fsdp2", 2, TILED), Case("qwen3_5", "ddp", 2, TILED),
+    Case("gemma3", "fsdp2_tp2", 4, TOWER), Case("qwen2_5_vl-even", "zero3_tp2", 2, TOWER),
+    Case("qwen2_5_vl", "ddp_sp2", 2, EVERYWHERE), Case("mistral3", "fsdp2_sp2", 4, TOWER),
+    Case("qwen3_vl", "hsdp_sp2", 4, PACKED),
+    Case("qwen2_5_vl-even", "ddp_tp2", 2, EVERYWHERE), Case("internvl", "zero1_tp2", 2, TILED),
+    Case("qwen3_vl", "zero3", 2, QLORA), Case("gemma3", "fsdp2", 2, QLORA), Case("internvl", "ddp", 2, QDORA),
 ]  # fmt: skip
-MATRIX = [Case(model, strategy, 3, TOWER) for model in images.MODELS for strategy in STRATEGIES]
+FURTHER = (TILED, CHECKPOINTING, QLORA)
+MATRIX = [
+    Case(model, strategy, 3, variant)
+    for model in images.MODELS
+    for strategy in STRATEGIES
+    for variant in (TOWER, *FURTHER)
+]
+MATRIX += [Case(model, *each, TOWER) for model in images.IN_TENSOR_GROUPS for each in images.TENSOR_GROUPS.items()]
 ADAPTED = [
     *(Case("qwen3_vl", strategy, 2, SMALL) for strategy in STRATEGIES),
     *(Case(model, strategy, 2, variant) for model, strategy, variant in (
@@ -67,13 +95,10 @@ def plain(folder, logs):
     rows = image_rows.write_rows(folder)
 
     @functools.cache
-    def call(model, trains_tower, packed):
-        variant = PACKED if packed else TOWER if trains_tower else ""
+    def call(model, variant):
         return images.plain(folder, Case(model, variant=variant), rows)
 
-    return lambda case: call(
-        case.model, "--freeze_vision_tower" in images.VARIANTS[case.variant], case.variant == PACKED
-    )
+    return lambda case: call(case.model, images.loop_of(case))
 
 
 @pytest.mark.parametrize("name", tiers(QUICK, SLOW, MATRIX))

@@ -39,7 +39,7 @@ def references(tmp_path_factory, asked_for):
         slow=[
             *(
                 f"zero3-sp2-w2-k1-{of}"
-                for of in ("clipped", "tiled-checkpointing", "qlora", "plain-gemma3", "plain-mistral")
+                for of in ("clipped", "tiled-checkpointing", "qlora", "lora-tokens", "plain-gemma3", "plain-mistral")
             ),
             *("zero3-sp1-w2-k2-tiled", "fsdp2-sp4-w4-k1-plain", "fsdp2-sp2-w4-k2-packed"),
         ],

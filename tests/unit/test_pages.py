@@ -17,6 +17,7 @@ COLUMNS = {
     "LoRA on some layers": "parts",
     "LoRA, tokens": "tokens",
     "LoRA, tokens, two ends": "tokens+untied",
+    "QLoRA, tokens": "tokens+qlora",
     "LoRA by patterns, LoRA+": "patterns",
     "DoRA": "dora",
     "QLoRA": "qlora",

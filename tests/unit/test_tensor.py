@@ -5,14 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from brigade.train.loop.fsdp2_engine import TensorDDP
+from brigade.train.model import parts
 from brigade.train.model.tiny import shrink
 from brigade.train.parallel import tensor, tensor_plan, tensor_trial
+from brigade.train.recipe.parts import LANGUAGE
 from brigade.train.strategy import Strategy, axis_rules, refusal
 from brigade.train.strategy.axes import Axes
+from testing.vision_models import write_vision_model
 
 
 def config(name, **changes):
@@ -27,6 +30,18 @@ def model(name, **changes):
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi", "gemma3_text", "gemma4_text"])
 def test_the_recipes_dense_models_divide(name):
     assert tensor.check(config(name, num_key_value_heads=2), 2) is None
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "gemma4", "smolvlm", "internvl"])
+def test_only_the_language_model_is_divided_beside_a_tower(kind, tmp_path):
+    """Also where its decoder is no language model by itself, and where the tower has a plan of its own."""
+    path = write_vision_model(tmp_path, kind, divisor=4)
+    assert tensor.check(AutoConfig.from_pretrained(path), 2) is None
+    whole = AutoModelForImageTextToText.from_pretrained(path)
+    language = {*parts.parts_of(whole)[LANGUAGE]}
+    plan = tensor_plan.plan_of(whole, frozenset())
+    assert {f"{name}.weight" for name in plan} <= language and len(plan) >= 14
+    assert (kind == "gemma4") == bool(parts.why_undivided(whole.config))
 
 
 @pytest.mark.parametrize(

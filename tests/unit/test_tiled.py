@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from brigade.train.model.tiny import shrink
 from brigade.train.parallel import tiled
+from testing.vision_models import write_vision_model
 
 FAMILIES = ["llama", "qwen3", "qwen3_moe", "mistral", "phi3", "gemma3_text", "deepseek_v3", "gpt_oss", "mixtral"]
 TOKENS, TILE = 96, 8
@@ -99,6 +100,18 @@ def test_the_recipes_architectures(load, family, key, mistake):
         assert "flag" not in mistake(tiled.check, settings, config(family))
         return
     tiled.check(settings, config(family))
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl", "llava_onevision"])
+def test_models_of_images_and_texts(load, kind, tmp_path):
+    """Their towers have layers with MLPs, too, which stay whole."""
+    path = write_vision_model(tmp_path, kind)
+    settings = load("--images", "--model_name_or_path", str(path), training={"tiled_loss": 5, "tiled_mlp": 5})
+    tiled.check(settings, transformers.AutoConfig.from_pretrained(path))
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path)
+    tiled.apply(model, 5, 5)
+    by_tiles = [name for name, module in model.named_modules() if type(vars(module).get("forward")) is tiled._Tiles]
+    assert len(by_tiles) == 2 and all("language_model.layers" in name for name in by_tiles)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])

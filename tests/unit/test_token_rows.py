@@ -105,6 +105,10 @@ def test_what_the_tokenizer_or_the_model_does_not_have(words, changes, said, tmp
     (["--ds_config", "ds_configs/zero1_pp2.json"], "pipeline"),
     (["--tiled_loss", "auto"], "tiled_loss"),
     (["--use_liger_kernel"], "Liger"),
+    (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "experts are divided"),
+    (["--images", "true"], "images"),
+    (["--objective", "reward"], "scores answers"),
+    (["--sync_every", "4"], "independently"),
 ])  # fmt: skip
 def test_where_rows_of_the_ends_cannot_be_replaced(words, said, tmp_path):
     settings = settings_of(tmp_path, "--trainable_token_indices", TOKENS, *words)

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ...errors import UserError
+from ...train.recipe import continued
 from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
 from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, PAIRS, objective_of, precomputes, reference_of
@@ -221,6 +222,9 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
     of_adapters = {
+        f"they need the adapter_config.json of {model.adapter_name_or_path}, which this machine lacks": continued.is_unread(
+            model
+        ),
         "they count those on attention's projections, the MLP or all linear layers": not targets_of(
             model.lora_target_modules
         ),

@@ -231,7 +231,7 @@ class Job:
             self._check_images(self.images)
 
     def _check_images(self, images: Images) -> None:
-        """Raise UserError for images that train.py refuses under such a strategy, and for more than a sequence has room for."""
+        """Raise UserError for images under what no formula counts them with, and for more than a sequence has room for."""
         reasons = {
             f"{self.axes} parallelism": self.tensor * self.pipeline * self.context * self.expert > 1,
             "replicas that train independently": self.replicas.count > 1,

@@ -71,6 +71,8 @@ class DividedSequences(Engine):
         model = super().load_model(weights)
         group = sequence.group_of(self.run.strategy.axes, self.run.world)
         sequence.install(upstream.attention_of(model.config), group)
+        if self.run.settings.recipe.data.images:
+            sequence.cut_before_decoder(model, *self._part())
         return model
 
     def arguments(self) -> dict[str, Any]:
@@ -80,6 +82,10 @@ class DividedSequences(Engine):
         return options
 
     def collate(self, *how: Any) -> sequence.DividedSequences:
+        number, of = self._part()
+        return sequence.DividedSequences(*how, number=number, of=of)
+
+    def _part(self) -> tuple[int, int]:
+        """Return (the number of this rank's part of each sequence, how many there are)."""
         axes, world = self.run.strategy.axes, self.run.world
-        number = axes.place(world.rank, world.size).sequence
-        return sequence.DividedSequences(*how, number=number, of=axes.sequence)
+        return axes.place(world.rank, world.size).sequence, axes.sequence

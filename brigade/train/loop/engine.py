@@ -73,9 +73,11 @@ class Engine:
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         """Return load_model()'s model with adapters. weights: where its own came from"""
-        from ..model import adapters
+        from ..model import adapter_weights, adapters
 
-        return adapters.wrap(model, self.run.settings, weights)
+        model = adapters.wrap(model, self.run.settings, weights)
+        adapter_weights.load(model, self.run.settings)
+        return model
 
     def arguments(self) -> dict[str, Any]:
         """Return options of TrainingArguments. Once these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from ..distributed import ranks
 from ..model import experts as of_config
 from ..model import load
+from ..model.adapter_weights import saved_names
 from ..model.location import load_config
 from ..model.sizes import empty_model, parameter_count, untaught
 from ..parallel import experts, tensor, tensor_plan, tensor_trial
@@ -20,7 +21,6 @@ from ..parallel.pipeline_zero1 import Zero1
 from ..run.directory import Run
 from .engine import Engine
 from .gradient_clipping import global_norm, scale_
-from .resharding import saved_names
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -159,6 +159,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "tokenizer_name_or_path": BUILT_IN,
         "revision": None,
         "trust_remote_code": False,
+        "adapter_name_or_path": None,  # its weights are no tiny model's
         # The model's own tokens are not the built-in tokenizer's, whose token 0 is padding.
         "trainable_token_indices": [*range(1, 1 + len(settings.recipe.model.trainable_token_indices))],
     }

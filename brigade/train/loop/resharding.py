@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import UserError
 from ..checkpoint import compatibility, states
+from ..model.adapter_weights import saved_names
 from ..upstream import unpickling
 from . import lora_plus, parameter_groups
 from .hooks import Feature
@@ -124,18 +125,6 @@ def _order(model: Any, trainer: "Trainer") -> list[str]:
     if parameter_groups.divides(recipe.training):
         names = parameter_groups.order(model, names, recipe.training)
     return lora_plus.order(names) if recipe.model.loraplus_lr_ratio else names
-
-
-def saved_names(model: Any, names: Any) -> dict[str, str]:
-    """Parameter -> its name in a file of adapters, as PEFT itself renames them."""
-    if not hasattr(model, "peft_config"):
-        return {}
-    from peft import get_peft_model_state_dict
-
-    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
-    saved = get_peft_model_state_dict(model, state_dict=dict(numbers), save_embedding_layers=False)
-    of_number = {int(number): name for name, number in saved.items()}
-    return {name: of_number[int(number)] for name, number in numbers.items()}
 
 
 def shares_of(model: torch.nn.Module) -> Iterator[Share]:

@@ -11,8 +11,8 @@ from .. import files, upstream
 from ..checkpoint import saved_weights
 from ..distributed import heartbeat
 from ..model import base_weights
+from ..model.adapter_weights import saved_names
 from ..upstream import checkpoint_files, file_modes
-from .resharding import saved_names
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -11,6 +11,7 @@ from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
 from ..images.processor import load as load_processor
+from ..model.adapter_weights import find as find_adapters
 from ..model.load import weights as find_weights
 from ..model.location import load_config
 from ..model.tokenizer import load_tokenizer
@@ -46,6 +47,7 @@ __all__ = [
     "digest_model",
     "divide_into_replicas",
     "explain",
+    "find_adapters",
     "find_weights",
     "how_lengthened",
     "how_to_continue",

@@ -8,7 +8,7 @@ from ...errors.console import console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import other_versions
 from ..data import report
-from ..model import adapters, packed_samples, parts
+from ..model import adapter_weights, adapters, packed_samples, parts
 from ..model.sizes import parameter_count
 from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
@@ -91,8 +91,11 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
         return {}
     ids = report.first(data)["input_ids"]
     model = trainer.engine.whole_model(trainer)
-    return adapters.describe(section, model) | adapters.untrained_chat_tokens(
-        section, trainer.processing_class, ids, model
+    begin = adapter_weights.describe(run.settings, model)
+    return (
+        adapters.describe(section, model)
+        | begin
+        | adapters.untrained_chat_tokens(section, trainer.processing_class, ids, model)
     )
 
 

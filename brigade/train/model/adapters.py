@@ -16,7 +16,7 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
 from ..upstream.experts import beside_mamba, taken_for_experts
-from . import parts, token_rows
+from . import adapter_weights, parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -160,7 +160,8 @@ def check_targets(settings: Settings, config: Any) -> None:
             raise UserError(settings.place("lora_parts"), problem, f"leave {part} out")
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     if section.load_in_4bit:
-        _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
+        language = [model.get_submodule(layer) for layer in linear_layers(model)]
+        _check_quantises(settings, name, {type(layer) for layer in language if layer not in ends})
     targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
     taken, past = taken_for_experts(model, layers), beside_mamba(model, layers)
     cure = (
@@ -200,6 +201,7 @@ def check_targets(settings: Settings, config: Any) -> None:
         raise UserError(place, f"PEFT refuses: {first_line(error)}", cure) from None
     if set(wrapped.peft_config["default"].target_parameters or ()) != asked:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+    adapter_weights.check(wrapped, settings)
 
 
 def _gets_adapter(section: ModelSection, model: Any, layer: str, left_out: Collection[str]) -> bool:
@@ -217,6 +219,8 @@ def _check_patterns(settings: Settings, adapted: Sequence[str]) -> None:
         if table and section.lora_target_parameters:
             raise UserError(place, "nobody has compared it with adapters on fused experts", "leave one of the two out")
         first = {next((pattern for pattern in table if fits(layer, pattern)), None) for layer in adapted}
+        if section.adapter_name_or_path:  # whose own patterns these are
+            continue
         if idle := next((pattern for pattern in table if pattern not in first), None):
             hit = any(fits(layer, idle) for layer in adapted)
             problem = f"{idle!r} fits no layer with an adapter" + " that no pattern before it fits" * hit

@@ -23,7 +23,7 @@ from . import attention, base_weights, parts, scores
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
 from .finite import check_finite
-from .location import location
+from .location import load_config, location
 from .rope import stretch
 from .sizes import model_class
 
@@ -172,8 +172,11 @@ def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> 
         # Transformers cannot train MXFP4 as it is (quantizers/quantizer_mxfp4.py: is_trainable), and keeps it so wherever the
         # `kernels` package is installed.
         return Mxfp4Config(dequantize=True) if published_quantization(Path(source)) == "mxfp4" else None
+    images = settings.recipe.data.images
     return BitsAndBytesConfig(
         load_in_4bit=True,
+        # None: all but the head. With images also the tower and the projector stay as they are, which have little of the memory.
+        llm_int8_skip_modules=[*parts.beside_language(load_config(settings)), "lm_head"] if images else None,
         bnb_4bit_quant_type=section.bnb_4bit_quant_type,
         bnb_4bit_use_double_quant=section.use_bnb_nested_quant,
         bnb_4bit_compute_dtype=dtype,

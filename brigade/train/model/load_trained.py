@@ -1,7 +1,7 @@
 """A model that a run has saved, loaded: a whole one, or adapters on their base; and that base."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from ...errors.disk import of_disk
 from ..recipe import remote_code
 from ..recipe.flags import Settings
 from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of, reference_settings
-from . import base_weights, scores
+from . import adapter_weights, base_weights, scores
 from .finite import AGAIN
 from .load import load_base, weights
 from .location import load_config
@@ -40,9 +40,9 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
 
 @contextmanager
 def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
-    """The model as it was before training: adapters off, or loaded once more."""
+    """The model as it was before training: adapters off, or as they were, or the model loaded once more."""
     if settings.recipe.model.use_peft:
-        with model.disable_adapter():
+        with adapter_weights.at_the_start(model, settings) as had, nullcontext() if had else model.disable_adapter():
             yield model
     else:
         source = weights(settings, load_config(settings))

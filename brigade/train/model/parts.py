@@ -45,6 +45,11 @@ def takes_images(config: Any) -> bool:
     return config.model_type in known()
 
 
+def why_undivided(config: Any) -> str:
+    """Return why a tensor group cannot divide the language model where rows have images; "" where it can."""
+    return str(known().get(config.model_type, {}).get("undivided", ""))
+
+
 def position_rows(config: Any) -> int:
     """Return how many positions each token has: with M-RoPE that in its text, and those in time, height and width."""
     return 4 if known().get(config.model_type, {}).get("positions") == "mrope" else 1
@@ -57,6 +62,11 @@ def _paths(config: Any) -> dict[str, str]:
     named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
     paths = {f"model.{path}": part for part, given in named.items() for path in given}
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
+
+
+def beside_language(config: Any) -> list[str]:
+    """Return the names of the modules that are, or lie in, the tower and the projector."""
+    return sorted(_paths(config))
 
 
 def plain_name(name: str) -> str:

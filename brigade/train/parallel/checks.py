@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...errors import UserError
-from ..model import experts
+from ..model import experts, parts
 from ..run.directory import Run
 
 
@@ -15,6 +15,9 @@ def check(run: Run, config: Any) -> None:
         from . import tensor
 
         besides = experts.plan(config) if axes.experts > 1 else ()
+        if why := parts.why_undivided(config) if settings.recipe.data.images else "":
+            problem = f"{type(config).__name__} cannot be divided beside its tower: {why}"
+            raise UserError(strategy.place("tensor"), problem, "remove the key; ZeRO-3 and FSDP2 shard any model")
         model, shards = settings.recipe.model, strategy.shards(run.world.part(strategy.replicas).size)
         if mistake := tensor.check(config, axes.tensor, besides, model.load_in_4bit, shards, model.trust_remote_code):
             raise UserError(strategy.place("tensor"), *mistake)

@@ -31,7 +31,8 @@ _installed: set[str] = set()
 class DividedSequences(Collate):
     """The part with this number of each micro-batch, laid end to end and padded to a multiple of `of` tokens.
 
-    Tensors are (1, tokens / of), except cumulative lengths, which describe all tokens: attention sees them all.
+    Tensors are (1, tokens / of), except cumulative lengths, which describe all tokens: attention sees them all. With images what
+    the model makes embeddings of is whole, too: see cut_before_decoder().
     ABOUT counts only this part, so that sums over ranks are those of the sequences.
     """
 
@@ -43,7 +44,9 @@ class DividedSequences(Collate):
         batch = super().__call__(fetched)
         size = batch["input_ids"].shape[1] // self.of
         begin = size * self.number
-        for key in {"input_ids", "labels", "position_ids", REAL} & batch.keys():
+        # The places of an image's features are found among the ids of whole sequences.
+        whole = {"input_ids", "position_ids"} if self.processor is not None else set()
+        for key in {"input_ids", "labels", "position_ids", REAL} & batch.keys() - whole:
             batch[key] = batch[key][:, begin : begin + size].contiguous()
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
@@ -70,12 +73,35 @@ class DividedSequences(Collate):
             tokens=len(attended),
             squared_lengths=int(attended.sum()),
             supervised=int((batch["labels"] != IGNORED).sum()),
-            slots=batch["input_ids"].numel(),
+            slots=part.stop - part.start,
             step_supervised=whole.step_supervised,
             end_to_end=whole.end_to_end,
             length=whole.length,
             logits=len(batch["logits_to_keep"]),
         )
+
+
+def cut_before_decoder(model: Any, number: int, of: int) -> None:
+    """Let a model of images and texts make embeddings of whole sequences, with an image's features in their places, and hand its
+    decoder the part with this number of them, where IN_PARTS says so.
+
+    Each rank of the group thus runs the tower on all images. Its features get a gradient from this rank's tokens, and the sum
+    over ranks is that of the whole sequence.
+    """
+
+    def cut(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not given.get(IN_PARTS):
+            return args, given
+        size = given["inputs_embeds"].shape[1] // of
+        part = slice(size * number, size * (number + 1))
+        given |= {"inputs_embeds": given["inputs_embeds"][:, part], "position_ids": given["position_ids"][..., part]}
+        if (seen := given.get("visual_pos_masks")) is not None:  # Qwen3-VL adds features to some layers' outputs, too
+            begin, end = int(seen[:, : part.start].sum()), int(seen[:, : part.stop].sum())
+            given["visual_pos_masks"] = seen[:, part]
+            given["deepstack_visual_embeds"] = [each[begin:end] for each in given["deepstack_visual_embeds"]]
+        return args, given
+
+    model.get_decoder().register_forward_pre_hook(cut, with_kwargs=True)
 
 
 class _AllToAll(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 
 from ...errors import UserError, first_line
 from .. import upstream
-from ..model import attention, packed_samples
+from ..model import attention, packed_samples, parts
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
 
@@ -68,7 +68,7 @@ def _depend_on_others(settings: Settings, config: Any) -> str:
     It is tried with a tiny random model, as in model/packed_samples.py: where each token attends only to itself, a part that is
     told its positions has to get the logits that the whole sequence gets.
     """
-    from transformers import AutoModelForCausalLM, masking_utils
+    from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def apart(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, None]:
@@ -77,16 +77,19 @@ def _depend_on_others(settings: Settings, config: Any) -> str:
 
     ALL_ATTENTION_FUNCTIONS.register(_APART, apart)
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(_APART, lambda *_, **__: None)
-    text = config.get_text_config()
-    tiny = type(text).from_dict(shrink(text.to_dict()))
+    images = settings.recipe.data.images
+    own = config if images else config.get_text_config()
+    tiny = type(own).from_dict(shrink(own.to_dict()))
     sequence, places = torch.arange(7, 15)[None], torch.arange(8)[None]
+    if images and (rows := parts.position_rows(config)) > 1:
+        places = places.expand(rows, *places.shape)
     options = {"attn_implementation": _APART, "trust_remote_code": settings.recipe.model.trust_remote_code}
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         try:
-            model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, **options).eval()
+            model = upstream.auto_class_for(images).from_config(tiny, dtype=torch.float32, **options).eval()
             whole, part = (
-                model(sequence[:, begin:], position_ids=places[:, begin:], use_cache=False).logits[:, -4:]
+                model(sequence[:, begin:], position_ids=places[..., begin:], use_cache=False).logits[:, -4:]
                 for begin in (0, 4)
             )
         except Exception as error:  # what cannot be tried is not trusted

@@ -26,7 +26,7 @@ def general(name: str) -> str:
 
 def plan_of(model: Any, summed: Collection[str]) -> dict[str, str]:
     """Return the style of each module that is divided, by its name in this model, which adapters may have wrapped; and NORMS for
-    single parameters whose gradients are summed.
+    single parameters whose gradients are summed. All lie in the decoder and at its two ends.
 
     The one of an adapter's two small matrices that has the divided side is divided like its base: B of a colwise base, A of a
     rowwise one. The other is whole, and what it computes is the same on every rank.
@@ -37,7 +37,11 @@ def plan_of(model: Any, summed: Collection[str]) -> dict[str, str]:
     styles = dict(base.tp_plan)
     head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
     plan: dict[str, str] = {}
+    # A vision tower may have a plan of its own (Gemma 4's), and stays whole on each rank.
+    reached = {id(module) for part in (base.get_decoder(), head, embedding) if part for module in part.modules()}
     for name, module in base.named_modules():
+        if id(module) not in reached:
+            continue
         parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
         style = styles.get(".".join("*" if part.isdigit() else part for part in parts))
         if style not in (*WEIGHTS, NORMS) or (

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...errors import first_line
 from .. import upstream
 from ..model.location import load_config
+from ..model.parts import takes_images
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
 from .tensor_plan import NORMS, WEIGHTS, general, plan_of
@@ -43,20 +44,21 @@ def summed_of(settings: Settings) -> frozenset[str]:
 
 @lru_cache(maxsize=16)
 def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[frozenset[str], str]:
-    from transformers import AutoModelForCausalLM
-
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
         torch.manual_seed(0)
         try:
-            text = config_class.from_dict(json.loads(config)).get_text_config()
-            tiny = type(text).from_dict(shrink(text.to_dict(), RANKS))
+            own = config_class.from_dict(json.loads(config))
+            # A decoder that is no language model by itself is tried with its tower, which stays whole.
+            images = upstream.model_class(own.get_text_config()) is None and takes_images(own)
+            own = own if images else own.get_text_config()
+            tiny = type(own).from_dict(shrink(own.to_dict(), RANKS))
             # Grouped products of experts do not know float64.
             options = {
                 "dtype": torch.float64,
                 "trust_remote_code": trust_remote_code,
                 "experts_implementation": "eager",
             }
-            model = AutoModelForCausalLM.from_config(tiny, **options).eval()
+            model = upstream.auto_class_for(images).from_config(tiny, **options).eval()
             with torch.no_grad():
                 for parameter in model.parameters():  # no zeros and ones: their gradients would hide some others
                     parameter.add_(0.05 * torch.randn_like(parameter))

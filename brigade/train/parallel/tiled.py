@@ -99,7 +99,9 @@ def _as_it_is(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 # ---- the MLPs --------------------------------------------------------------------------------------------------------
 def _tile_mlps(model: Any, tokens: int) -> None:
-    layers = [module for module in model.modules() if type(module).__name__ in upstream.layer_classes(model)]
+    # Not a vision tower's, whose MLPs have patches where these have sequences.
+    decoder = model.get_decoder()
+    layers = [module for module in decoder.modules() if type(module).__name__ in upstream.layer_classes(model)]
     mlps = [mlp for layer in layers for name in _MLPS if (mlp := getattr(layer, name, None)) is not None]
     if not mlps:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
@@ -139,22 +141,22 @@ def check(settings: Settings, config: Any) -> None:
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
     for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
-        if getattr(training, key) and (why := _differs(config, key, section.trust_remote_code)):
+        if getattr(training, key) and (
+            why := _differs(config, key, section.trust_remote_code, settings.recipe.data.images)
+        ):
             raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")
 
 
-def _differs(config: Any, key: str, trust_remote_code: bool) -> str:
-    """Return why tiles of three tokens do not give a tiny model's loss and gradients, or ""."""
-    from transformers import AutoModelForCausalLM
-
-    text = config.get_text_config()
-    tiny = type(text).from_dict(shrink(text.to_dict()))
+def _differs(config: Any, key: str, trust_remote_code: bool, images: bool) -> str:
+    """Return why tiles of three tokens do not give a tiny model's loss and gradients, or "". images: whether it has its tower"""
+    whole = config if images else config.get_text_config()
+    tiny, kind = type(whole).from_dict(shrink(whole.to_dict())), upstream.auto_class_for(images)
     sequence, results = torch.arange(7, 15)[None], []
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         for tiles in (None, 3):
             torch.manual_seed(0)
             try:
-                model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
+                model = kind.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
                 apply(model, *((tiles, None) if key == "tiled_loss" else (None, tiles)))
                 loss = model(sequence, labels=sequence, use_cache=False, num_items_in_batch=7).loss
                 loss.backward()

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ...errors import UserError, shortened
 from ..urls import checked, is_remote, local_of
-from . import images, objectives, parts, remote_code
+from . import continued, images, objectives, parts, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
@@ -213,12 +213,12 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     objectives.check(recipe, settings.place)
     images.check(recipe, settings.place)
     parts.check(recipe, settings.place)
+    settings = continued.fold(settings, downloads=loads_model)
     if settings.needs_code and "trust_remote_code" not in flags:
         if loads_model:
             names = remote_code.names_of(model, path)
             raise remote_code.refusal(settings.place("trust_remote_code"), names, model.revision)
-        model = model.model_copy(update={"trust_remote_code": False})
-        return replace(settings, recipe=recipe.model_copy(update={"model": model}))
+        return settings.with_model(trust_remote_code=False)
     return settings
 
 

@@ -37,6 +37,8 @@ class ModelSection(Section):
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
+    adapter_name_or_path: str | None = None
+    """Adapters to go on with: a directory or a name on the Hub. Their adapter_config.json decides ranks, scales and targets."""
     lora_r: Positive = 16
     """The adapters' rank (arXiv 2106.09685)."""
     lora_alpha: float = Field(32, gt=0)

@@ -88,12 +88,13 @@ def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, dict[str, 
     folder = folder_of(name)
     for file in CONFIGS if name else ():
         with suppress(OSError, ValueError, RecursionError):  # broken ones run nothing
-            path = folder / file if folder else _cached(name, file, revision)
+            path = folder / file if folder else cached(name, file, revision)
             if path and isinstance(config := json.loads(path.read_text(encoding="utf-8")), dict):
                 yield path, config
 
 
-def _cached(name: str, file: str, revision: str | None) -> Path | None:
+def cached(name: str, file: str, revision: str | None) -> Path | None:
+    """Return where a file of a model on the Hub lies in its cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(name, file, revision=revision)

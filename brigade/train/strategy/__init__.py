@@ -20,6 +20,7 @@ from .strategy import LAUNCHED, Kind, Strategy, unsharded
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 # So begin keys of adapters.
 OF_ADAPTERS = (
+    "adapter_name_or_path",
     "lora",
     "rank_pattern",
     "alpha_pattern",
@@ -122,7 +123,10 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     compares = objective_of(training).rows != ANSWERS
     facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
-    facts |= {key: bool(getattr(model, key)) for key in ("trainable_token_indices", "loraplus_lr_ratio")}
+    facts |= {
+        key: bool(getattr(model, key))
+        for key in ("adapter_name_or_path", "trainable_token_indices", "loraplus_lr_ratio")
+    }
     facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}

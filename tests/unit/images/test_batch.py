@@ -1,5 +1,6 @@
 """A micro-batch of samples with and without images gives each sample the logits and gradients that it has by itself."""
 
+import copy
 import functools
 import importlib
 
@@ -12,6 +13,8 @@ from brigade.train.data.collate import ABOUT, Collate
 from brigade.train.images import processor as processors
 from brigade.train.model import tower_inputs
 from brigade.train.model.tower_inputs import TOWER
+from brigade.train.parallel.sequence import DividedSequences, cut_before_decoder
+from brigade.train.recipe.objectives import ANSWERS
 from brigade.train.upstream import image_masks
 from testing.marks import cases
 from testing.vision_configs import KINDS, MODELS, QUICK
@@ -235,3 +238,49 @@ def test_a_tower_that_is_told_of_its_grids_computes_the_same(kind, vision):
             assert not torch.equal(logits_of(made, batch), alone)
         finally:
             tower_inputs.MADE.reset(known)
+
+
+# ---- sequences that ranks divide -------------------------------------------------------------------------------------
+class _Entered(Exception):
+    """The decoder was called, with these keywords."""
+
+
+def _at_the_decoder(made, batch):
+    """Return what the decoder is called with."""
+
+    def stop(_, args, given):
+        assert not args
+        raise _Entered(given)
+
+    hook = made.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        logits_of(made, batch)
+    except _Entered as entered:
+        return entered.args[0]
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if not processors.models()[kind].masks])
+def test_parts_of_sequences_have_their_features(kind, vision):
+    """Each rank's decoder gets its part of the embeddings, in which an image's features are, and of what stands beside them."""
+    model, of = vision(kind), 2
+    several = (0, 2, 3) if model.processor.most_images else (0, 1, 3)
+    made = copy.deepcopy(model.model("varlen"))
+    rows = ([sequence(model, number) for number in several], 17)
+    how = (False, False, ANSWERS, False, model.processor, True)
+    plain = Collate(0, True, True, True, of, *how)(rows)
+    whole = _at_the_decoder(made, plain)
+    parts = []
+    for number in range(of):
+        divided = copy.deepcopy(made)
+        cut_before_decoder(divided, number, of)
+        batch = DividedSequences(0, True, True, True, 1, *how, number=number, of=of)(rows)
+        parts.append(_at_the_decoder(divided, batch))
+    for key, dimension in (("inputs_embeds", 1), ("position_ids", -1), ("visual_pos_masks", 1)):
+        if whole.get(key) is not None:
+            assert torch.equal(torch.cat([part[key] for part in parts], dimension), whole[key]), key
+    for layer, features in enumerate(whole.get("deepstack_visual_embeds") or ()):
+        assert torch.equal(torch.cat([part["deepstack_visual_embeds"][layer] for part in parts]), features)
+    assert len({part["inputs_embeds"].shape for part in parts}) == 1
+    assert all(torch.equal(part["cu_seq_lens_q"], plain["cu_seq_lens_q"]) for part in parts)

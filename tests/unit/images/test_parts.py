@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,12 @@ from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
 from brigade.train.model.summed_loss import why_not_divided
+from brigade.train.parallel import checks
 from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
+from brigade.train.strategy import Strategy
+from brigade.train.strategy.axes import Axes
 from brigade.train.upstream import attention_of
+from testing.strategies import world
 from testing.vision_configs import KINDS
 
 
@@ -177,6 +182,18 @@ def test_merged_adapters_compute_the_same(kind, settings_of, written, picture, t
     assert (adapted - plain).abs().max() > 1e-2 and (merged - adapted).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "internvl"])
+def test_only_the_language_model_is_in_four_bits(kind, settings_of):
+    settings = settings_of(kind, "--use_peft", "--load_in_4bit", "--lora_parts", "language,vision_tower")
+    adapters.check_targets(settings, load_config(settings))
+    model, whole = loaded(settings), loaded(settings_of(kind))
+    in_4bit = {name for name, parameter in model.named_parameters() if hasattr(parameter, "quant_state")}
+    linear = {f"{name}.weight" for name in adapters.linear_layers(whole)} - {"lm_head.weight"}
+    assert in_4bit == linear and linear < {*parts.parts_of(model)[LANGUAGE]}
+    for name in (name for part in (VISION_TOWER, PROJECTOR) for name in parts.parts_of(whole)[part]):
+        assert torch.equal(model.get_parameter(name), whole.get_parameter(name)), name
+
+
 # ---- learning rates --------------------------------------------------------------------------------------------------
 def test_each_part_has_its_learning_rate(settings_of):
     rates = ["--vision_tower_learning_rate", "2e-6", "--projector_learning_rate", "1e-3", "--learning_rate", "1e-5"]
@@ -261,11 +278,8 @@ TOGETHER = {
     # key: flags that cannot run with images
     "objective": ["--objective", "dpo"],
     "sync_every": ["--sync_every", "4"],
-    "load_in_4bit": ["--use_peft", "--load_in_4bit"],
     "torch_compile": ["--torch_compile"],
     "use_liger_kernel": ["--use_liger_kernel"],
-    "tiled_loss": ["--tiled_loss", "auto"],
-    "tiled_mlp": ["--tiled_mlp", "auto"],
     "router_aux_loss_coef": ["--router_aux_loss_coef", "0.1"],
     "router_bias_update_rate": ["--router_bias_update_rate", "0.1"],
     "eval_tasks": ["--eval_tasks", "hellaswag"],
@@ -279,16 +293,25 @@ def test_what_nobody_has_compared_with_images(key, pick, mistake):
 
 
 def test_divided_models_with_images(pick, mistake):
-    for path in (
-        "ds_configs/zero3_sp2.json",
-        "ds_configs/zero1_tp2.json",
-        "ds_configs/zero1_pp2.json",
-    ):
-        said = mistake(pick, "--images", "--ds_config", path)
-        assert "flag --ds_config" in said and "use ZeRO, FSDP2 or DDP" in said
+    said = mistake(pick, "--images", "--ds_config", "ds_configs/zero1_pp2.json")
+    assert "flag --ds_config" in said and "use ZeRO, FSDP2 or DDP" in said
     said = mistake(pick, "--images", "--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", size=4)
     assert "divided experts" in said
-    assert pick("--images", "--ds_config", "ds_configs/zero3.json").kind == "zero3"
+    for path in ("zero3", "zero3_sp2", "zero1_tp2"):
+        assert pick("--images", "--ds_config", f"ds_configs/{path}.json").is_deepspeed
+
+
+@pytest.mark.parametrize("kind, axis, why", [
+    ("gemma4", "tensor", "reads a row of the embedding"), ("qwen3_vl", "tensor", "no tensor-parallel plan"),
+    ("gemma3", "sequence", "would need a mask"), ("qwen3_5", "sequence", "look at other tokens than by attention"),
+])  # fmt: skip
+def test_models_that_ranks_cannot_divide(kind, axis, why, settings_of, mistake):
+    settings = settings_of(kind)
+    config = load_config(settings)
+    strategy = Strategy("ddp", "ddp", "here", axes=Axes(**{axis: 2}))
+    kernels = SimpleNamespace(attention="sdpa" if kind == "gemma3" else attention.VARLEN, why="")
+    run = SimpleNamespace(settings=settings, strategy=strategy, world=world(), kernels=kernels)
+    assert why in mistake(checks.check, run, config)
 
 
 def test_a_model_without_a_tower(load, mistake, tmp_path):
