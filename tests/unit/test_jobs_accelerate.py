@@ -27,6 +27,7 @@ def asked(kind, hosts, slots):
     flags = {
         "ddp": ["--ds_config", "none"],
         "fsdp2": ["--accelerate_config", FSDP2 % ("", "")],
+        "fsdp2_offload": ["--accelerate_config", FSDP2 % (", fsdp_offload_params: true", "")],
         "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
         **{f"ddp_{axis}2": ["--accelerate_config", DDP % axis] for axis in ("tp", "sp", "pp")},
         **{
