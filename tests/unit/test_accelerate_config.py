@@ -21,7 +21,9 @@ NOT_BY_CLASS = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params
 
 @pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
 def test_each_accelerate_config_is_what_its_name_says(pick, name):
-    kind, axes, hosts, slots = re.fullmatch(r"([a-z0-9]+)((?:_[a-z]+\d)*)_(\d+)x(\d+)\.yaml", name).groups()
+    kind, axes, hosts, slots = re.fullmatch(
+        r"([a-z0-9]+)(?:_offload)?((?:_[a-z]+\d)*)_(\d+)x(\d+)\.yaml", name
+    ).groups()
     size = int(hosts) * int(slots)
     document = yaml.safe_load((ROOT / "accelerate_configs" / name).read_text())
     assert document["num_processes"] == size and document["num_machines"] == int(hosts)

@@ -180,3 +180,9 @@ def test_tests_know_the_shipped_files_from_those_of_users():
     looks = re.compile(rf"({folders})\b[^\n]*\b(r?glob|iterdir|listdir)\(|glob\(.({folders})/")
     files = (path for folder in ("tests", "testing", "testbed") for path in (ROOT / folder).rglob("*.py"))
     assert [str(path) for path in files if looks.search(path.read_text()) and path != Path(__file__)] == []
+
+
+def test_no_two_test_files_that_run_together_have_one_name():
+    """pytest imports each by its name alone: the second would not be collected (cluster's run apart)."""
+    names = [path.name for room in ("ranks", "serving", "unit") for path in (ROOT / "tests" / room).rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

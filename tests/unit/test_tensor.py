@@ -13,6 +13,7 @@ from brigade.train.model import parts
 from brigade.train.model.tiny import shrink
 from brigade.train.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.recipe.parts import LANGUAGE
+from brigade.train.recipe.value_types import Recomputation
 from brigade.train.strategy import Strategy, axis_rules, refusal
 from brigade.train.strategy.axes import Axes
 from testing.vision_models import write_vision_model
@@ -165,7 +166,7 @@ def test_no_group_divides_a_block_of_4_bit_weights():
 def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")  # it is set, and taken back after the test
     said = Strategy("ddp", "ddp", "flag", axes=Axes(tensor=2, sequence=sequence))
-    training = SimpleNamespace(activation_checkpointing=False)
+    training = SimpleNamespace(activation_checkpointing=False, recomputation=Recomputation())
     settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
     engine = TensorDDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))
     mesh = engine.arguments()["parallelism_config"]

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from ..distributed import ranks
 from ..model.matrices import MATRIX, matrices_of
-from ..upstream.newton_schulz import adjusted_rate, orthogonalised
+from ..upstream.newton_schulz import ADJUSTMENTS, adjusted_rate, orthogonalised
 from .matrix_rounds import Matrix, Range, divide, rounds
 from .resharding import Share, flat
-
-ADJUSTMENTS = ("match_rms_adamw", "original")  # torch's names of adjust_lr_fn
 
 
 class Muon(torch.optim.Optimizer):

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UserError, did_you_mean
 from ..recipe.files import parse_yaml
 from ..recipe.training_section import COUNT_IN_GROUPS
+from ..upstream.newton_schulz import ADJUSTMENTS
 from .gradient_clipping import global_norm
-from .muon import ADJUSTMENTS, Muon
 
 ARGUMENTS = {
     "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
@@ -72,6 +72,8 @@ def own_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, di
     if name != "lars":
         options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
     if name == "muon":
+        from .muon import Muon  # Transformers' callbacks import bitsandbytes: seconds, unless within quick_imports()
+
         return Muon, options
     # foreach: its batched path mixes DTensors and plain tensors.
     return _whole_parameter_optimizer(name), {"foreach": False} | options

@@ -3,6 +3,8 @@
 import torch
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+ADJUSTMENTS = ("match_rms_adamw", "original")  # torch's names of adjust_lr_fn
+
 
 def orthogonalised(update: torch.Tensor, steps: int) -> torch.Tensor:
     """Return an update with all its singular values near 1, in bfloat16. update: 2-D; in bfloat16 it is overwritten"""
