@@ -67,7 +67,7 @@ def results(folder, reference, asked_for):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        "lora-zero3", slow=("whole-zero3", "whole-fsdp2", "qlora-fsdp2", "lora-sequences", "lora-stopped"), matrix=CASES
+        slow=("lora-zero3", "whole-zero3", "whole-fsdp2", "qlora-fsdp2", "lora-sequences", "lora-stopped"), matrix=CASES
     ),
 )
 def test_continued_adapters_under_a_strategy_equal_one_process(name, reference, results, folder):

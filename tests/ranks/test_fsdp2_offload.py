@@ -33,7 +33,7 @@ def results(tmp_path_factory, asked_for):
     return found, folders
 
 
-@pytest.mark.parametrize("what", marks.cases("resumed", slow=["clipped", "lora"], matrix=WHAT))
+@pytest.mark.parametrize("what", marks.cases(slow=["resumed", "clipped", "lora"], matrix=WHAT))
 def test_shards_in_host_memory_change_nothing(what, results):
     found, folders = results
     differences = parity.worst(found[2][what], found[1][what])

@@ -63,13 +63,14 @@ def results(run, asked_for):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2", "tokens-fsdp2"),
+        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
         slow=[
             "lora+lamb-fsdp2",
             "lora-fsdp2",
             "parts-zero3",
             "qlora-zero3",
             "qdora-fsdp2",
+            "tokens-fsdp2",
             "tokens-zero3",
             "tokens+untied-fsdp2",
         ],
