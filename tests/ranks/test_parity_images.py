@@ -39,7 +39,7 @@ SLOW = [
     Case("gemma3", "fsdp2_tp2", 4, TOWER), Case("qwen2_5_vl-even", "zero3_tp2", 2, TOWER),
     Case("qwen2_5_vl", "ddp_sp2", 2, EVERYWHERE), Case("mistral3", "fsdp2_sp2", 4, TOWER),
     Case("qwen3_vl", "hsdp_sp2", 4, PACKED),
-    Case("qwen2_5_vl-even", "ddp_tp2", 2, EVERYWHERE), Case("internvl", "zero1_tp2", 2, TILED),
+    Case("qwen2_5_vl-even", "ddp_tp2", 2, EVERYWHERE), Case("internvl", "zero1_tp2", 2, TOWER),
     Case("qwen3_vl", "zero3", 2, QLORA), Case("gemma3", "fsdp2", 2, QLORA), Case("internvl", "ddp", 2, QDORA),
 ]  # fmt: skip
 FURTHER = (TILED, CHECKPOINTING, QLORA)
