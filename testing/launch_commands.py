@@ -18,6 +18,9 @@ COMMANDS = {
     "accelerate-fsdp2": (
         ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_1x2.yaml", "train.py", "--recipe",
          "recipes/tiny/full.yaml"], "world size 2", "fsdp2"),
+    "accelerate-fsdp2-offload": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_offload_1x4.yaml", "--num_processes", "2", "train.py",
+         "--recipe", "recipes/tiny/full.yaml"], "world size 2", "fsdp2"),
     "accelerate-zero3": (
         ["accelerate", "launch", "--config_file", "accelerate_configs/zero3_1x2.yaml", "train.py", "--recipe",
          "recipes/tiny/full.yaml"], "world size 2", "zero3"),
