@@ -1,11 +1,13 @@
 """What a trace says in short: the longest kernels, communication that nothing hides, waiting; and which ranks are traced."""
 
 import pytest
+import torch
 
 from brigade.report import figures
 from brigade.report.records import Record
 from brigade.train.loop.profile import summary
-from brigade.train.recipe.schema import TrainingSection
+from brigade.train.recipe.training_section import TrainingSection
+from brigade.train.upstream import memory_snapshots
 
 
 def event(name, begin, end, cat="kernel", tid=7):
@@ -58,3 +60,8 @@ def test_the_page_shows_a_bar_for_each_traced_rank_the_last_of_each():
     doing, longest = figures._profile([record])
     assert [(bar.name, bar.parts["computing"]) for bar in doing.bars] == [("rank 1", 3.0), ("rank 0", 1.0)]
     assert longest.title == "Longest kernels" and figures._profile([Record(None, "run")]) == []
+
+
+def test_a_torch_that_records_no_memory_trains_all_the_same(monkeypatch):
+    monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
+    assert memory_snapshots.record() is False

@@ -78,7 +78,8 @@ def profiled(run: Run) -> list[ProfileSteps]:
     """Return what traces this rank, if the recipe says so."""
     asked = run.settings.recipe.training.profile
     if asked and asked["memory"] and torch.cuda.is_available():
-        memory_snapshots.record()  # on every rank: which one will lack memory is not known
+        if not memory_snapshots.record():  # on every rank: which one will lack memory is not known
+            _log.warning("profile: this torch cannot record which line allocates what")
     if not asked or run.world.number not in asked["ranks"]:
         return []
     return [ProfileSteps(run, asked["start"], asked["steps"])]

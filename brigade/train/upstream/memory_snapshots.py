@@ -8,9 +8,13 @@ from pathlib import Path
 import torch
 
 
-def record(entries: int = 100_000) -> None:
-    """Keep the Python lines of the last so many allocations, for a snapshot to show."""
-    torch.cuda.memory._record_memory_history(max_entries=entries, stacks="python")
+def record(entries: int = 100_000) -> bool:
+    """Keep the Python lines of the last so many allocations, for a snapshot to show. Return whether this torch can."""
+    try:
+        torch.cuda.memory._record_memory_history(max_entries=entries, stacks="python")
+    except (AttributeError, RuntimeError):  # a build or an allocator without it
+        return False
+    return True
 
 
 def write(file: Path) -> bool:
