@@ -77,9 +77,9 @@ class ProfileSteps(Feature):
 def profiled(run: Run) -> list[ProfileSteps]:
     """Return what traces this rank, if the recipe says so."""
     asked = run.settings.recipe.training.profile
-    if asked and asked["memory"] and torch.cuda.is_available():
-        if not memory_snapshots.record():  # on every rank: which one will lack memory is not known
-            _log.warning("profile: this torch cannot record which line allocates what")
+    wants = asked and asked["memory"] and torch.cuda.is_available()
+    if wants and not memory_snapshots.record():  # on every rank: which one will lack memory is not known
+        _log.warning("profile: this torch cannot record which line allocates what")
     if not asked or run.world.number not in asked["ranks"]:
         return []
     return [ProfileSteps(run, asked["start"], asked["steps"])]
