@@ -122,6 +122,24 @@ def test_a_data_reader_ends_when_its_parent_says_so_and_not_when_all_are_signall
     assert [process.stdout.readline() for _ in range(2)] == ["asked\n", "0\n"]
 
 
+READS = """
+import atexit, multiprocessing
+def torch_handler(*_):
+    raise RuntimeError("DataLoader worker is killed by signal: Killed.")
+signal.signal(signal.SIGCHLD, torch_handler)
+atexit.register(time.sleep, 0.5)  # which leaves the handler time to run
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
+"""
+
+
+def test_the_readers_that_it_ends_raise_nothing_in_a_thread_that_waits(run):
+    """torch's DataLoader takes each end of a reader for an error. The main thread may be about to leave by another one."""
+    process = run(READS)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM and "RuntimeError" not in told
+
+
 # ---- a job that comes back -----------------------------------------------------------------------------------------
 def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, mistake):
     file = tmp_path / "run" / "starts"

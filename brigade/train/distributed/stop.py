@@ -171,7 +171,8 @@ class Signals:
             else:
                 # The rank that prints has the signal too by now; it would take this one's end for a failure.
                 time.sleep(0.5)
-        default(numbers)
+        # The end of a reader is no error from here on, as torch's own handler of SIGCHLD would have it.
+        default(numbers | {signal.SIGCHLD})
         for child in multiprocessing.active_children():
             child.kill()  # else the next line waits for them
         atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one
