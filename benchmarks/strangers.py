@@ -33,10 +33,9 @@ def strangers() -> list[Run]:
 
 def measured(run: Run) -> str:
     """Which memory a row's source measured."""
-    whole = any(word in run.row["mem_kind"].lower() for word in ("smi", "device"))
     if not run.says_what:
         return "which, its source does not say"
-    return "allocated" if counts_allocated(run.row) else "of the device" if whole else "reserved"
+    return "allocated" if counts_allocated(run.row) else "reserved, or of the device"
 
 
 def errors() -> str:
