@@ -126,8 +126,10 @@ class Trainer(EvaluatingTrainer):
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
-        # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32.
-        states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
+        # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32; and what
+        # schedule-free AdamW trains with beside its average.
+        kept = 16 if training.optim == "schedule_free_adamw" else 12
+        states = (4 * total + kept * trained) / (run.world.hosts if run.shared else 1)
         heartbeat.page[heartbeat.BYTES] = max(4 * total, states)
         self.meter = Meter(
             total, *model_shape(model.config), run.offers.peak_tflops(device_name()), self.place.speaks_for_its_data
@@ -308,9 +310,9 @@ class Trainer(EvaluatingTrainer):
         about, made, weights = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER), inputs.get(WEIGHTS)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         known, told = END_TO_END.set(about and about.end_to_end), tower_inputs.MADE.set(made)
+        weighs = supervised_loss.WEIGHTS.set(weights)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
-        weighs = supervised_loss.WEIGHTS.set(weights)
                 inputs["attention_mask"] = packed_samples.masks(
                     self.model.config, inputs["position_ids"], self.model.dtype
                 )
@@ -318,9 +320,9 @@ class Trainer(EvaluatingTrainer):
         finally:
             END_TO_END.reset(known)  # they speak of this pass only: another model's would be told wrong
             tower_inputs.MADE.reset(told)
+            supervised_loss.WEIGHTS.reset(weighs)
 
     def token_losses(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-            supervised_loss.WEIGHTS.reset(weighs)
         """Return the loss of each target of a micro-batch, where an objective compares answers: (targets,) in fp32."""
         with self.compute_loss_context_manager():
             losses: torch.Tensor = self.outputs(self.model_wrapped, inputs, None).loss
