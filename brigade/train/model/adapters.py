@@ -1,5 +1,6 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -191,6 +192,7 @@ def check_targets(settings: Settings, config: Any) -> None:
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
     token_rows.check(settings, model)
+    token_rows.check_new(settings, model)
     _check_patterns(settings, [name for name in layers if _gets_adapter(section, model, name, past | taken)])
     asked = _check_parameters(settings, model)
     try:
@@ -309,8 +311,12 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    # With new tokens, `source` is made of the model, and lies in a cache.
+    base = source if section.from_scratch or not section.adds_tokens else location(settings)
     here = section.from_scratch or Path(location(settings)).is_dir()
     adapter = wrapped.peft_config["default"]
-    adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
+    adapter.base_model_name_or_path = str(Path(base).resolve()) if here else section.model_name_or_path
     adapter.revision = None if here else section.revision
+    # PEFT's own choice asks the Hub at each save, and writes whole embeddings where the base has fewer rows.
+    wrapped.save_pretrained = functools.partial(wrapped.save_pretrained, save_embedding_layers=False)
     return wrapped

@@ -5,7 +5,18 @@ from typing import Literal
 from pydantic import Field
 
 from .section import Section
-from .value_types import Alphas, ExpertParameters, LinearLayers, ModelParts, Positive, Ranks, Tokens, Words, Yarn
+from .value_types import (
+    Alphas,
+    ExpertParameters,
+    LinearLayers,
+    ModelParts,
+    NewTokens,
+    Positive,
+    Ranks,
+    Tokens,
+    Words,
+    Yarn,
+)
 
 
 class ModelSection(Section):
@@ -19,6 +30,11 @@ class ModelSection(Section):
     """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
     tokenizer_name_or_path: str | None = None
     """Default: the model's own. `python-docs`: the byte-level BPE that is trained with the built-in data."""
+    add_tokens: NewTokens = []
+    """Texts that become tokens of their own (`<call>,</call>`), or none. The model gets a row for each in both of its ends, which
+    begins as the mean of those that it had."""
+    add_special_tokens: NewTokens = []
+    """Likewise special tokens, which no text of a user's stands for, and which decoding leaves out."""
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
@@ -75,3 +91,8 @@ class ModelSection(Section):
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
     use_bnb_nested_quant: bool = True
     """Quantise the quantisation constants as well: 0.37 bits less per parameter."""
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether the tokenizer gets tokens that it may lack."""
+        return bool(self.add_tokens or self.add_special_tokens)

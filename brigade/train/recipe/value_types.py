@@ -140,6 +140,12 @@ def _tokens(value: Any) -> Any:
     return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
 
 
+def _new_tokens(tokens: list[str]) -> list[str]:
+    if not all(token.strip() for token in tokens) or len({*tokens}) < len(tokens):
+        raise ValueError("a list of texts, each of more than blanks, and each once")
+    return tokens
+
+
 def _words_or_all(value: Any) -> Any:
     words = value if value == "all-linear" else _words(value)
     if isinstance(words, list):
@@ -181,6 +187,7 @@ Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
+NewTokens = Annotated[Words, AfterValidator(_new_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
 Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]

@@ -127,7 +127,11 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
         key: bool(getattr(model, key))
         for key in ("adapter_name_or_path", "trainable_token_indices", "loraplus_lr_ratio")
     }
-    facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
+    facts |= {
+        "add_tokens": model.adds_tokens,
+        "images": settings.recipe.data.images,
+        "tiled_mlp": bool(training.tiled_mlp),
+    }
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
