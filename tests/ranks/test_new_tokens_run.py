@@ -86,7 +86,9 @@ def test_what_is_saved_and_merged_has_the_runs_loss(name, results, folder, tmp_p
     if name.startswith("rows"):
         named = json.loads((output / "adapter_config.json").read_text())["base_model_name_or_path"]
         assert named == str(folder / "llama")
-        less = results[name]["eval_loss"][-1] - loss_of(AutoPeftModelForCausalLM.from_pretrained(output), output, output)
+        less = results[name]["eval_loss"][-1] - loss_of(
+            AutoPeftModelForCausalLM.from_pretrained(output), output, output
+        )
         assert 0 < less < math.log(4160 / 4099)
     merge = [] if name.startswith("full") else ["--merge"]
     assert main(["export", str(output), str(tmp_path / "whole"), *merge]) == 0

@@ -47,7 +47,7 @@ def exact(tmp_path_factory, asked_for):
     "name",
     marks.cases(
         *("zero2_offload", "fsdp2+best"),
-        slow=["zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit", "fsdp2+muon"],
+        slow=["zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit", "fsdp2+muon", "fsdp2+pissa"],
         matrix=resume.EXACT,
     ),
 )
