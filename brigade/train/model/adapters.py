@@ -289,7 +289,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
-        **initial_adapters.ranks_of(section)._asdict(),
+        **initial_adapters.ranks_of(section),
         lora_dropout=section.lora_dropout,
         target_modules=targets,
         target_parameters=target_parameters(section, model),

@@ -6,30 +6,22 @@ the same gradients, and what is saved fits the original model as it is.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..recipe.model_section import ModelSection
 
 
-class Ranks(NamedTuple):
-    """What PEFT is told of an adapter's size."""
-
-    r: int
-    lora_alpha: float
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
-
-
-def ranks_of(section: ModelSection) -> Ranks:
-    """Return the ranks of the adapters that are trained and saved, and values of alpha by which their scale is the recipe's."""
+def ranks_of(section: ModelSection) -> dict[str, Any]:
+    """Return what PEFT is told of adapters' ranks as they are trained and saved, and of the alpha by which their scale is the
+    recipe's."""
     times = section.rank_factor
     scale = math.sqrt(times) if section.use_rslora else times
-    return Ranks(
-        section.lora_r * times,
-        section.lora_alpha * scale,
-        {name: rank * times for name, rank in section.rank_pattern.items()},
-        {name: alpha * scale for name, alpha in section.alpha_pattern.items()},
-    )
+    return {
+        "r": section.lora_r * times,
+        "lora_alpha": section.lora_alpha * scale,
+        "rank_pattern": {name: rank * times for name, rank in section.rank_pattern.items()},
+        "alpha_pattern": {name: alpha * scale for name, alpha in section.alpha_pattern.items()},
+    }
 
 
 def hold_beginning(model: Any) -> None:
