@@ -53,13 +53,22 @@ def loss_of(model):
     return model(input_ids=BATCH, labels=BATCH).loss
 
 
+PATTERNS = ["--use_rslora", "--rank_pattern", "{down_proj: 2}", "--alpha_pattern", "{q_proj: 3}"]
+
+
 @pytest.mark.parametrize("how", ["pissa", "pissa_niter_16", "olora"])
 @pytest.mark.parametrize(
     ("words", "changes"),
-    [([], {}), (["--use_rslora", "--rank_pattern", "{down_proj: 2}", "--alpha_pattern", "{q_proj: 3}"],
-              {"use_rslora": True, "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"q_proj": 3}})],
+    [
+        ([], {}),
+        pytest.param(
+            PATTERNS,
+            {"use_rslora": True, "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"q_proj": 3}},
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=["plain", "patterns"],
-)  # fmt: skip
+)
 def test_losses_and_updates_are_pefts(how, words, changes, base, settings_of, tmp_path):
     settings = settings_of("--init_lora_weights", how, *words)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -12,6 +12,7 @@ from brigade.errors import UserError
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.train.model import adapters, load
 from brigade.train.model.location import load_config
+from brigade.train.model.new_tokens import describe
 from brigade.train.model.tokenizer import load_tokenizer, vocabulary
 from brigade.train.recipe import flags
 from testing.ranks import REPOSITORY
@@ -48,6 +49,8 @@ def test_new_rows_are_means_and_all_others_stay(settings_of, folder):
     settings = settings_of("llama", *NEW)
     model, config = grown(settings)
     tokenizer = load_tokenizer(settings, config.vocab_size)
+    said = "3 of 3 that the recipe names (<call>, </call>, <|tool|>), whose rows begin as the mean of 4,096 others"
+    assert describe(settings, str(folder / "llama")) == {"new tokens": said}
     assert vocabulary(settings) == config.vocab_size == model.config.vocab_size == 4160
     assert tokenizer.convert_tokens_to_ids(["<call>", "</call>", "<|tool|>"]) == [4096, 4097, 4098]
     assert tokenizer("a <call>b</call><|tool|>")["input_ids"].count(4096) == 1
@@ -96,6 +99,7 @@ def test_biases_grow_and_a_reward_model_has_no_output_layer(settings_of, folder)
 def test_tokens_that_are_there_change_nothing(settings_of, folder):
     settings = settings_of("llama", "--add_special_tokens", "<|im_start|>")
     config = load_config(settings)
+    assert describe(settings, str(folder / "llama"))["new tokens"].startswith("none")
     assert config.vocab_size == 4096 and load.weights(settings, config) == str(folder / "llama")
 
 

@@ -72,3 +72,17 @@ def grow(settings: Settings, location: str, config: Any) -> NewTokens | None:
         raise UserError(place, problem, "name the model's own tokenizer")
     text.vocab_size = grown_vocabulary(words, ids[-1] + 1)
     return NewTokens(ids, words, text.vocab_size)
+
+
+def describe(settings: Settings, location: str) -> dict[str, str]:
+    """Return a line on the tokens that a recipe adds, or {}. location: where the model is"""
+    section = settings.recipe.model
+    if not section.adds_tokens:
+        return {}
+    tokenizer, ids = read_tokenizer(settings, location)
+    named = len(section.add_tokens) + len(section.add_special_tokens)
+    if not ids:
+        return {"new tokens": "none: the tokenizer has them all"}
+    how = "at random, as all" if section.from_scratch else f"as the mean of {ids[0]:,} others"
+    texts = ", ".join(tokenizer.convert_ids_to_tokens(ids))
+    return {"new tokens": f"{len(ids)} of {named} that the recipe names ({texts}), whose rows begin {how}"}
