@@ -110,9 +110,7 @@ def job_of(
         problem = "flags say how many images samples have, and this recipe reads none"
         raise UserError(str(settings.recipe_path), problem, "set data.images: true, or leave the flags out")
     shape = described_with_tower(config, place, name)[0] if seen else described(config, place, name)
-    if new := len(model.add_tokens) + len(
-        model.add_special_tokens
-    ):  # as if the tokenizer left no row of the model free
+    if new := len(model.add_tokens + model.add_special_tokens):  # as if no row of the model were to spare
         config = with_vocabulary(config, grown_vocabulary(shape.vocab, shape.vocab + new))
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"

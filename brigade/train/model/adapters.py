@@ -56,7 +56,7 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     what = trains(trained - whole - rows, whole, section.lora_modules_to_save, tokens, rows)
     if section.init_lora_weights is not True:
         share += (
-            f"; they begin by {section.init_lora_weights}, and a half of their rank of {section.lora_r * 2} holds that"
+            f"; they begin by {section.init_lora_weights}, and half of their rank of {section.lora_r * 2} holds how"
         )
     ranks = "".join(f", {rank} on {pattern}" for pattern, rank in section.rank_pattern.items())
     return {"method": f"{method_name(section)} r {section.lora_r}{ranks} on {on} {what}: {share}"}
