@@ -27,17 +27,13 @@ SLOW = [
     Case("gemma3", "fsdp2", 2), Case("smolvlm", "ddp", 2, TOWER), Case("qwen3_vl", "zero3_sp2", 2, TILED),
     *(Case(model, variant=TOWER) for model in images.MODELS),
     *(Case(model, strategy, 2, TOWER) for model, strategy in (
-        ("qwen2_5_vl", "fsdp2"), ("internvl", "zero3"), ("llava_onevision", "ddp"), ("mistral3", "fsdp2"),
-        ("gemma4", "zero3"), ("qwen3_5", "zero3"), ("gemma3", "zero3"), ("qwen3_vl", "fsdp2"),
+        ("qwen2_5_vl", "fsdp2"), ("internvl", "zero3"), ("gemma4", "zero3"), ("qwen3_vl", "fsdp2"),
     )),
-    *(Case("qwen3_vl", variant=variant) for variant in (PACKED, "sdpa", "eager", "padded")),
-    *(Case("gemma3", variant=variant) for variant in (PACKED, "eager")),
-    Case("qwen3_vl", "zero2_offload", 2), Case("qwen3_vl", "ddp", 3, TOWER), Case("gemma3", "fsdp2", 3, TOWER),
-    Case("qwen3_vl", "fsdp2", 2, PACKED), Case("qwen3_vl", "zero3", 2, "tower trained, checkpointing"),
-    *(Case("qwen3_vl", variant=variant) for variant in (ADAPTERS, RSLORA, DORA)),
-    Case("qwen3_vl", "zero3", 2, TILED), Case("gemma3", "fsdp2", 2, TILED), Case("qwen3_5", "ddp", 2, TILED),
+    *(Case("qwen3_vl", variant=variant) for variant in (PACKED, "padded", ADAPTERS)), Case("gemma3", variant=PACKED),
+    Case("gemma3", "fsdp2", 3, TOWER), Case("qwen3_vl", "fsdp2", 2, PACKED),
+    Case("qwen3_vl", "zero3", 2, "tower trained, checkpointing"), Case("qwen3_vl", "zero3", 2, TILED),
     Case("qwen2_5_vl-even", "zero3_tp2", 2, TOWER), Case("qwen2_5_vl", "ddp_sp2", 2, EVERYWHERE),
-    Case("gemma3", "fsdp2_tp2", 4, TOWER), Case("gemma3", "fsdp2", 2, QLORA), Case("internvl", "ddp", 2, QDORA),
+    Case("gemma3", "fsdp2_tp2", 4, TOWER), Case("gemma3", "fsdp2", 2, QLORA),
 ]  # fmt: skip
 FURTHER = (TILED, CHECKPOINTING, QLORA)
 MATRIX = [
@@ -47,22 +43,26 @@ MATRIX = [
     for variant in (TOWER, *FURTHER)
 ]
 MATRIX += [
-    Case("mistral3", "fsdp2_sp2", 4, TOWER), Case("qwen3_vl", "hsdp_sp2", 4, PACKED), Case("qwen3_vl", "zero3", 2, QLORA),
+    *(Case(model, strategy, 2, TOWER) for model, strategy in (
+        ("llava_onevision", "ddp"), ("mistral3", "fsdp2"), ("qwen3_5", "zero3"), ("gemma3", "zero3"),
+    )),
+    *(Case("qwen3_vl", variant=variant) for variant in ("sdpa", "eager", RSLORA, DORA)), Case("gemma3", variant="eager"),
+    Case("qwen3_vl", "zero2_offload", 2), Case("gemma3", "fsdp2", 2, TILED), Case("qwen3_5", "ddp", 2, TILED),
+    Case("internvl", "ddp", 2, QDORA), Case("mistral3", "fsdp2_sp2", 4, TOWER),
+    Case("qwen3_vl", "hsdp_sp2", 4, PACKED), Case("qwen3_vl", "zero3", 2, QLORA),
     Case("qwen2_5_vl-even", "ddp_tp2", 2, EVERYWHERE), Case("internvl", "zero1_tp2", 2, TOWER),
 ]  # fmt: skip
 MATRIX += [Case(model, *each, TOWER) for model in images.IN_TENSOR_GROUPS for each in images.TENSOR_GROUPS.items()]
 ADAPTED = [
-    *(Case("qwen3_vl", strategy, 2, SMALL) for strategy in STRATEGIES),
-    *(Case(model, strategy, 2, variant) for model, strategy, variant in (
-        ("qwen3_vl", "zero3", ADAPTERS), ("gemma3", "fsdp2", EVERYWHERE), ("internvl", "ddp", EVERYWHERE),
-    )),
+    *(Case("qwen3_vl", strategy, 2, SMALL) for strategy in ("zero3", "fsdp2")),
+    Case("qwen3_vl", "zero3", 2, ADAPTERS), Case("gemma3", "fsdp2", 2, EVERYWHERE),
 ]  # fmt: skip
 ADAPTED_MATRIX = [
     Case(model, strategy, 3, variant)
     for model in images.MODELS
     for strategy in STRATEGIES
     for variant in (ADAPTERS, EVERYWHERE)
-]
+] + [Case("qwen3_vl", "ddp", 2, SMALL), Case("qwen3_vl", "zero2", 2, SMALL), Case("internvl", "ddp", 2, EVERYWHERE)]
 
 
 def tiers(quick, slow, matrix):

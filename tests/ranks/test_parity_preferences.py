@@ -27,8 +27,9 @@ PLAIN = ("ddp", "zero2", "zero3", "fsdp2")
 QUICK = [Case("sigmoid", "zero3", 2), Case("orpo", "ddp", 2), Case("reward", "zero2", 2)]
 SLOW = [
     *(Case(form) for form in FORMS),
-    *(Case(form, strategy, 2) for form in ("sigmoid", "kto", "orpo", "reward") for strategy in PLAIN[1:]),
-    *(Case(form, "ddp", 3) for form in ("sigmoid", "kto", "orpo", "reward")),
+    *(Case(form, strategy, 2) for form, strategy in (
+        ("sigmoid", "zero2"), ("sigmoid", "fsdp2"), ("kto", "zero3"), ("kto", "fsdp2"), ("orpo", "zero3"), ("reward", "fsdp2"),
+    )),
     *(Case(form, variant=PACKED) for form in ("sigmoid", "kto", "reward")),
     *(Case("sigmoid", variant=variant) for variant in (TILED, SECOND, NAMED_SECOND)),
     *(Case("sigmoid", strategy, 2, variant) for strategy, variant in (
@@ -45,6 +46,7 @@ SLOW = [
 STRATEGIES = ("zero1", "zero2_offload", "zero3_offload", "zero3_offload_param", "ddp_pp2", "zero1_pp2", "ddp_sp2", "zero3_sp2",
               "fsdp2_sp2", "fsdp2_ep2", "zero1_tp2", "zero3_tp2", "ddp_tp2")  # fmt: skip
 MATRIX = [
+    *(Case(form, strategy, 2) for form in ("sigmoid", "kto", "orpo", "reward") for strategy in PLAIN),
     *(Case(form, strategy, 2) for form in ("sigmoid", "ipo", "kto", "orpo") for strategy in STRATEGIES),
     *(Case(form, strategy, 4) for form in ("sigmoid", "kto", "orpo") for strategy in ("hsdp", "fsdp2_tp2")),
     *(Case(form, strategy, 3) for form in FORMS for strategy in PLAIN),
@@ -63,6 +65,7 @@ ADAPTED = [
     Case("kto", "zero2", 2, ADAPTERS),
 ]  # fmt: skip
 ADAPTED_MATRIX = [
+    *(Case(form, strategy, 2) for form in ("sigmoid", "kto", "orpo", "reward") for strategy in PLAIN),
     *(Case(form, strategy, 3, variant) for form in ("sigmoid", "kto") for strategy in PLAIN
       for variant in (ADAPTERS, ADAPTERS_FIRST, DORA, QLORA)),
     *(Case("reward", strategy, 3, ADAPTERS) for strategy in PLAIN),
