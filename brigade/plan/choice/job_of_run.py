@@ -193,7 +193,7 @@ def largest_fit(
         job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place, asked=asked)
         result = estimate(job, device)
         filled = f"{result.device_gib:.0f} of {device.memory_gib:.0f} GiB"
-        if result.safe:
+        if result.fits:
             return micro, f"the planner's: {filled}"
     return 1, f"the least; the planner counts {filled}, which may not fit"
 

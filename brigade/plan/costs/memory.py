@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..shape.lora import all_linears
+from ..shape.lora import ALL, all_linears
 from ..shape.trace_settings import Trace, TraceSettings
 from .adapters import NORM_STANDS, adapter_bytes
 from .comparing import reference_job, reference_weights
@@ -21,7 +21,7 @@ from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import NORM_BACK, layer_ops
 from .stages import NF4, Stage, stages
-from .states import SUB_GROUP_SIZE, stage_states
+from .states import SUB_GROUP_SIZE, own_bytes, stage_states
 from .tower import pixel_bytes, projector_bytes, tower_job
 
 GIB = 2**30
@@ -183,12 +183,16 @@ def adapters_keep(job: Job) -> float:
     return more * job.tokens / job.shape.layers / job.tensor
 
 
-def norm_bytes(job: Job) -> float:
-    """Return the bytes that stand while DoRA takes the norm of the largest weight's rows; four bits are dequantised for it."""
-    if not job.dora:
-        return 0.0
-    largest = max((inner * outer for count, inner, outer in all_linears(job.shape, job.targets) if count), default=0)
-    return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * largest / job.tensor
+def whole_weight_bytes(job: Job) -> float:
+    """Return the bytes that a layer's largest weight takes on the way back: four bits are dequantised there (bitsandbytes:
+    autograd/_functions.py), and DoRA takes the norm of its rows."""
+
+    def largest(targets: str) -> float:
+        return max((inner * outer for count, inner, outer in all_linears(job.shape, targets) if count), default=0)
+
+    dequantised = 2 * largest(ALL) if job.method == "qlora" else 0.0
+    normed = NORM_STANDS[job.adapter_copies] * largest(job.targets) if job.dora else 0.0
+    return (dequantised + normed) / job.tensor
 
 
 @functools.singledispatch
@@ -291,7 +295,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
         more, again = adapters_keep(job), job.checkpointing == "full"
         kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
-    back += norm_bytes(job)
+    back += whole_weight_bytes(job)
     seen = tower_bytes(job)[0]  # of images: it stands until the decoder's backward pass has ended
     kept += seen
     standing = buffers(job, stage)
@@ -318,18 +322,19 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
 
 
 def _roots(job: Job, optimizer: float) -> float:
-    """Return the bytes of the copy of second moments that stands while torch's foreach kernels step.
+    """Return the bytes of the copies that come and go while the optimizer steps. optimizer: bytes of all its states
 
-    They take the square root of all at once (torch/optim/adam.py: _multi_tensor_adam). optimizer: bytes of all its states
+    Torch's foreach kernels take the square root of all second moments at once (torch/optim/adam.py: _multi_tensor_adam).
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
-    benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
+    benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time,
+    after it has laid the gradients end to end and copied them to fp32 (stage3.py: _prepare_fp32_grad_for_sub_group).
     """
-    if job.optimizer != "adamw_torch":
-        return 0.0
-    if job.deepspeed:
-        return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2
+    if job.deepspeed and not job.offload:
+        stepped = optimizer / (4 + own_bytes(job))
+        stepped = min(stepped, SUB_GROUP_SIZE) if job.stage == 3 else stepped
+        return stepped * max(4 * (job.optimizer == "adamw_torch"), 2)
+    return optimizer / 2 if job.optimizer == "adamw_torch" else 0.0
 
 
 @functools.singledispatch

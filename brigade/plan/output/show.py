@@ -224,8 +224,6 @@ def batch(winner: Candidate) -> None:
     ranks = counted(job.data, "data-parallel rank")
     made = f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {ranks}"
     say("batch", f"{made}; recomputes {recomputes(job)}; {winner.kernels}; {job.optimizer}")
-    if winner.tight:
-        say("", winner.tight)
 
 
 def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:
@@ -245,7 +243,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     )
     if job.expert > 1:
         say("", "a rank may get more tokens for its experts than its share: hence so much at most")
-    if not result.safe:
+    if result.may_fit and not result.fits:
         say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
