@@ -117,9 +117,9 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
     precision, method = precision_of(row), method_of(row)
-    own = traits["engine"] == "zero" and not re.search(UNNAMED, framework)
-    fused = native or own or re.search(FUSED_BY_DEFAULT, framework)
-    optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
+    own_adam = native or (traits["engine"] == "zero" and not re.search(UNNAMED, framework))
+    is_fused = own_adam or re.search(FUSED_BY_DEFAULT, framework)
+    optimizer = optimizer_of(row, "adamw_torch_fused" if is_fused else "adamw_torch")
     if precision == "pure" and not (method != "full" and re.search(TRANSFORMERS, framework)):
         traits["engine"] = _pure(traits["engine"])
     _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())

@@ -19,8 +19,8 @@ from .step_time import StepTime, before_seconds, step_time
 # an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
 # with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
 SHORT, SHORT_IN_STEP = 0.7, 0.4
-# Times what ZeRO-3's streams hold at least (stream_pool), at most: in 25 runs of ml-engineering, ms-swift and qwen (collected.csv)
-# they hold 4 to 8 GiB whatever the model's size.
+# Times what ZeRO-3's streams hold at least (stream_pool), the most: in 25 runs of ml-engineering, ms-swift and qwen
+# (collected.csv) they hold 4 to 8 GiB whatever the model's size.
 POOLS_AT_MOST = 4
 FRAGMENTATION = 1.1  # what the allocator reserves of what is allocated at the peak: torchtitan's runs of December 2024
 CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9

@@ -17,11 +17,12 @@ from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.data_sets import million
 from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.activations import activation_bytes, adapters_keep, logit_bytes, settings_of
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, parts
 from ..costs.host_memory import host
 from ..costs.job import Job
-from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
+from ..costs.memory import GIB, stream_pool
 from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
