@@ -23,7 +23,19 @@ from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
-from .planner_rows import CHIPS, Run, _estimate, best, fit, left_out, memory_error, runs, speed_error, unseen_error
+from .planner_rows import (
+    CHIPS,
+    TABLES,
+    Run,
+    _estimate,
+    best,
+    fit,
+    left_out,
+    memory_error,
+    runs,
+    speed_error,
+    unseen_error,
+)
 from .planner_tables import (
     beside_simumax,
     by_chip,
@@ -193,11 +205,11 @@ def tables() -> dict[str, str]:
                 for chip, value in sustained.items()
             ],
         ),
-        "sets": by_set(),
+        "sets": by_set(TABLES, runs()),
         "sources": leave_one_out(lambda run: run.source, "source", within(TIMES)),
         "models": leave_one_out(lambda run: run.model, "model", within(TIMES)),
         "memory": memory_left_out(within(MEMORY)),
-        "first-choices": first_choices(),
+        "first-choices": first_choices(runs()),
         "engines": by_engine(within(TIMES), within(MEMORY)),
         "groups": by_group(within(TIMES), within(MEMORY)),
         "chips": by_chip(lambda run: by_what()[time_key(run.job, hardware.gpu(run.job.gpu).seen)][0]),

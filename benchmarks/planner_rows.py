@@ -36,9 +36,9 @@ CHIPS = {
 HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A row that can be expressed. memory, speed: what was measured, or None."""
+    """A row that can be expressed. place: among its table's; memory, speed: what was measured, or None."""
 
     place: int
     row: dict[str, str]
@@ -80,8 +80,13 @@ class Run:
 @cache
 def runs() -> list[Run]:
     """Every expressible row of TABLES."""
+    return expressible(TABLES)
+
+
+def expressible(names: Iterable[str]) -> list[Run]:
+    """Every expressible row of those tables."""
     found: list[Run] = []
-    for name in TABLES:
+    for name in names:
         for row in table.read(DATA / f"{name}.csv"):
             try:
                 job = table.expressed(row).job
@@ -95,8 +100,7 @@ def runs() -> list[Run]:
 
 
 @cache
-def _estimate(place: int, hundredths: int | None, most: float) -> Estimate:
-    run = runs()[place]
+def _estimate(run: Run, hundredths: int | None, most: float) -> Estimate:
     device: Gpu = hardware.gpu(run.job.gpu)
     return estimate_of(run.job, replace(device, sustained=hundredths / 100) if hundredths else device, best=most)
 
@@ -104,7 +108,7 @@ def _estimate(place: int, hundredths: int | None, most: float) -> Estimate:
 def estimated(run: Run, sustained: dict[str, float], bests: dict[str, float] | None = None) -> Estimate:
     """With a chip's `sustained`, in hundredths, or the catalogue's where it is not given, and with best() or `bests`."""
     value, known = sustained.get(run.chip), bests or best()
-    return _estimate(run.place, round(100 * value) if value else None, known.get(run.chip, max(known.values())))
+    return _estimate(run, round(100 * value) if value else None, known.get(run.chip, max(known.values())))
 
 
 def speed_error(run: Run, sustained: dict[str, float], bests: dict[str, float] | None = None) -> float:
