@@ -213,6 +213,8 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         and training.activation_checkpointing not in (True, False),
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
+        "they know DeepSpeed's own AdamW on the host, not schedule_free_adamw": zero.get("offload_optimizer")
+        and training.optim == "schedule_free_adamw",
         f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get(
             "cpu_offload"
         )

@@ -148,17 +148,19 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
 def _roots(job: Job, optimizer: float) -> float:
     """Return the bytes of the copies that come and go while the optimizer steps. optimizer: bytes of all its states
 
-    Torch's foreach kernels take the square root of all second moments at once (torch/optim/adam.py: _multi_tensor_adam).
+    Torch's foreach kernels take the square root of all second moments at once (torch/optim/adam.py: _multi_tensor_adam;
+    train/loop/schedule_free.py).
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
     benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time,
     after it has laid the gradients end to end and copied them to fp32 (stage3.py: _prepare_fp32_grad_for_sub_group).
     """
+    foreach = job.optimizer in ("adamw_torch", "schedule_free_adamw")
     if job.deepspeed and not job.offload:
         stepped = optimizer / (4 + own_bytes(job))
         stepped = min(stepped, SUB_GROUP_SIZE) if job.stage == 3 else stepped
-        return stepped * max(4 * (job.optimizer == "adamw_torch"), 2)
-    return optimizer / 2 if job.optimizer == "adamw_torch" else 0.0
+        return stepped * max(4 * foreach, 2)
+    return optimizer / 2 * foreach
 
 
 @functools.singledispatch

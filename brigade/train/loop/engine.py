@@ -65,7 +65,7 @@ class Engine:
         terms = supervised_loss.Terms.of(training)
         if by_token:
             token_losses.apply(model)
-        elif terms != supervised_loss.PLAIN:
+        elif terms != supervised_loss.PLAIN or self.run.settings.recipe.data.weighs_samples:
             supervised_loss.apply(model, terms)
         if training.tiled_loss or training.tiled_mlp:
             tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token, terms)

@@ -191,7 +191,7 @@ Trackers = Annotated[
 ]
 Column = Literal[
     "messages", "prompt", "completion", "text", "tools", "system", "input", "history", "functions", "chat_template_kwargs",
-    "chosen", "rejected", "label", "images", "image", "ignore",
+    "chosen", "rejected", "label", "weight", "images", "image", "ignore",
 ]  # fmt: skip
 Columns = Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)]
 not_empty = BeforeValidator(_not_empty)

@@ -120,6 +120,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
     adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
+    facts |= {"weights": settings.recipe.data.weighs_samples}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     compares = objective_of(training).rows != ANSWERS
     facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
