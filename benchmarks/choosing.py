@@ -82,8 +82,6 @@ def but(best: Candidate, plain: Candidate | None) -> str:
     """Return why the choice is not one with only data parallelism, where that is faster by formula; or ""."""
     if plain is None or plain.seconds >= best.seconds:
         return ""
-    if best.estimate.safe and not plain.estimate.safe:
-        return ": may not fit"
     if not_weighed(plain, best):
         return ": hosts' memory not told"
     if plain.lighter and not best.lighter:

@@ -11,7 +11,7 @@ from benchmarks.published import table
 from benchmarks.published.formulas import estimate_of
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.parse_columns import Inexpressible
-from benchmarks.published.reserved import fits
+from benchmarks.published.reserved import verdict
 from brigade.errors import UserError
 from brigade.plan import hardware
 from brigade.plan.costs.estimate import Estimate
@@ -132,8 +132,9 @@ def memory_error(run: Run) -> float:
     return (found.allocated_gib if table.counts_allocated(run.row) else table.held_gib(found, run.row)) / run.memory
 
 
-def run_fits(run: Run) -> bool:
-    return fits(estimated(run, {}), run.row)
+def run_verdict(run: Run) -> str:
+    """Return whether a run fits by its estimate: "yes", "maybe" or "no"."""
+    return verdict(estimated(run, {}), run.row)
 
 
 def measured_mfu(run: Run) -> float:

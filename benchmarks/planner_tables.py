@@ -19,7 +19,7 @@ from .planner_rows import (
     left_out,
     measured_mfu,
     memory_error,
-    run_fits,
+    run_verdict,
     runs,
     speed_error,
 )
@@ -45,16 +45,14 @@ def by_set(names: Iterable[str], known: list[Run]) -> str:
             members = [run for run in known if run.source == source]
             memory = spread(memory_error(run) for run in members if run.memory)
             speed = spread(speed_error(run, {}) for run in members if run.speed)
-            unfit = {True: [0, 0], False: [0, 0]}
-            for run in members:
-                unfit[run.ok][0] += not run_fits(run)
-                unfit[run.ok][1] += 1
-            verdicts = [f"{wrong} of {count}" if count else "" for wrong, count in (unfit[False], unfit[True])]
+            failed, ran = ([run_verdict(run) for run in members if run.ok is ok] for ok in (False, True))
+            told = (len(failed) - failed.count("yes"), failed), (ran.count("maybe"), ran), (ran.count("no"), ran)
+            verdicts = [f"{number} of {len(of)}" if of else "" for number, of in told]
             count = sum(row["set"] == source for row in rows)
             lines.append([source, count, len(members), *memory, *speed, *verdicts])
     errors = ["median", "p90", "bias"]
     head = ["set", "rows", "estimated", "memory: rows", *errors, "speed: rows", *errors]
-    return markdown([*head, "failed, called unfit", "ran, called unfit"], lines)
+    return markdown([*head, "failed, not called fitting", "ran, may not fit", "ran, called unfit"], lines)
 
 
 def trivial(run: Run, others: list[Run]) -> float:
@@ -169,7 +167,7 @@ def _least_divided(run: Run) -> tuple[float, ...]:
 
 def _first(cell: list[Run], by: Callable[[Run], tuple[float, ...]]) -> float:
     """The share of the best measured speed that the first choice has, of those that are predicted to fit, or of all."""
-    fitting = [run for run in cell if run_fits(run)] or cell
+    fitting = [run for run in cell if run_verdict(run) != "no"] or cell
     return (max(fitting, key=by).speed or 0.0) / max(run.speed or 0.0 for run in cell)
 
 

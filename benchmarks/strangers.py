@@ -17,7 +17,7 @@ from brigade.plan.costs.estimate import memory_key, time_key
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, command, markdown
-from .planner_rows import DATA, HEALTHY, Run, expressible, memory_error, run_fits, speed_error
+from .planner_rows import DATA, HEALTHY, Run, expressible, memory_error, run_verdict, speed_error
 from .planner_tables import by_set, first_choices, spread
 from .published import table
 from .published.table import counts_allocated, predict
@@ -66,8 +66,9 @@ def verdicts() -> str:
         ["that can be expressed", len(known), len({run.source for run in known})],
     ]
     for what, of, wrong in (
-        ("failed, and are called fitting", failed, [run for run in failed if run_fits(run)]),
-        ("ran, and are called unfit", ran, [run for run in ran if not run_fits(run)]),
+        ("failed, and are called fitting", failed, [run for run in failed if run_verdict(run) == "yes"]),
+        ("ran, and may not fit", ran, [run for run in ran if run_verdict(run) == "maybe"]),
+        ("ran, and are called unfit", ran, [run for run in ran if run_verdict(run) == "no"]),
     ):
         lines.append([what, f"{len(wrong)} of {len(of)}", len({run.source for run in of})])
     return markdown(["", "rows", "sources"], lines)

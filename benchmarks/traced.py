@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
+from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
 from brigade.plan.costs.job import FUSED, Job
-from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.shape.find import known_config
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.trace import versions

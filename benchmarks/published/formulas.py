@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brigade.plan.costs import communication, estimate, layer, memory, stages, step_time
+from brigade.plan.costs import activations, communication, estimate, layer, memory, stages, step_time
 from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
+from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, division
 from brigade.plan.costs.estimate import SHORT, Estimate
 from brigade.plan.costs.job import Job
-from brigade.plan.costs.memory import LOGIT_BYTES, Memory
+from brigade.plan.costs.memory import Memory
 from brigade.plan.costs.operation import Op
 from brigade.plan.costs.stages import NF4, Stage
 from brigade.plan.hardware import Gpu, gpu
@@ -117,9 +118,9 @@ def _(job: PublishedJob, moe: bool) -> Iterator[Op]:
         yield replace(op, split=op.split or job.sequence_parallel)
 
 
-@memory.activation_bytes.register
+@activations.activation_bytes.register
 def _(job: PublishedJob) -> tuple[float, float]:
-    kept, back = own(memory.activation_bytes)(job)
+    kept, back = own(activations.activation_bytes)(job)
     if job.checkpointing != "full":
         return kept, back
     whole = (4 if job.autocast else 2) * job.shape.hidden * job.tokens  # what a layer begins with
@@ -131,10 +132,10 @@ def _(job: PublishedJob) -> tuple[float, float]:
     return kept, back
 
 
-@memory.logit_bytes.register
+@activations.logit_bytes.register
 def _(job: PublishedJob) -> float:
     if job.tensor == 1 or job.loss == "fused":
-        return float(own(memory.logit_bytes)(job))
+        return float(own(activations.logit_bytes)(job))
     s, t, loss = job.shape, job.tokens, job.loss
     final_norm = (2 if job.one_kernel_norm else 6) * s.hidden * t / job.norm_ranks
     if job.engine == "fsdp2":

@@ -15,9 +15,7 @@ from brigade.plan.costs.states import first_stage_states
 from .job import PublishedJob
 from .parse_columns import told
 
-# Times what ZeRO-3's streams hold at least (stream_pool): read off 25 runs of ml-engineering, ms-swift and qwen, where they hold
-# 4 to 8 GiB whatever the model's size (collected.csv).
-ON_A_CARD_WITH_ROOM = 3
+ON_A_CARD_WITH_ROOM = 3  # times what ZeRO-3's streams hold at least (stream_pool): POOLS_AT_MOST's runs
 
 
 def reserved_gib(result: Estimate) -> float:
@@ -26,21 +24,34 @@ def reserved_gib(result: Estimate) -> float:
     return max(result.allocated_gib, min(_wanted_gib(result), most))
 
 
-def fits(result: Estimate, row: Mapping[str, str]) -> bool:
-    """Return whether the run of that row fits. Blocks of CUDA graphs are only theirs and never given back, so all reserved has
+def verdict(result: Estimate, row: Mapping[str, str]) -> str:
+    """Return whether the run of that row fits: "yes" as `plan` means it, at the upper end of the memory's interval; "maybe" where
+    the expected figure does; else "no". Blocks of CUDA graphs are only theirs and never given back, so all reserved has
     to be there (torch/cuda/graphs.py: graph_pool_handle)."""
     if re.search(r"cuda.?graphs?\b", told(row, "kernels", "notes")):
-        return _wanted_gib(result) + result.context / GIB <= result.gpu.memory_gib
-    return result.fits
+        may_fit = _wanted_gib(result) + result.context / GIB <= result.gpu.memory_gib
+    else:
+        may_fit = result.may_fit
+    return "no" if not may_fit else "yes" if result.fits else "maybe"
 
 
 def _wanted_gib(result: Estimate) -> float:
     job, found = result.job, moments(result.job)
     assert isinstance(job, PublishedJob)
     per_stage = [found[start : start + 4] for start in range(0, len(found), 4)]
-    states = max(max(one.weights + one.optimizer for one in stage) for stage in per_stage)
+    # What DeepSpeed copies for a step is one block, and takes those that activations have left (ms-swift); torch's own are many,
+    # and do not (qwen). A stage's first moment has none.
+    copied = [[one.optimizer - stage[0].optimizer for one in stage] for stage in per_stage]
+    states = max(
+        stage[0].weights + stage[0].optimizer + max(more) * (not job.deepspeed)
+        for stage, more in zip(per_stage, copied, strict=True)
+    )
     gradients = max(first_stage_states(job)[1], *(one.gradients for one in found))
-    moving = max(max(one.moving for one in stage) for stage in per_stage)
+    moving = max(
+        one.moving + more * job.deepspeed
+        for stage, steps in zip(per_stage, copied, strict=True)
+        for one, more in zip(stage, steps, strict=True)
+    )
     engine = job.conventions
     pools = ON_A_CARD_WITH_ROOM * stream_pool(job) + _exchanged(job)
     return (states + gradients + (engine.fragmentation + engine.streams) * moving + pools) / GIB

@@ -46,6 +46,9 @@ TRANSFORMERS = r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transform
 # What computes a compiled loss in one pass.
 ONLINE = r"torch ?2\.([89]|\d\d)|torchtitan (2025-(0[4-9]|1\d)|202[6-9])"
 # Whose Adam is fused without a word (transformers 4.56, training_args.py: with torch 2.8); DeepSpeed's own is, too.
+# Whose configurations of DeepSpeed name no optimizer, so that Transformers' own Adam steps what DeepSpeed has sharded
+# (LLaMA-Factory: examples/deepspeed/ds_z3_config.json; ms-swift: swift/llm/ds_config/zero3.json).
+UNNAMED = r"llama-?factory|swift"
 FUSED_BY_DEFAULT = r"torch ?2\.([89]|\d\d)|transformers ?(v|==)? ?([5-9]|4\.5[6-9])"
 # How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
 MEGATRON = FUSED | {"experts", "softmax"}
@@ -114,8 +117,9 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
     precision, method = precision_of(row), method_of(row)
-    fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
-    optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
+    own_adam = native or (traits["engine"] == "zero" and not re.search(UNNAMED, framework))
+    is_fused = own_adam or re.search(FUSED_BY_DEFAULT, framework)
+    optimizer = optimizer_of(row, "adamw_torch_fused" if is_fused else "adamw_torch")
     if precision == "pure" and not (method != "full" and re.search(TRANSFORMERS, framework)):
         traits["engine"] = _pure(traits["engine"])
     _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())

@@ -15,7 +15,7 @@ from brigade.plan.costs.memory import GIB
 
 from .formulas import estimate_of
 from .parse_columns import Inexpressible
-from .reserved import fits, reserved_gib
+from .reserved import reserved_gib, verdict
 from .rows import as_published, job_of_row
 
 PREDICTED = (
@@ -41,9 +41,9 @@ def expressed(row: Mapping[str, str]) -> Estimate:
     """Return the estimate of a row. Raises Inexpressible, or UserError for an unknown GPU or sizes that do not fit together."""
     job = job_of_row(as_published(row))
     result = estimate_of(job)
-    if result.fits or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
+    if result.may_fit or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
         return result
-    if estimate_of(replace(job, checkpointing="full")).fits:
+    if estimate_of(replace(job, checkpointing="full")).may_fit:
         raise Inexpressible(
             f"act_ckpt is empty, and the run fits only with layers computed again ({result.device_gib:.0f} of"
             f" {result.gpu.memory_gib:.0f} GiB without): the row has to say which"
@@ -81,7 +81,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         "pred_step_time_s": f"{result.time.total:.4f}",
         "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
         "pred_mfu_pct": f"{result.mfu:.2f}",
-        "fits": "yes" if fits(result, row) else "no",
+        "fits": verdict(result, row),
         "reason": "",
     } | _intervals(result, row)
 
@@ -206,7 +206,7 @@ def summary(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
                 "memory": quantiles(memory),
                 "speed": quantiles(speed),
                 "failed": sum(row.get("status", "ok") != "ok" for row in told),
-                "failed_told": sum(row.get("status", "ok") != "ok" and row["fits"] == "no" for row in told),
+                "failed_told": sum(row.get("status", "ok") != "ok" and row["fits"] != "yes" for row in told),
                 "ran": sum(row.get("status", "ok") == "ok" for row in told),
                 "ran_refused": sum(row.get("status", "ok") == "ok" and row["fits"] == "no" for row in told),
             }

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
+from brigade.plan.costs.activations import micro_batches_in_flight
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.estimate import FRAGMENTATION, SHORT, SHORT_IN_STEP, estimate, memory_key, time_key
 from brigade.plan.costs.host_memory import PROCESS, host
 from brigade.plan.costs.job import FUSED, Job
-from brigade.plan.costs.memory import GIB, micro_batches_in_flight, moments
+from brigade.plan.costs.memory import GIB, moments
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape

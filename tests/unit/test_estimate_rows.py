@@ -61,7 +61,7 @@ def test_what_ran_out_of_memory_does_not_fit_and_what_ran_does():
     rows = [
         row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == "fms-acceleration"
     ]
-    told = {row["id"]: (row["status"] == "ok", table.predict(row)["fits"] == "yes") for row in rows}
+    told = {row["id"]: (row["status"] == "ok", table.predict(row)["fits"] != "no") for row in rows}
     assert [name for name, (ran, fits) in told.items() if ran != fits] == []
     assert sum(not ran for ran, _ in told.values()) == 25
 
@@ -286,7 +286,7 @@ def test_zero_3_over_hundreds_of_ranks_is_not_promised_too_much():
     rows = [row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == "narayanan21"]
     for row in rows:
         found = table.predict(row)
-        assert (found["fits"] == "yes") == (row["status"] == "ok"), row["id"]
+        assert (found["fits"] != "no") == (row["status"] == "ok"), row["id"]
         if row["status"] == "ok":
             assert 0.8 < float(found["pred_tok_s_gpu"]) / float(row["tok_s_gpu"]) < 1.6, row["id"]
     assert len(rows) == 7

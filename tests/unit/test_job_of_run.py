@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
+from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit
+from brigade.plan.choice.job_record import record
 from brigade.plan.hardware import gpu
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import long_context, pages
-from brigade.plan.costs import memory
+from brigade.plan.costs import activations, memory
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_shape
@@ -22,10 +22,10 @@ def test_long_rows_take_what_traces_of_the_models_code_say(row):
     """With and without tiles of loss and MLPs, of a row in parts and whole: what a layer and the loss need at their peaks."""
     tiles = {"loss": "tiled", "tiled_mlp": True} if row["tiles"] != "none" else {"loss": "released"}
     job = Job(named_shape(row["model"]), row["tokens"], context=row["ranks"], checkpointing="full", **tiles)
-    kept, back = memory.activation_bytes(job)
+    kept, back = activations.activation_bytes(job)
     assert kept * job.shape.layers == pytest.approx(row["kept"], rel=0.05)
     assert back == pytest.approx(row["back"], rel=0.01)
-    assert memory.logit_bytes(job) == pytest.approx(row["loss"], abs=memory.GIB / 8)
+    assert activations.logit_bytes(job) == pytest.approx(row["loss"], abs=memory.GIB / 8)
 
 
 def test_an_mlp_in_tiles_is_computed_once_more():

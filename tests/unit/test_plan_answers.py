@@ -75,15 +75,15 @@ def test_eight_bit_moments_come_before_offload():
 
 
 def test_eight_bit_moments_come_before_an_axis_that_makes_training_much_slower():
-    """phi-4 on sixteen RTX 4090s: sequence groups over slow links make room for fp32 moments, at a fraction of the speed."""
-    ranked = candidates(Workload(named_shape("phi-4")), Cluster("RTX 4090", 8, 2))
+    """405B on 128 H100s: sequence groups make room for fp32 moments, at half the speed."""
+    ranked = candidates(Workload(named_shape("llama-3.1-405b")), Cluster("H100 80GB", 8, 16))
     winner = chosen(ranked)
     usual = next(one for one in ranked if one.fits and one.choice.axes and not one.lighter)
     assert winner and winner.lighter and not winner.choice.axes and usual.seconds > 1.3 * winner.seconds
 
 
 def test_eight_bit_moments_that_are_faster_but_not_taken_say_why():
-    ranked = candidates(Workload(named_shape("llama-3.1-405b")), Cluster("H100 80GB", 8, 16))
+    ranked = candidates(Workload(named_shape("llama-3.1-405b"), batch=160), Cluster("H100 80GB", 8, 20))
     winner = chosen(ranked)
     faster = [one for one in ranked if one.lighter and one.fits and winner and one.seconds < winner.seconds]
     assert winner and not winner.lighter and faster
@@ -221,10 +221,10 @@ def test_hosts_that_may_not_hold_what_is_offloaded_are_said_to(plan):
     words = ["llama-3.2-3b", "--gpu", "4090", "--json", "--strategy", "zero2_offload", "zero3_nvme"]
     plans = {one["strategy"]: one for one in json.loads(plan(*words)[1])["plans"]}
     offload = plans["ZeRO-2 offload"]
-    assert offload["fits"] and not offload["safe"]
-    assert re.search(r"each host may need up to \d+ GiB of memory, of 64", plan(*words[:3], *words[4:6])[1])
+    assert not offload["fits"] and offload["host_gib"] < 64 and offload["device_gib"] < 20
+    assert re.search(r"each host may need up to \d+ GiB of memory, of 64", offload["reason"])
     plans = json.loads(plan(*words, "--host_memory", 128)[1])["plans"]
-    assert next(one for one in plans if one["strategy"] == "ZeRO-2 offload")["safe"]
+    assert next(one for one in plans if one["strategy"] == "ZeRO-2 offload")["fits"]
 
 
 def test_where_experts_lie_on_several_ranks_memory_is_less_certain_and_says_why(plan):

@@ -13,7 +13,7 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.plan.choice.job_of_recipe import job_of
-from brigade.plan.choice.job_of_run import job_of_record, record
+from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.costs.averaging import CONSTANTS, held, round_seconds, sent, synchronising
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from brigade.offers import offers
 from brigade.plan import hardware
-from brigade.plan.choice import job_of_run
+from brigade.plan.choice import job_of_run, job_record
 from brigade.plan.costs.conventions import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
@@ -171,7 +171,7 @@ def test_it_fits_and_the_next_does_not(load):
             job_of_run.job_of_run(
                 recipe, SINGLE, replace(batch, micro=m, accumulation=64 // m), 1, 1, CONFIG, "H100 80GB"
             )
-        ).safe
+        ).fits
         for m in (1, 2, 4, 8)
     }
     assert 1 <= micro < 8 and safe[micro] and not safe[2 * micro] and "of 79 GiB" in why
@@ -217,21 +217,21 @@ def test_nor_does_an_unknown_architecture(load):
 )
 def test_a_job_survives_run_yaml(job, changes):
     made = prediction.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
-    assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
+    assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here") == made
 
 
 def test_a_job_of_a_model_that_was_counted_in_its_code_survives_run_yaml(job):
     counted = {"parameters": 50_000, "embedding": 6_400, "head": 6_400, "dense_layer": 18_000, "adapted": 500}
     made = replace(job(), shape=MeasuredShape("olmo", 2, 64, 128, 4, 4, 16, 100, **counted))
-    again = job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here")
+    again = job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here")
     assert again == made and again.shape.parameters == 50_000
 
 
 def test_a_record_of_another_version(mistake):
     assert "run.yaml: run.prediction.job" in mistake(
-        job_of_run.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
+        job_record.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
     )
-    assert "no configuration" in mistake(job_of_run.job_of_record, ["shape"], "run.yaml: run.prediction.job")
+    assert "no configuration" in mistake(job_record.job_of_record, ["shape"], "run.yaml: run.prediction.job")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_every_row_comes_back_with_its_estimate(name, tmp_path, capsys):
     assert len(found) == len(given) == 20
     for before, after in zip(given, found, strict=True):
         assert all(after[key] == value for key, value in before.items() if key not in PREDICTED)
-        assert after["reason"] or (after["fits"] in ("yes", "no") and float(after["pred_mem_gib"]) > 0)
+        assert after["reason"] or (after["fits"] in ("yes", "maybe", "no") and float(after["pred_mem_gib"]) > 0)
         if not after["reason"]:
             speeds = [float(after[f"pred_tok_s_gpu{end}"]) for end in ("_low", "", "_high")]
             assert sorted(speeds) == speeds and speeds[0] < speeds[2]

@@ -241,7 +241,7 @@ def test_lora_of_a_base_model_fits_one_card_of_24_gb(folder):
     """At the upper end of its interval too, with adapters alone and a template of tokens that the base has learned."""
     plan = load_plan(Path(f"recipes/{folder}/lora.yaml"))
     result, recipe = plan.estimate, plan.settings.recipe
-    assert result.gpu.memory_gib < 24 and result.job.gpus == 1 and result.safe and not result.job.offload
+    assert result.gpu.memory_gib < 24 and result.job.gpus == 1 and result.fits and not result.job.offload
     assert recipe.model.lora_modules_to_save == [] and recipe.data.chat_template == "tulu"
 
 

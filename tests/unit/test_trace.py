@@ -12,9 +12,9 @@ from transformers.integrations import moe
 
 from brigade.__main__ import main
 from brigade.errors import UserError
+from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import FUSED, Job
-from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.shape import stand_ins, traced_model
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.trace import trace

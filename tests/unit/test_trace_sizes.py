@@ -7,10 +7,10 @@ import torch
 import yaml
 
 from brigade.errors import UserError
-from brigade.plan.choice import job_of_run
+from brigade.plan.choice import job_record
 from brigade.plan.choice.search import KNOWN
+from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
 from brigade.plan.costs.job import FUSED, Job
-from brigade.plan.costs.memory import activation_bytes, logit_bytes, settings_of
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
 from brigade.plan.shape import traced_model
@@ -86,4 +86,4 @@ def test_layers_of_different_sizes_are_counted_by_kind():
             Job(shape, 1000, **{axis: 2})
     assert not any(KNOWN[axis](shape) for axis in ("tensor", "sequence", "stages"))
     job = Job(shape, 1000)
-    assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(job))), "run.yaml") == job
+    assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(job))), "run.yaml") == job

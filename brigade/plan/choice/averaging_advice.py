@@ -58,7 +58,7 @@ def _advice(plain: Estimate, name: str, changed: Callable[[], Estimate | None], 
     if plain.job.replicas.count > 1 or plain.time.across <= CONSTANTS["waits"] * plain.time.total:
         return []
     other = changed()
-    if other is None or not other.fits or (plain.safe and not other.safe):
+    if other is None or not other.fits:
         return []
     without = other.time.total - other.time.synchronising
     every, slower = 0, 0.0

@@ -32,21 +32,21 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     result = candidate.estimate
     if candidate.refused:
         return candidate.refused
-    if not candidate.fits:
+    if not candidate.keeps_margin:
         parts = vars(result.memory)
         largest, kept = max(parts, key=parts.__getitem__), candidate.margin * result.gpu.memory_gib
-        if result.fits:
+        if result.may_fit:
             return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
         words = {"optimizer": "the optimizer's states", "reference": "the reference's weights"}
         take = words.get(largest, largest)
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
+    if not candidate.fits:
+        return f"may not fit: up to {result.most_gib:.0f} of {result.gpu.memory_gib:.0f} GiB"
     if candidate.choice.why_only:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
     assert winner is not None  # what fits and can be run was there to choose from
-    if winner.estimate.safe and not result.safe:
-        return f"may not fit: up to {result.most_gib:.0f} GiB"
     if untold := not_weighed(candidate, winner):
         return untold
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:

@@ -139,7 +139,7 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
         result = estimate(job_of(settings, strategy=strategy, slots=hosts))
     except UserError:
         return None
-    if result.fits:
+    if result.may_fit:
         return None
     return f"the planner counts {result.device_gib:.0f} GiB on each {device.kind}, which has {device.memory_gib:.0f}"
 

@@ -1,8 +1,8 @@
-"""Turn a run of train.py into a Job, and a Job into plain values for run.yaml. No torch."""
+"""Turn a run of train.py into a Job. No torch."""
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ...errors import UserError
@@ -15,12 +15,11 @@ from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
-from ..costs.job import EAGER, FUSED, Attention, Comparison, Images, Job, Replicas, axis_fields, method_fields
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..hardware import Gpu
 from ..shape.find import described, named_shape
-from ..shape.from_code import MeasuredShape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
-from ..shape.model_shape import Family, LayerSizes, Mixer, ModelShape, pairs
+from ..shape.model_shape import ModelShape
 from .images import NOT_ASKED, Asked, adapter_widths, of_recipe, reads_images
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
@@ -37,7 +36,6 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
 
 # Nothing is sharded, by what shards (loop/fsdp2_engine.py).
 EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
-OLDER = {"ours", "sequence_parallel"}  # fields that records of runs have had, always with train.py's value
 FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
@@ -194,7 +192,7 @@ def largest_fit(
         job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place, asked=asked)
         result = estimate(job, device)
         filled = f"{result.device_gib:.0f} of {device.memory_gib:.0f} GiB"
-        if result.safe:
+        if result.fits:
             return micro, f"the planner's: {filled}"
     return 1, f"the least; the planner counts {filled}, which may not fit"
 
@@ -317,49 +315,3 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
         "offload": offload,
         "quantised": bool(zero.get("zero_quantized_weights")),
     }
-
-
-def record(job: Job) -> dict[str, Any]:
-    """Return a Job as plain values, for YAML: those that differ from the defaults."""
-    values = {field.name: value for field in fields(Job) if (value := getattr(job, field.name)) != field.default}
-    values["shape"] = _plain(job.shape)
-    values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
-    if compared := values.get("comparison"):
-        values["comparison"] = asdict(compared) | {"shape": compared.shape and _plain(compared.shape)}
-    if images := values.get("images"):
-        values["images"] = asdict(images) | {
-            "each": list(images.each),
-            "tower": asdict(images.tower) | {"shape": _plain(images.tower.shape)},
-        }
-    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
-
-
-def _plain(shape: ModelShape) -> dict[str, Any]:
-    family = {key: value for key, value in asdict(shape.family).items() if value != getattr(Family(), key)}
-    return {key: value for key, value in asdict(shape).items() if value} | {"family": family}
-
-
-def _shape_of_record(values: Mapping[str, Any]) -> ModelShape:
-    shape = dict(values)
-    shape |= {"family": Family(**shape.get("family", {})), "mixer": Mixer.of(shape.get("mixer"))}
-    shape["sizes"] = LayerSizes.all_of(shape.get("sizes", ()))
-    shape["projections"] = pairs(shape.get("projections", ()))
-    measured = not shape.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
-    return (MeasuredShape if measured else ModelShape)(**shape)
-
-
-def job_of_record(values: Mapping[str, Any], place: str) -> Job:
-    """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
-    try:
-        known = {key: value for key, value in values.items() if key not in OLDER}
-        known |= {"shape": _shape_of_record(values["shape"])}
-        known["replicas"] = Replicas(**known.get("replicas", {}))
-        compared = dict(known.get("comparison", {}))
-        if compared.get("shape"):
-            compared["shape"] = _shape_of_record(compared["shape"])
-        known["comparison"] = Comparison(**compared)
-        known["images"] = Images.of(known["images"]) if known.get("images") else None
-        return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        problem = f"it is no configuration that this version of Brigade writes ({error})"
-        raise UserError(place, problem, "run the recipe once more") from None

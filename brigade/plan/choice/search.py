@@ -172,11 +172,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
             )
 
 
-def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> str:
-    """Return why a job is not to be taken whatever it needs of a GPU: it may hang, or the hosts' memory or disks are too small.
+def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
+    """Return why a job is not to be taken whatever it needs of a GPU: the hosts' memory, or their disks, may be too small.
 
-    "" where it may be taken. usual: the kind of GPU, which says what a host has where the cluster does not; at_most: whether to
-    take the upper end of the interval
+    "" where it may be taken. usual: the kind of GPU, which says what a host has where the cluster does not
     """
     needs = host(job)
     memory = cluster.host_gib or usual.host_gib * cluster.node_size
@@ -184,7 +183,7 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> st
     most, when = max((needs.training, "train"), (needs.loading, "load"))
     if most / GIB > memory:
         return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
-    if at_most and needs.fullest[1] / GIB > memory:
+    if needs.fullest[1] / GIB > memory:
         return f"each host may need up to {needs.fullest[1] / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
     if needs.swapped / 1e9 > disk:
         return f"each host needs {needs.swapped / 1e9:,.0f} GB of local disk, of {disk:,.0f} (--nvme)"
@@ -210,7 +209,7 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
 def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
     """Return each strategy's best configuration, the best strategy first.
 
-    That is the fastest that fits at the upper end of its interval, or where none fits the one that needs least.
+    That is the fastest that fits, or where none fits the one that needs least.
 
     Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
     traces: the trace of a configuration that takes the formulas' place, if it has one
@@ -248,9 +247,10 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
-        safe = [candidate for candidate in found if candidate.fits and candidate.estimate.safe]
-        one = min(safe, key=lambda c: c.seconds) if safe else max(found, key=lambda c: c.estimate.spare_gib)
-        best.append(replace(one, tight=refusal(one.estimate.job, cluster, device, at_most=True)))
+        fitting = [candidate for candidate in found if candidate.fits]
+        best.append(
+            min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib)
+        )
     if not best and workload.choices and workload.batch % cluster.gpus:
         near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
@@ -259,9 +259,7 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
 
 
 def chosen(ranked: list[Candidate]) -> Candidate | None:
-    """Return the simplest strategy within 5 % of the fastest of those that fit safely, else of those that fit.
-
-    None where nothing fits.
+    """Return the simplest strategy within 5 % of the fastest of those that fit; None where nothing does.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
     adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the
@@ -270,9 +268,8 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
     elsewhere = [candidate for candidate in fitting if candidate.weighed or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
-    usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload and c.estimate.safe]
+    usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload]
     fitting = [c for c in fitting if not c.lighter or not usual or MUCH * c.seconds <= min(usual)]
-    fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]

@@ -21,7 +21,7 @@ class Choice:
 
     engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
-    file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
+    file: the ds_config; "" for DDP, "fsdp2", "fsdp2_offload" and "hsdp" where an accelerate config says it
     axes: of train/strategy/axes.py, what it divides besides the data
     least_length: tokens of a sequence from which on it is offered
     quantised: what it sends is rounded to 8 and 4 bits
@@ -90,7 +90,8 @@ CHOICES = tuple(_choices())
 
 def runs(choice: Choice, **facts: Any) -> bool:
     """Return whether train.py takes a strategy with such a `method` and recipe's keys (train/strategy/refused.yaml)."""
-    return refusal(kind=choice.kind, **dict.fromkeys(choice.axes, True), **facts) is None
+    host_shards = choice.engine == "fsdp2" and bool(choice.offload)
+    return refusal(kind=choice.kind, host_shards=host_shards, **dict.fromkeys(choice.axes, True), **facts) is None
 
 
 def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:

@@ -101,9 +101,8 @@ class Workload:
 class Candidate:
     """A strategy with its best micro-batch, checkpointing and kernels.
 
-    refused: why it is not to be taken, whatever it needs; told: whether the user has described what it offloads to
+    refused: why it is not to be taken, whatever it needs of a GPU; told: whether the user has described what it offloads to
     lighter: its optimizer keeps less than the one that is usual, because that does not fit
-    tight: why the hosts' memory may not hold it
     """
 
     choice: Choice
@@ -113,7 +112,6 @@ class Candidate:
     refused: str = ""
     told: bool = False
     lighter: bool = False
-    tight: str = ""
 
     @property
     def name(self) -> str:
@@ -139,10 +137,11 @@ class Candidate:
         return self.told and self.estimate.job.method == "full"
 
     @property
-    def safe(self) -> bool:
-        """Whether it fits at the upper ends of its memory's intervals, a GPU's and a host's."""
-        return self.estimate.safe and not self.tight
+    def keeps_margin(self) -> bool:
+        """Whether the expected figure leaves the margin of a card free."""
+        return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib
 
     @property
     def fits(self) -> bool:
-        return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused
+        """Whether it keeps the margin, and fits at the upper ends of its memory's intervals, a GPU's and a host's."""
+        return self.keeps_margin and self.estimate.fits and not self.refused

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from .activations import inputs_on_host
 from .averaging import held, written
 from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
-from .memory import inputs_on_host
 from .stages import gathered_bytes, stages
 from .states import own_bytes
 

@@ -8,25 +8,24 @@ of the trained model without gradients have none: they keep no layer's activatio
 """
 
 import functools
-import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from ..shape.lora import all_linears
-from ..shape.trace_settings import Trace, TraceSettings
-from .adapters import NORM_STANDS, adapter_bytes
+from ..shape.trace_settings import Trace
+from .activations import (
+    activation_bytes,
+    adapters_keep,
+    logit_bytes,
+    micro_batches_in_flight,
+    tower_bytes,
+    whole_weight_bytes,
+)
 from .comparing import reference_job, reference_weights
-from .conventions import LOGIT_BYTES
 from .division import division
-from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import NORM_BACK, layer_ops
+from .job import VISION_TOWER, Job
 from .stages import NF4, Stage, stages
-from .states import SUB_GROUP_SIZE, stage_states
-from .tower import pixel_bytes, projector_bytes, tower_job
+from .states import SUB_GROUP_SIZE, own_bytes, stage_states
 
 GIB = 2**30
-TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/parallel/tiled.py)
-FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
 
@@ -66,152 +65,6 @@ def stream_pool(job: Job) -> float:
     return 2 * min(LIVE, job.shape.parameters) if job.deepspeed and job.stage == 3 and job.shard_ranks > 1 else 0.0
 
 
-def settings_of(job: Job) -> TraceSettings | None:
-    """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
-    split = job.tensor * job.pipeline * job.context * job.expert > 1
-    split = split or job.shape.scores or job.comparison.apart > 1 or job.inputs_on_host
-    if split or job.checkpointing not in ("none", "full") or job.every > 1:
-        return None
-    attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
-    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
-
-
-def micro_batches_in_flight(job: Job, place: int) -> float:
-    """Return how many micro-batches the stage at `place` keeps activations of, under 1F1B.
-
-    Interleaved, a stage holds chunks of its layers, of each micro-batch one after the other: 2 (p - 1) + (v - 1) p + 1 of them on
-    the first (Megatron-LM's warm-up; Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / p v).
-    """
-    p, v = job.pipeline, job.virtual
-    if job.order.keeps_all:
-        return job.accumulation
-    if v == 1:
-        return min(p - place, job.accumulation)
-    return min(2 * (p - 1 - place) + (v - 1) * p + 1, v * job.accumulation) / v
-
-
-def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
-    """Return the bytes per token (that one rank keeps of a layer, that the layer's backward pass needs at its peak beyond them).
-
-    What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
-    """
-    kept = freed = peak = inside = 0.0
-    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (train/parallel/tiled.py)
-    pairs = [(op, job.tensor if op.split else 1) for op in layer_ops(job, moe)]
-    for op, parts in pairs:
-        if op.tiled:
-            inside += op.kept * op.share / parts
-        elif not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
-            kept += op.kept * op.share / parts
-    for op, parts in reversed(pairs):
-        needs = tile * (inside + op.back / parts) if op.tiled else op.back / parts
-        peak = max(peak, needs - freed)
-        freed += 0.0 if op.tiled else op.kept * op.share / parts
-    return kept, peak
-
-
-@functools.singledispatch
-def activation_bytes(job: Job) -> tuple[float, float]:
-    """Return the bytes per micro-batch (that one layer keeps, mean over layers; that a layer's backward pass needs besides).
-
-    With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
-    """
-    s, t = job.shape, job.tokens
-    whole = back = largest = 0.0
-    for moe, count in s.kinds:
-        kept, needed = layer_bytes(job, moe)
-        whole += kept * t * count / s.layers
-        back, largest = max(back, needed * t), max(largest, kept * t)
-    whole += adapters_keep(job)
-    largest += adapters_keep(job)
-    for one in s.one_of_each:
-        kept, needed = layer_bytes(replace(job, shape=one), moe=False)
-        back, largest = max(back, needed * t), max(largest, kept * t + adapters_keep(job))
-    if s.sizes:
-        largest = max(layer_bytes(one, s.moe_layers > 0)[0] * t + adapters_keep(one) for one, _ in job.alike)
-    # Each layer's part of a second embedding is made before the layers: its norm's input, normalised, and the result.
-    before = (10 if job.method == "full" else 6) * s.per_layer_input * t
-    boundary = input_bytes(job)
-    if job.checkpointing == "full":
-        kept = (0.0 if job.inputs_on_host else boundary) / job.every + whole * (1 - 1 / job.every)
-        # What the first norm keeps is what the layer begins with, or an fp32 copy of it. From the host it comes back.
-        shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        return kept + before, largest - shared + boundary * job.inputs_on_host + back
-    if job.checkpointing == "selective":
-        kept = boundary + selectively_kept(job) * t / job.tensor
-        return kept + before, max(0.0, largest - kept) + back
-    if job.checkpointing == "half":  # keeps every other product's output and attention's
-        inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
-        kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
-        # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
-        kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
-        return kept + before, max(0.0, whole - kept) + back
-    return whole + before, back
-
-
-def input_bytes(job: Job) -> float:
-    """Return the bytes that a layer begins with, per micro-batch."""
-    return (4 if job.autocast else 2) * job.shape.hidden * job.tokens
-
-
-def inputs_on_host(job: Job) -> float:
-    """Return the bytes of host memory in which a rank's layers have what they begin with, until they are computed again.
-
-    torch rounds each page-locked block up to a power of two (c10, CachingHostAllocator.h).
-    """
-    if not job.inputs_on_host:
-        return 0.0
-    each = 2 ** math.ceil(math.log2(input_bytes(job)))
-    return max(each * stage.layers * micro_batches_in_flight(job, stage.place) for stage in stages(job))
-
-
-def selectively_kept(job: Job) -> float:
-    """Return the bytes per token that a layer keeps besides what it begins with: every second product's output, the first among
-    them, and what attention gives (train/loop/recomputing.py: kept_contexts)."""
-    s = job.shape
-    into = [s.query_width + s.key_value_width] if s.family.fused_qkv else [s.query_width, *[s.key_value_width / 2] * 2]
-    up = [s.ffn] * 2 if s.family.gated and not s.family.fused_gate else [s.ffn * (1 + s.family.gated)]
-    kept = [*into, s.hidden, *up, s.hidden][::2]
-    return 2 * sum(kept) + 2 * s.query_width + 4 * s.heads
-
-
-def adapters_keep(job: Job) -> float:
-    """Return the bytes that adapters and frozen weights add to a layer, mean over layers; no trace nor layer_ops() has them."""
-    if job.method == "full":
-        return 0.0
-    more = sum(count * adapter_bytes(job, moe) for moe, count in job.shape.kinds)
-    return more * job.tokens / job.shape.layers / job.tensor
-
-
-def norm_bytes(job: Job) -> float:
-    """Return the bytes that stand while DoRA takes the norm of the largest weight's rows; four bits are dequantised for it."""
-    if not job.dora:
-        return 0.0
-    largest = max((inner * outer for count, inner, outer in all_linears(job.shape, job.targets) if count), default=0)
-    return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * largest / job.tensor
-
-
-@functools.singledispatch
-def logit_bytes(job: Job) -> float:
-    """Return the bytes of final norm, logits and loss at their peak, per micro-batch."""
-    s, t, loss = job.shape, job.tokens, job.loss
-    norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
-    if s.scores:  # of an answer's last token, one number
-        return (norm + 2) * s.hidden * t
-    capped = 2 * s.family.capped  # bytes of a logit that tanh keeps
-    if loss == "fused":  # besides what the norm gives
-        return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
-    final_norm = norm * s.hidden * t
-    if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
-        tile = 4 * s.hidden * t + (LOGIT_BYTES["full"] + capped) * min(TILE, t * job.labelled * s.vocab)
-        return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
-    divisor = division(job).logits
-    if divisor > 1:
-        loss = "parallel"
-        final_norm += 2 * s.hidden * t  # gathered for the head
-    return final_norm + (LOGIT_BYTES[loss] + capped) * t * job.labelled * s.vocab / divisor
-
-
 @functools.singledispatch
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
     """Return the four moments of every stage, and that of a second model.
@@ -228,31 +81,6 @@ def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
     if job.images:
         of_stages.append(_tower_moment(job))
     return of_stages
-
-
-def tower_bytes(job: Job) -> tuple[float, float]:
-    """Return the bytes per micro-batch that images add (from forward to backward pass, at the peak of the tower's own pass).
-
-    A frozen tower keeps its output only, for a projector that is trained; its layers come and go. The pixels stay in any case.
-    """
-    if not job.images:
-        return 0.0, 0.0
-    pixels, projected = pixel_bytes(job), projector_bytes(job)
-    one_layer, back = tower_layer_bytes(job)
-    if VISION_TOWER in job.images.trained:
-        kept = pixels + projected + one_layer * job.images.tower.shape.layers
-        return kept, kept + back
-    kept = pixels + projected * (PROJECTOR in job.images.trained)
-    return kept, pixels + max(one_layer, projected)
-
-
-def tower_layer_bytes(job: Job) -> tuple[float, float]:
-    """Return activation_bytes() of the vision tower, with what a layer keeps to train the vectors that scale its outputs."""
-    assert job.images
-    tower = tower_job(job)
-    kept, back = activation_bytes(tower)
-    more = 2 * job.images.tower.scales * tower.shape.hidden * tower.tokens * (tower.method == "full")
-    return (kept, back + more) if tower.checkpointing == "full" else (kept + more, back)
 
 
 def _tower_moment(job: Job) -> Memory:
@@ -291,7 +119,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
         more, again = adapters_keep(job), job.checkpointing == "full"
         kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
-    back += norm_bytes(job)
+    back += whole_weight_bytes(job)
     seen = tower_bytes(job)[0]  # of images: it stands until the decoder's backward pass has ended
     kept += seen
     standing = buffers(job, stage)
@@ -318,19 +146,21 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
 
 
 def _roots(job: Job, optimizer: float) -> float:
-    """Return the bytes of the copy of second moments that stands while torch's foreach kernels step.
+    """Return the bytes of the copies that come and go while the optimizer steps. optimizer: bytes of all its states
 
-    They take the square root of all at once (torch/optim/adam.py: _multi_tensor_adam; train/loop/schedule_free.py). optimizer:
-    bytes of all its states
+    Torch's foreach kernels take the square root of all second moments at once (torch/optim/adam.py: _multi_tensor_adam;
+    train/loop/schedule_free.py).
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
-    benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
+    benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time,
+    after it has laid the gradients end to end and copied them to fp32 (stage3.py: _prepare_fp32_grad_for_sub_group).
     """
-    if job.optimizer not in ("adamw_torch", "schedule_free_adamw"):
-        return 0.0
-    if job.deepspeed:
-        return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2
+    foreach = job.optimizer in ("adamw_torch", "schedule_free_adamw")
+    if job.deepspeed and not job.offload:
+        stepped = optimizer / (4 + own_bytes(job))
+        stepped = min(stepped, SUB_GROUP_SIZE) if job.stage == 3 else stepped
+        return stepped * max(4 * foreach, 2)
+    return optimizer / 2 * foreach
 
 
 @functools.singledispatch

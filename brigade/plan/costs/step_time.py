@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..hardware import Gpu, gpu
 from ..hardware.network import links
 from ..shape.lora import linears
+from .activations import input_bytes
 from .adapters import NORM_MOVED
 from .averaging import synchronising
 from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
@@ -15,7 +16,6 @@ from .conventions import LOGIT_BYTES
 from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
-from .memory import input_bytes
 from .operation import Op
 from .stages import offloaded_weights, stages
 from .states import beside_matrices

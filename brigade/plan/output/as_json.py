@@ -22,7 +22,7 @@ OF_RUNS = (
     "gpu_hours_per_billion_tokens",
     "usd_per_billion_tokens",
 )
-SCHEMA = 1  # changes where a key is renamed or removed
+SCHEMA = 2  # changes where a key is renamed or removed
 
 
 def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> str:
@@ -32,7 +32,6 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
             "strategy": candidate.name,
             "reason": reason(candidate, answer.winner),
             "fits": candidate.fits,
-            "safe": candidate.safe,
             "kernels": candidate.kernels,
         }
         | _numbers(candidate.estimate, given)
@@ -44,10 +43,10 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
 
 
 def recipe_json(
-    result: Estimate, strategy: str, verdict: str, fits: bool, tight: str, advice: Sequence[str], given: float | None
+    result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None
 ) -> str:
-    """Return the answer for a recipe: one plan, and the advice. tight: why the hosts may not hold it"""
-    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "safe": result.safe and not tight, "kernels": ""}
+    """Return the answer for a recipe: one plan, and the advice."""
+    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""}
     plan |= _numbers(result, given)
     return _whole([plan], 0, list(advice))
 

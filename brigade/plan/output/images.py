@@ -3,9 +3,10 @@
 from typing import Any
 
 from ...errors.console import billions, figure
+from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
 from ..costs.job import PROJECTOR, VISION_TOWER, Job
-from ..costs.memory import GIB, tower_bytes
+from ..costs.memory import GIB
 from .show import say
 
 PARTS = {VISION_TOWER: "vision tower", PROJECTOR: "projector"}

@@ -17,11 +17,12 @@ from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.data_sets import million
 from ..choice.workload import Candidate, Cluster, Workload
+from ..costs.activations import activation_bytes, adapters_keep, logit_bytes, settings_of
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, parts
 from ..costs.host_memory import host
 from ..costs.job import Job
-from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
+from ..costs.memory import GIB, stream_pool
 from ..hardware import Gpu, calibration
 from ..hardware.network import links
 from ..shape.find import named_config, positions_of
@@ -224,8 +225,6 @@ def batch(winner: Candidate) -> None:
     ranks = counted(job.data, "data-parallel rank")
     made = f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {ranks}"
     say("batch", f"{made}; recomputes {recomputes(job)}; {winner.kernels}; {job.optimizer}")
-    if winner.tight:
-        say("", winner.tight)
 
 
 def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:
@@ -245,7 +244,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     )
     if job.expert > 1:
         say("", "a rank may get more tokens for its experts than its share: hence so much at most")
-    if not result.safe:
+    if result.may_fit and not result.fits:
         say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""

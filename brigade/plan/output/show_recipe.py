@@ -75,17 +75,18 @@ def show_recipe(
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
     refused = refusal(job, usual, result.gpu)
-    tight = refusal(job, usual, result.gpu, at_most=True)
     if refused:
         verdict = f"it does not fit: {refused}"
     elif spare < 0:
         verdict = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
+    elif not result.fits:
+        verdict = f"it may not fit: up to {result.most_gib:.1f} GiB, of which {whole:.1f} are there"
     else:
         verdict = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
-    good = spare >= 0 and not refused
+    good = spare >= 0 and result.fits and not refused
     advice = averaging_advice.for_recipe(plan)
     if as_json:
-        print(recipe_json(result, plan.strategy_name, verdict, good, tight, advice, price))
+        print(recipe_json(result, plan.strategy_name, verdict, good, advice, price))
         return 0 if good else 1
     print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
@@ -107,8 +108,6 @@ def show_recipe(
         say("", steps if own else about + counts)
     if trace:
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
-    if tight and not refused:
-        say("", tight)
     say("verdict", f"{verdict}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
     return 0 if good else 1
 

@@ -91,7 +91,8 @@ def as_document(candidate: Candidate) -> dict[str, Any]:
     if file.endswith(".json"):
         document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
     elif file:
-        document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+        offload = {"fsdp_offload_params": True} if candidate.choice.offload else {}
+        document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2} | offload}
     mesh = _mesh(candidate)
     return document | ({"parallelism_config": mesh} if mesh else {})
 

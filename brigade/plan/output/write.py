@@ -131,7 +131,7 @@ def _number(rate: float) -> str:
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     """Return the keys of a recipe's `cluster:` that name the strategy: a file of ours, or what it would say if there is none."""
     job, file = candidate.estimate.job, candidate.choice.file
-    if not job.axes and file not in ("fsdp2", "hsdp"):
+    if not job.axes and (not file or file.endswith(".json")):
         return {"ds_config": file or None}
     path = f"accelerate_configs/{file}_{job.nodes}x{job.node_size}.yaml"
     shipped = not job.axes and (REPOSITORY / path).is_file()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.recipe.files import read_yaml
-from ..choice.job_of_run import job_of_record
+from ..choice.job_record import job_of_record
 from ..costs.job import Job
 from ..costs.step_time import StepTime, step_time
 from ..hardware import Gpu, calibration, gpu

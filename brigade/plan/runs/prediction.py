@@ -11,7 +11,7 @@ from ...train.model.attention import SAMPLE_BY_SAMPLE
 from ...train.run.directory import Run, add_to_record
 from ...train.upstream import attention_of
 from .. import hardware
-from ..choice import job_of_run
+from ..choice import job_of_run, job_record
 from ..costs.estimate import estimate
 from ..costs.job import Job
 from ..costs.memory import GIB
@@ -146,7 +146,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
             reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
         print(*report(predicted, measured, reason), sep="\n", flush=True)
-    job = {"job": job_of_run.record(usual)} if predicted and usual else {}
+    job = {"job": job_record.record(usual)} if predicted and usual else {}
     add_to_record(run, "prediction", entry(predicted, measured, device, reason) | job)
 
 

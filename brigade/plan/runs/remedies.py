@@ -70,10 +70,9 @@ def what_fits(run: Run, config: Any, needed: float) -> Remedies:
     own = _estimated(run, config, device)
     raised = max(1.0, needed / GIB / own.device_gib)
     counted = f"the planner counts {own.device_gib:.1f} of {device.memory_gib:.1f} GiB for this run"
-    counted += ", which fits" if own.fits else ""
-    counted += f" (at most {own.most_gib:.1f})" if own.fits and not own.safe else ""
+    counted += ", which fits" if own.fits else f", up to {own.most_gib:.1f}, which may not fit" if own.may_fit else ""
     ways = _smallest(run, config, own, min(own.device_gib, device.memory_gib / raised))
-    return Remedies(counted, own.fits, tuple(_in_words(run, way, raised) for way in ways))
+    return Remedies(counted, own.may_fit, tuple(_in_words(run, way, raised) for way in ways))
 
 
 def _in_words(run: Run, way: Way, raised: float) -> str:
@@ -114,7 +113,7 @@ def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
             if enough or len({*kinds} & {*STRATEGIES}) > 1:
                 continue
             tried = (_way(run, config, own, chosen) for chosen in itertools.product(*(changes[kind] for kind in kinds)))
-            fitting = [way for way in tried if way and way.estimate.safe and way.estimate.device_gib < limit]
+            fitting = [way for way in tried if way and way.estimate.fits and way.estimate.device_gib < limit]
             possible = (way for way in sorted(fitting, key=order) if all(map(allowed, way.changes)))
             found += itertools.islice((way for way in possible if not _exceeds_the_host(way)), 1)
         if len(found) >= MOST:
@@ -228,4 +227,4 @@ def _exceeds_the_host(way: Way) -> bool:
     """Return whether what is offloaded may need more memory than hosts like this one have."""
     job = way.estimate.job
     cluster = Cluster(job.gpu, job.node_size, job.nodes, host_gib=control_groups.memory() / GIB)
-    return bool(job.offload and refusal(job, cluster, way.estimate.gpu, at_most=True))
+    return bool(job.offload and refusal(job, cluster, way.estimate.gpu))
