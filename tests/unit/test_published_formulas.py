@@ -79,7 +79,7 @@ def test_dropout_takes_memory_and_time_in_eager_attention():
 
 def test_fp8_is_faster_than_the_best_run_in_16_bits():
     plain = published(sequence=8192, micro_batch=4, gpu="B200")
-    found = estimate_of(replace(plain, fp8="mx"), best=0.01)
+    found = estimate_of(replace(plain, fp8="tensor"), best=0.01)
     assert found.least_seconds == 0 < estimate_of(plain, best=0.01).least_seconds
     assert 1.5 * found.time.compute < step_time(plain).compute
 
