@@ -11,7 +11,7 @@ from typing import Any
 from brigade.plan.costs import communication, estimate, layer, memory, stages, step_time
 from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
 from brigade.plan.costs.division import Division, division
-from brigade.plan.costs.estimate import SHORT, Estimate
+from brigade.plan.costs.estimate import SHORT
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.memory import LOGIT_BYTES, Memory
 from brigade.plan.costs.operation import Op
@@ -32,9 +32,28 @@ def own(function: Any) -> Any:
     return function.dispatch(Job)
 
 
-def estimate_of(job: PublishedJob, device: Gpu | None = None, best: float = 0.0) -> Estimate:
-    """Return a job's estimate. In FP8 no published run in 16 bits says how fast a step can be at most."""
-    return estimate.estimate(job, device, best=math.inf if job.fp8 else best)
+# ---- whom it is compared with ------------------------------------------------------------------------------------
+@estimate.best_share.register
+def _(job: PublishedJob, device: Gpu) -> float:
+    return math.inf  # what train.py may promise bounds nobody else's stack
+
+
+@estimate.memory_group.register
+def _(job: PublishedJob) -> str:
+    return str(own(estimate.memory_group)(replace(job, engine=family(job))))
+
+
+@estimate.time_group.register
+def _(job: PublishedJob, device: Gpu) -> str:
+    return "FP8" if job.fp8 else str(own(estimate.time_group)(replace(job, engine=family(job)), device))
+
+
+def family(job: PublishedJob) -> str:
+    """Return the engine whose published runs are like these, or that of one card and whole copies."""
+    name = job.conventions.family or job.engine
+    if name != "fsdp2" or (job.stage and job.gpus > 1):
+        return name
+    return "ddp" if job.tensor * job.pipeline == 1 else "stages"
 
 
 # ---- how a model is divided --------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class Engine(conventions.Engine):
     streams: float = 0.0
     dummies: bool = False
     fragmentation: float = 1.1
+    family: str = ""
 
 
 _ROWS = table(Path(__file__).with_name("conventions.yaml"))

@@ -174,7 +174,7 @@ def test_a_row_of_anything_gets_figures_or_a_reason(row, cells):
 
 
 def test_no_row_takes_the_others_along(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "estimate_of", lambda job: 1 / 0)
+    monkeypatch.setattr(table, "estimate", lambda job: 1 / 0)
     (tmp_path / "a.csv").write_text(
         ",".join(ROW) + "\n" + 2 * (",".join(f'"{cell}"' for cell in ROW.values()) + ",more\n") + "a\n"
     )

@@ -40,8 +40,9 @@ PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
 # What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
 # hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
 HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
-# Head width at which its exponentials take as long as its products: half as long at 128 (FlashAttention-3, arXiv 2407.08608, section
-# 3.1). Rates are known for 128. Version 1 is too slow to show it (collected.csv, llm-foundry's widths of 64 and 128).
+# Head width at which exponentials take as long as products: at 128, of which rates are known, half as long (FlashAttention-3,
+# arXiv 2407.08608, section 3.1). Without it nanotron's runs with 64 were predicted 8 % faster than those with 128. Of version 1,
+# which is slow, llm-foundry's runs with both widths agree (published.csv).
 EXPONENTIALS = {"flash2": 64, "flash3": 64, "flash4": 64}
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
