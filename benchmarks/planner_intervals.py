@@ -76,7 +76,7 @@ def grouped(rows: Rows, of: Callable[[Any], str] = lambda run: str(run.source), 
         known = {name: hull(*fixed, *([ends(rest, of, tail, times)] if rest else [])) for name, rest in others.items()}
         held = [known[name][0] <= 1 / error <= known[name][1] for name, (_, error) in zip(names, rows, strict=True)]
         covers = covered(held, names)
-        if len(others) < ENOUGH or (min(covers, statistics.mean(held)) >= HELD):
+        if len(others) < ENOUGH or min(covers, statistics.mean(held)) >= HELD:
             break
     return Group(rows, hull(*fixed, ends(rows, of, tail, times)), held, len(others), covers)
 

@@ -56,7 +56,7 @@ def test_what_was_measured_is_not_widened(shape, tmp_path, monkeypatch):
 
 
 def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatch):
-    workload, cluster = Workload(shape), Cluster("A100 80GB", 8, 2, link="4x100 Gb/s")
+    workload, cluster = Workload(shape), Cluster("A100 80GB", 8, 2, link="4x20 Gb/s")
     _, sentences = goals.pick(goals.answer(workload, cluster), "")
     said = next(one for one in sentences if one.startswith("Measure the network first"))
     assert "brigade check --hostfile FILE --calibrate" in said and "1 host with 8 GPUs train sooner" in said

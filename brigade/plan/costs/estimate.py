@@ -174,7 +174,7 @@ def time_group(job: Job, gpu: Gpu) -> str:
 
 @functools.singledispatch
 def best_share(job: Job, gpu: Gpu) -> float:
-    """Return the most of its dense peak that the GPU may be promised to reach with what drives it; infinity where none is known."""
+    """Return the most of its dense peak that a GPU may be promised to reach with what drives it; infinity where none is known."""
     return float(intervals()["best"][job.driver].get(gpu.kind, math.inf))
 
 
