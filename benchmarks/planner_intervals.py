@@ -22,8 +22,8 @@ from .planner_rows import left_out, memory_error, runs, unseen_error
 Rows = list[tuple[Any, float]]  # runs, or measured hosts, with predicted over measured
 Ends = tuple[float, float]
 ENOUGH = 5  # sources from which on a group says something of the next one
-# Shares of the rows to cut on each side and times as far from the median: the first is taken that holds enough.
-WIDENING = [(tail / 100, 1.0) for tail in range(25, -1, -1)] + [(0.0, 1 + times / 20) for times in range(1, 41)]
+# Shares of rows to cut on each side, and a factor by which both ends lie farther out: the first pair is taken that holds enough.
+WIDENING = [(tail / 100, 1.0) for tail in range(25, -1, -1)] + [(0.0, 1 + more / 100) for more in range(1, 101)]
 # An interval holds at least so much of a left-out source's rows, the mean over sources, and of all rows.
 HELD = 0.8
 
@@ -46,18 +46,20 @@ class Group:
         return self.sources < ENOUGH
 
 
-def ends(rows: Rows, of: Callable[[Any], str], tail: float, times: float) -> Ends:
+def ends(rows: Rows, of: Callable[[Any], str], tail: float, farther: float) -> Ends:
     """Return the factors between which measured over predicted lies, but for `tail` on each side.
 
-    of: a run's source, of which each has the same weight; times: as many times as far from the median
+    of: a run's source, of which each has the same weight; farther: a factor by which both ends lie farther out
     """
     sizes = Counter(of(run) for run, _ in rows)
     ordered = sorted((1 / error, 1 / sizes[of(run)]) for run, error in rows)
     reached = list(itertools.accumulate(weight for _, weight in ordered))
-    shares = (tail, 0.5, 1 - tail)
-    places = [next(i for i, sum_of in enumerate(reached) if sum_of >= share * reached[-1] - 1e-9) for share in shares]
-    low, middle, high = (ordered[place][0] for place in places)
-    return round(middle * (low / middle) ** times, 2), round(middle * (high / middle) ** times, 2)
+    places = [
+        next(i for i, sum_of in enumerate(reached) if sum_of >= share * reached[-1] - 1e-9)
+        for share in (tail, 1 - tail)
+    ]
+    low, high = (ordered[place][0] for place in places)
+    return round(low / farther, 2), round(high * farther, 2)
 
 
 def covered(held: Iterable[bool], sources: Iterable[str]) -> float:
@@ -72,13 +74,15 @@ def grouped(rows: Rows, of: Callable[[Any], str] = lambda run: str(run.source), 
     """Return the group of these rows. Its interval is as wide as left-out sources need it, and holds those in `fixed`."""
     names = [of(run) for run, _ in rows]
     others = {name: [row for row in rows if of(row[0]) != name] for name in dict.fromkeys(names)}
-    for tail, times in WIDENING:
-        known = {name: hull(*fixed, *([ends(rest, of, tail, times)] if rest else [])) for name, rest in others.items()}
+    for tail, farther in WIDENING:
+        known = {
+            name: hull(*fixed, *([ends(rest, of, tail, farther)] if rest else [])) for name, rest in others.items()
+        }
         held = [known[name][0] <= 1 / error <= known[name][1] for name, (_, error) in zip(names, rows, strict=True)]
         covers = covered(held, names)
         if len(others) < ENOUGH or min(covers, statistics.mean(held)) >= HELD:
             break
-    return Group(rows, hull(*fixed, ends(rows, of, tail, times)), held, len(others), covers)
+    return Group(rows, hull(*fixed, ends(rows, of, tail, farther)), held, len(others), covers)
 
 
 def hull(*intervals: Ends) -> Ends:

@@ -38,11 +38,6 @@ def _(job: PublishedJob, device: Gpu) -> float:
     return math.inf  # what train.py may promise bounds nobody else's stack
 
 
-@estimate.memory_group.register
-def _(job: PublishedJob) -> str:
-    return str(own(estimate.memory_group)(replace(job, engine=family(job))))
-
-
 @estimate.time_group.register
 def _(job: PublishedJob, device: Gpu) -> str:
     return "FP8" if job.fp8 else str(own(estimate.time_group)(replace(job, engine=family(job)), device))

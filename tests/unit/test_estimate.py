@@ -213,10 +213,13 @@ def test_activations_need_more_room_than_states():
 def test_deepspeed_has_intervals_of_its_own():
     zero, fsdp2 = job(engine="zero"), job(engine="fsdp2")
     for engine, of in (("zero", zero), ("fsdp2", fsdp2)):
-        assert memory_group(of) == engine and time_group(of, A100) == f"{engine}, inside a host"
+        assert time_group(of, A100) == f"{engine}, inside a host"
         assert time_group(replace(of, data=16), A100) == f"{engine}, named"
         assert time_group(replace(of, data=16, link="EFA"), A100) == f"{engine}, measured"
-        assert not unseen("memory", engine) and not unseen("time", f"{engine}, inside a host")
+        assert time_group(replace(of, method="lora"), A100) == "adapters, inside a host"
+        assert not unseen("time", f"{engine}, inside a host")
+    of_memory = [memory_group(one) for one in (zero, fsdp2, replace(fsdp2, method="lora"))]
+    assert of_memory == ["DeepSpeed", "all weights", "adapters"] and not any(unseen("memory", one) for one in of_memory)
 
 
 @pytest.mark.parametrize("changes, kind, said", [

@@ -151,10 +151,11 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
-@functools.singledispatch
 def memory_group(job: Job) -> str:
     """Return the runs that a job's memory is judged by. Of experts on several ranks one may get more tokens than its share."""
-    return "experts on several ranks" if job.expert > 1 else job.engine
+    if job.expert > 1:
+        return "experts on several ranks"
+    return "DeepSpeed" if job.deepspeed else "all weights" if job.method == "full" else "adapters"
 
 
 @functools.singledispatch
@@ -169,7 +170,7 @@ def time_group(job: Job, gpu: Gpu) -> str:
     if job.shape.experts:
         return "experts"
     network = "inside a host" if job.nodes == 1 else "measured" if is_measured(gpu, job.link) else "named"
-    return f"{job.engine}, {network}"
+    return f"{'adapters' if job.method != 'full' and job.pipeline == 1 else job.engine}, {network}"
 
 
 @functools.singledispatch
