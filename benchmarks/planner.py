@@ -110,7 +110,7 @@ def tables() -> dict[str, str]:
                     name,
                     group.sources,
                     len(group.rows),
-                    "unseen" if group.unseen else "{:.2f} to {:.2f}".format(*group.between),
+                    "unseen" if group.unseen and name != "unseen" else "{:.2f} to {:.2f}".format(*group.between),
                     f"{100 * group.covers:.0f}%",
                     f"{sum(group.held)} of {len(group.rows)}",
                 ]
