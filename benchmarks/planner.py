@@ -22,7 +22,7 @@ from brigade.plan.hardware import calibration
 from .pages import EVIDENCE, REPOSITORY, filled, markdown
 from .planner_hosts import disk_table, memory_table
 from .planner_intervals import groups, of_hosts, within
-from .planner_rows import CHIPS, _estimate, best, fit, left_out, memory_error, runs, speed_error
+from .planner_rows import CHIPS, TABLES, _estimate, best, fit, left_out, memory_error, runs, speed_error
 from .planner_tables import (
     beside_simumax,
     by_chip,
@@ -91,11 +91,11 @@ def tables() -> dict[str, str]:
                 for chip, value in sustained.items()
             ],
         ),
-        "sets": by_set(),
+        "sets": by_set(TABLES, runs()),
         "sources": leave_one_out(lambda run: run.source, "source", within("time")),
         "models": leave_one_out(lambda run: run.model, "model", within("time")),
         "memory": memory_left_out(within("memory")),
-        "first-choices": first_choices(),
+        "first-choices": first_choices(runs()),
         "engines": by_engine(within("time"), within("memory")),
         "chips": by_chip(lambda run: factors("time", time_group(run.job, hardware.gpu(run.job.gpu)))),
         "simumax": beside_simumax(),

@@ -37,9 +37,9 @@ CHIPS = {
 HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A row that can be expressed. memory, speed: what was measured, or None."""
+    """A row that can be expressed. place: among its table's; memory, speed: what was measured, or None."""
 
     place: int
     row: dict[str, str]
@@ -81,8 +81,13 @@ class Run:
 @cache
 def runs() -> list[Run]:
     """Every expressible row of TABLES."""
+    return expressible(TABLES)
+
+
+def expressible(names: Iterable[str]) -> list[Run]:
+    """Every expressible row of those tables."""
     found: list[Run] = []
-    for name in TABLES:
+    for name in names:
         for row in table.read(DATA / f"{name}.csv"):
             try:
                 job = table.expressed(row).job
@@ -96,8 +101,7 @@ def runs() -> list[Run]:
 
 
 @cache
-def _estimate(place: int, hundredths: int | None) -> Estimate:
-    run = runs()[place]
+def _estimate(run: Run, hundredths: int | None) -> Estimate:
     device: Gpu = hardware.gpu(run.job.gpu)
     return estimate(run.job, replace(device, sustained=hundredths / 100) if hundredths else device)
 
@@ -105,7 +109,7 @@ def _estimate(place: int, hundredths: int | None) -> Estimate:
 def estimated(run: Run, sustained: dict[str, float]) -> Estimate:
     """With a chip's `sustained`, in hundredths, or the catalogue's where it is not given."""
     value = sustained.get(run.chip)
-    return _estimate(run.place, round(100 * value) if value else None)
+    return _estimate(run, round(100 * value) if value else None)
 
 
 def speed_error(run: Run, sustained: dict[str, float]) -> float:

@@ -13,7 +13,6 @@ from brigade.plan.costs.memory import GIB
 from .planner_rows import (
     DATA,
     HEALTHY,
-    TABLES,
     Run,
     estimated,
     left_out,
@@ -34,12 +33,13 @@ def spread(errors: Iterable[float]) -> list[Any]:
     return [count, f"{median:.1f}%", f"{p90:.1f}%", f"{100 * (statistics.median(ordered) - 1):+.1f}%"]
 
 
-def by_set() -> str:
+def by_set(names: Iterable[str], known: list[Run]) -> str:
+    """Return the errors of each set in the tables of those names. known: their expressible rows"""
     lines = []
-    for name in TABLES:
+    for name in names:
         rows = table.read(DATA / f"{name}.csv")
         for source in dict.fromkeys(row["set"] for row in rows):
-            members = [run for run in runs() if run.source == source]
+            members = [run for run in known if run.source == source]
             memory = spread(memory_error(run) for run in members if run.memory)
             speed = spread(speed_error(run, {}) for run in members if run.speed)
             unfit = {True: [0, 0], False: [0, 0]}
@@ -127,14 +127,14 @@ def memory_left_out(within: Mapping[int, bool]) -> str:
     return markdown([*head, "in the others' interval"], lines)
 
 
-def first_choices() -> str:
+def first_choices(known: Iterable[Run]) -> str:
     """Say whether the first choice is good, in each cell (source, model, method, GPU kind, GPUs, length) with configurations.
 
     A run that failed has no speed, so that choosing it is as bad as can be. Beside it the least model parallelism that fits: the
     configuration with the fewest ranks that share a model, of those the largest micro-batch.
     """
     cells: dict[str, dict[tuple[Any, ...], list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs():
+    for run in known:
         if run.speed or not run.ok:
             cells[run.source][run.model, run.job.method, run.job.gpu, run.job.gpus, run.job.sequence].append(run)
     lines: list[list[Any]] = []

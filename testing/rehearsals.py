@@ -1,5 +1,6 @@
 """Which recipes are rehearsed, and what a rehearsal takes from one."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ RECIPES = [
 ]
 
 
+@cache
 def rehearsed(path: Path) -> tuple[Any, ...]:
     """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once."""
     settings = flags.load(["--recipe", str(REPOSITORY / path)])

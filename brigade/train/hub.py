@@ -57,7 +57,7 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
     error: raised by one of Hugging Face's libraries, which wrap the Hub's answer in words of their own
     kind: "model" or "dataset"
     """
-    if not (case := _case(error)):
+    if not (case := "path" if _is_path(name) else _case(error)):
         return first_line(error), ""
     from huggingface_hub import constants
 
@@ -73,6 +73,11 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
     if hub != OFFICIAL:
         cure += f"; or unset HF_ENDPOINT, which makes {hub} the Hub"
     return problem, cure
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is that of a directory, and can be none on the Hub: OWNER/NAME."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _case(error: BaseException) -> str:

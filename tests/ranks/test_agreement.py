@@ -31,7 +31,8 @@ def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_mo
     ]
 
 
-@pytest.mark.parametrize("dies", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = os.environ | {"DIES": str(dies), "PYTHONPATH": str(REPOSITORY)}

@@ -28,8 +28,8 @@ CASES = {  # one mistake of each stage under each launcher; "late": rank 0, whic
 @pytest.mark.parametrize(
     "case, launcher",
     marks.cases(
-        *(("ds_config", "python"), ("device", "python")),
-        slow=[("flag", "accelerate"), ("ds_config, late", "torchrun"), ("data", "deepspeed")],
+        ("ds_config", "python"),
+        slow=[("device", "python"), ("flag", "accelerate"), ("ds_config, late", "torchrun"), ("data", "deepspeed")],
         matrix=[(case, launcher) for case in CASES for launcher in CASES[case][1]],
     ),
 )

@@ -37,6 +37,7 @@ def is_whole(facts):
     assert all(0 < row[2] < 60 for row in facts["figures"])
 
 
+@pytest.mark.slow
 def test_two_hosts_sweep_and_send_to_each_other():
     hosts = []
     with port() as free:
@@ -118,7 +119,7 @@ def play(pipe, rank, local, how):
     "act, limit, ended, error",
     [
         ("dies", 60, "GPU 1: its process was ended by SIGSEGV", "GPU 1: its process was ended by SIGSEGV"),
-        ("fails", 60, "", "GPU 1: CUDA error: uncorrectable ECC error"),
+        pytest.param("fails", 60, "", "GPU 1: CUDA error: uncorrectable ECC error", marks=pytest.mark.slow),
         pytest.param("hangs", 60, "GPU 1: it still ran 7 s after GPU 0 had failed", "", marks=pytest.mark.slow),
         pytest.param("is late", 8, "GPU 1: it did not end within 8 s", "", marks=pytest.mark.slow),
     ],

@@ -5,7 +5,7 @@ import pytest
 from testing import marks, parity, runs
 
 HOOKS = ("fp16", "bf16", "power_sgd")
-ACCUMULATIONS = marks.cases(4, slow=[1])
+ACCUMULATIONS = marks.cases(slow=[4], matrix=[1])
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_power_sgd_learns(results, accumulation):
     assert plain[0] - compressed[-1] > 0.8 * (plain[0] - plain[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.cases(accumulation=1)
 @pytest.mark.cases(accumulation=4)
 def test_accumulation_does_not_change_what_is_compressed(results):

@@ -16,36 +16,24 @@ RECIPE = REPOSITORY / "recipes/tiny-vision/full.yaml"
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
+    """The directory of the tiny recipe's run, which is what a user is told to start with."""
     folder = tmp_path_factory.mktemp("images") / "run"
-    few = {"max_steps": 4, "warmup_steps": 0, "max_train_samples": 64, "global_batch_size": 16, "eval_steps": 4}
-    train.main(
-        as_flags(
-            recipe=str(RECIPE),
-            output_dir=str(folder),
-            per_device_train_batch_size=8,
-            eval_answers=2,
-            report_to="none",
-            **few,
-        )
-    )
+    train.main(as_flags(recipe=str(RECIPE), output_dir=str(folder), eval_answers=8, report_to="none"))
     return folder
 
 
+@pytest.mark.slow
 def test_answers_have_their_pictures_also_on_the_page(output):
     answers = [json.loads(line) for line in (output / "answers.jsonl").read_text().splitlines()]
-    assert len(answers) == 2
+    assert len(answers) >= 8
     for answer in answers:
         assert answer["question"].count("<|image_pad|>") == 1
         assert [image[:22] for image in answer["images"]] == ["data:image/png;base64,"]
     page = (output / "report.html").read_text()
-    assert page.count('<img src="data:image/png') == 2
+    assert page.count('<img src="data:image/png') >= 8
 
 
-def test_a_fresh_process_has_the_runs_loss(output, capsys):
-    assert main(["eval", str(output), "--answers", "1"]) == 0
-    assert "<|image_pad|>" in capsys.readouterr().out
-
-
+@pytest.mark.slow
 def test_chat_is_about_an_image(output, tmp_path, capsys):
     from PIL import Image
 
@@ -58,6 +46,7 @@ def test_chat_is_about_an_image(output, tmp_path, capsys):
     assert "broken.png' is broken" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_handed_on_has_the_processor(output, tmp_path):
     from transformers import AutoConfig, AutoTokenizer
 
@@ -69,14 +58,10 @@ def test_what_is_handed_on_has_the_processor(output, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tiny_recipe_answers_right(tmp_path, capsys):
+def test_the_tiny_recipe_answers_right(output, tmp_path, capsys):
     """About colour, shape, number and place on pictures that it has not seen, and not before training."""
-    output = tmp_path / "run"
-    train.main(as_flags(recipe=str(RECIPE), output_dir=str(output), report_to="none"))
     assert main(["eval", str(output), "--answers", "8", "--exact", "0.9"]) == 0
     assert "% are the reference's, word by word; 0% before training" in capsys.readouterr().out
-    page = (output / "report.html").read_text()
-    assert page.count('<img src="data:image/png') >= 8 and "before training" in page
     with pyarrow.parquet.ParquetFile(RECIPE.with_name("heldout.parquet")) as heldout:
         row = heldout.read().to_pylist()[0]
     (tmp_path / "picture.png").write_bytes(row["images"][0]["bytes"])

@@ -94,9 +94,8 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
     return Ended(code, out.read_bytes().decode(), err.read_bytes().decode(), ranks_part(err.read_text()), 0, at)
 
 
-@pytest.mark.parametrize(
-    "launcher, number", [("python", signal.SIGINT), pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
 def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
     flags = [

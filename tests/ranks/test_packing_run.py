@@ -10,7 +10,7 @@ import pytest
 
 import train
 from brigade.train.data import builtin, collate
-from testing import axes_pipeline, parity, runs
+from testing import axes_pipeline, marks, parity, runs
 
 CHATS = 24
 SHARED = [
@@ -85,7 +85,8 @@ def texts(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory, texts):
+def two_ranks(tmp_path_factory, texts, asked_for):
+    """What each of the cases that are asked for logs, all in one process group."""
     cases = [{"name": name, "flags": [*flags, *parity.STRATEGIES["ddp"]]} for name, flags in RUNS.items()]
     cases += [{"name": f"packed, {kind}", "flags": [*RUNS["packed"], *parity.STRATEGIES[kind]]} for kind in SHARDED]
     cases += [
@@ -101,7 +102,9 @@ def two_ranks(tmp_path_factory, texts):
     for kind in HYBRIDS:
         micro = flags([*PACKED, *LESS, "--activation_checkpointing"], 2 if kind in SHARDED else 3)
         cases.append(HYBRID | {"name": f"hybrid, {kind}", "flags": [*micro, *strategies[kind]]})
-    return runs.run_cases(2, cases, folder, timeout=300)
+    names = asked_for("case") | {f"hybrid, {kind}" for kind in asked_for("hybrid")}
+    names |= {f"texts, {kind}" for kind in asked_for("kind")}
+    return runs.run_cases(2, [case for case in cases if case["name"] in names], folder, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +126,16 @@ def test_one_process(name, run, reference):
     assert not differences(found, reference)
 
 
-@pytest.mark.parametrize("name", [*RUNS, *(f"packed, {kind}" for kind in SHARDED)])
-def test_two_ranks(name, two_ranks, reference):
-    assert not differences(two_ranks[name], reference)
+@pytest.mark.parametrize("case", marks.cases("packed", "packed, zero3", slow=["packed, fsdp2"], matrix=RUNS))
+def test_two_ranks(case, two_ranks, reference):
+    assert not differences(two_ranks[case], reference)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_with_a_state(name, two_ranks, hybrids):
+@pytest.mark.parametrize("hybrid", marks.cases(slow=HYBRIDS))
+def test_layers_with_a_state(hybrid, two_ranks, hybrids):
     assert hybrids["padded"]["loss"][-1] < 0.95 * hybrids["padded"]["loss"][0]
     assert not differences(hybrids["packed"], hybrids["padded"])
-    assert not differences(two_ranks[f"hybrid, {name}"], hybrids["padded"])
+    assert not differences(two_ranks[f"hybrid, {hybrid}"], hybrids["padded"])
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +151,7 @@ def texts_alone(run, texts):
     return found
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero3"])
+@pytest.mark.parametrize("kind", marks.cases("zero3", matrix=["ddp"]))
 def test_continued_pretraining_on_texts(kind, two_ranks, texts_alone):
     assert not differences(two_ranks[f"texts, {kind}"], texts_alone)
 

@@ -150,7 +150,7 @@ def fail(
         supervised.note(follows=True)
         why = ended or f"because another rank failed first ({first_line(error, 120)})"
         print(f"rank {world.rank} on {world.host} stops{':' * bool(ended)} {why}", file=sys.stderr)
-        time.sleep(0.5)  # a launcher takes the exit code of the rank that ends first: it is to be the one that failed first
+        time.sleep(0.5)  # launchers take the exit code of the rank that ends first: let it be the one that failed first
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code(error))
