@@ -153,9 +153,7 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
 
 def memory_group(job: Job) -> str:
     """Return the runs that a job's memory is judged by. Of experts on several ranks one may get more tokens than its share."""
-    if job.expert > 1:
-        return "experts on several ranks"
-    return "DeepSpeed" if job.deepspeed else "all weights" if job.method == "full" else "adapters"
+    return "experts on several ranks" if job.expert > 1 else "DeepSpeed" if job.deepspeed else "other engines"
 
 
 @functools.singledispatch
