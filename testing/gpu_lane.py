@@ -22,12 +22,18 @@ PACKING = ("--packing", "true", "--learning_rate", "0.3")
 IMAGES = ("--freeze_vision_tower", "false", "--learning_rate", "0.1")
 PREFERENCES = REPOSITORY / "tests/data/preferences"
 DPO = ("--objective", "dpo", "--train_file", str(PREFERENCES / "pairs.jsonl"), "--validation_file", "null")
-# What objectives need of a device besides: a second model, a pass over mismatched answers, and another head.
-OBJECTIVES: dict[str, list[str]] = {
-    "second model": [*DPO, "--precompute_ref_log_probs", "false"],
-    "kto": [*DPO, "--objective", "kto", "--train_file", str(PREFERENCES / "judged.jsonl")],
-    "reward": [*DPO, "--objective", "reward", "--learning_rate", "0.05"],
-}
+ROWS = ("--trainable_token_indices", "<|im_start|>,300", "--loraplus_lr_ratio", "4")
+EVERY_KIND = ("zero3", "fsdp2", "ddp")
+# What needs more of a device, and under which strategies: objectives a second model, a pass over mismatched answers, and another
+# head; Muon matrices that are gathered for a step; adapters rows beside a frozen matrix, two rates, and weights out of a file.
+BESIDES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "second model": ([*DPO, "--precompute_ref_log_probs", "false"], EVERY_KIND),
+    "kto": ([*DPO, "--objective", "kto", "--train_file", str(PREFERENCES / "judged.jsonl")], EVERY_KIND),
+    "reward": ([*DPO, "--objective", "reward", "--learning_rate", "0.05"], EVERY_KIND),
+    "muon": (["--optim", "muon", "--learning_rate", "1e-3"], ("zero1", "fsdp2")),
+    "rows": ([*LORA, "--learning_rate", "0.3", *ROWS], ("zero3", "fsdp2")),
+    "continued": ([*LORA, "--adapter_name_or_path", "outputs/rows"], ("zero3",)),
+}  # fmt: skip
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,

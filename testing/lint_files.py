@@ -136,6 +136,9 @@ EXAMPLES = {
     "recipe-rows": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": CHATS}, training={"objective": "dpo"})},
         "r.yaml:4: data.train_file"),
+    "recipe-weights": (
+        {"r.yaml": recipe(data={"dataset_name": None, "train_file": CHATS, "columns": {"weight": "weight"}})},
+        "r.yaml:6: data.train_file"),
     "recipe-images": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": MISSING, "images": True})},
         "r.yaml:5: data.train_file"),

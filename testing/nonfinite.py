@@ -31,6 +31,7 @@ SEED, SAMPLES = 42, 67
 ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
 POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
 MIXTURE, BIASED = "mixture", "biased"
+FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
 STRATEGIES = parity.STRATEGIES | {
     "ddp+lora": [*parity.DDP, "--use_peft", "true"],
     "zero3+lora": [*parity.STRATEGIES["zero3"], "--use_peft", "true"],
@@ -49,6 +50,7 @@ STRATEGIES = parity.STRATEGIES | {
         for kind in ("ddp", "zero2", "zero3", "fsdp2")
     },
     "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
+    **{f"{kind}+free": [*parity.STRATEGIES[kind], *FREE] for kind in ("ddp", "zero2", "zero3", "fsdp2")},
     "single": [],
 }
 

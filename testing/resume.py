@@ -19,6 +19,7 @@ SHARED = [
     *["--optim", "adamw_torch", "--learning_rate", "3e-3", "--weight_decay", "0.1", "--max_grad_norm", "1"],
     *["--lr_scheduler_type", "cosine", "--save_steps", str(SAVED), "--save_total_limit", "9"],
 ]
+_FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "3"]
 METHODS: dict[str, list[str]] = {
     "full": [],
     "LoRA": ["--use_peft", "--learning_rate", "1e-2"],
@@ -33,6 +34,7 @@ METHODS: dict[str, list[str]] = {
     ],
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
+    "schedule-free": _FREE,
     "Muon": ["--optim", "muon", "--learning_rates", '{"embed_tokens|lm_head": 1e-3}'],
 }
 # Several axes at once -> sizes, kind of strategy; the rest of the ranks are data-parallel.
@@ -150,6 +152,7 @@ def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
 # whose random numbers belong to a rank.
 STOPS = (4, 6)
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
+_PISSA = ["--use_peft", "--learning_rate", "3e-3", "--init_lora_weights", "pissa", "--weight_decay", "0"]
 _RATES = ["--learning_rates", '{"embed_tokens|lm_head": 1e-3}']
 _BEST = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--eval_steps", "2", "--save_steps", "2"]
 EXACT: dict[str, list[str]] = {
@@ -159,8 +162,13 @@ EXACT: dict[str, list[str]] = {
     **{f"{name}+packing": [*STRATEGIES[name], "--packing", "true"] for name in ("zero2", "fsdp2")},
     **{f"{name}+best": [*STRATEGIES[name], *_BEST, "--learning_rate", "3e-2"] for name in ("ddp", "zero2", "zero3", "fsdp2")},
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
+    **{f"{name}+pissa": [*STRATEGIES[name], *_PISSA] for name in ("ddp", "zero3", "fsdp2")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
     **{f"{name}+muon": [*STRATEGIES[name], "--optim", "muon", *_RATES] for name in ("ddp", "zero1", "zero3", "fsdp2")},
+    **{f"{name}+free": [*STRATEGIES[name], *_FREE] for name in ("ddp", "zero1", "zero2_offload", "zero3", "fsdp2")},
+    "fsdp2+free+lora": [*STRATEGIES["fsdp2"], *_FREE, *_LORA],
+    "zero1+free+bf16": [*STRATEGIES["zero1"], *_FREE, "--bf16"],
+    **{f"{name}+free+best": [*STRATEGIES[name], *_FREE, *_BEST] for name in ("ddp", "zero3", "fsdp2")},
     **axes.STRATEGIES,
     **{f"{name}+lora": [*axes.STRATEGIES[name], *_LORA] for name in ("zero1_tp2", "zero3_tp2", "fsdp2_tp2")},
     "fsdp2_tp2+qdora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA, "--load_in_4bit", "--use_dora"],

@@ -1,4 +1,4 @@
-"""The first row of each file that a recipe names, where the recipe learns which answers are better, or from images."""
+"""The first row of each file that a recipe names, where it learns which answers are better, from images, or by weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -7,11 +7,12 @@ from typing import Any
 from ..errors import UserError
 from ..errors.findings import Finding
 from ..train.data.images import NO_RULES, ImageReader, folder_of_images
+from ..train.data.keys import WEIGHT, Row
 from ..train.data.preferences import check_columns
 from ..train.data.rows import BadRow
-from ..train.data.samples import Text, convert
+from ..train.data.samples import Text, convert, weight_of
 from ..train.data.sources import files_of
-from ..train.recipe.data_section import Source
+from ..train.recipe.data_section import DataSection, Source
 from ..train.recipe.flags import Settings
 from ..train.recipe.objectives import ANSWERS, objective_of
 
@@ -33,30 +34,36 @@ class _Unrendered:
 
 
 def findings(name: str, settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for each file whose first row is no pair, or has no label, or has images that cannot be used. name: of the
-    recipe
+    """Yield a finding for each file whose first row is no pair, or has no label, or has images or a weight that cannot be used.
+    name: of the recipe
 
     What cannot be read here, and what else is wrong with rows, a run and `prepare` say: they read all of them. No image is
-    fetched, nor looked for in Parquet.
+    fetched, nor looked for in Parquet, nor is a weight.
     """
     training, data = settings.recipe.training, settings.recipe.data
     rows = objective_of(training).rows
-    if rows == ANSWERS and (not data.images or data.fetch_images):
-        return
     sources: list[Source] = [*data.datasets] if data.datasets else [data]
     for source in sources:
         for key in FILES:
-            file = getattr(source, key)
-            if rows == ANSWERS and str(file).endswith(".parquet"):
+            file, rule = getattr(source, key), _rule(rows, data, source, key)
+            if rule != "recipe-rows" and str(file).endswith(".parquet"):
                 continue  # to read one takes pyarrow and numpy: a second
-            if file and (problem := _problem(file, source, rows)):
+            if file and rule and (problem := _problem(file, source, rows, rule)):
                 at = "data.datasets" if data.datasets else f"data.{key}"
                 about = {"objective": training.objective, "file": file}
-                rule = "recipe-images" if rows == ANSWERS else "recipe-rows"
                 yield Finding.of(rule, name, at, **about, problem=problem[0], cure=problem[1])
 
 
-def _problem(file: str, source: Source, rows: str) -> tuple[str, str] | None:
+def _rule(rows: str, data: DataSection, source: Source, key: str) -> str:
+    """Return the rule that the first row of a file may break; "" for none. key: of the file"""
+    if rows != ANSWERS:
+        return "recipe-rows"
+    if data.images:
+        return "" if data.fetch_images else "recipe-images"
+    return "recipe-weights" if WEIGHT in source.columns and key == "train_file" else ""
+
+
+def _problem(file: str, source: Source, rows: str, rule: str) -> tuple[str, str] | None:
     """Return (problem, cure) of the first row of a file; None where there is none, or it cannot be read."""
     try:
         with suppress(UserError, OSError, StopIteration):
@@ -65,7 +72,9 @@ def _problem(file: str, source: Source, rows: str) -> tuple[str, str] | None:
             columns: Any = source.columns
             if isinstance(row, BadRow):
                 return None
-            if rows == ANSWERS:
+            if rule == "recipe-weights":
+                weight_of(Row(row if isinstance(row, dict) else {}, columns))
+            elif rule == "recipe-images":
                 folder = folder_of_images(source.image_folder, chunk.where.source)
                 convert(row, columns, _Unrendered(), ImageReader(NO_RULES, folder))
             else:

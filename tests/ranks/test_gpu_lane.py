@@ -93,16 +93,18 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
 
 
 @pytest.mark.slow
-def test_objectives_are_those_of_the_cpu_and_wait_for_nothing_in_each_micro_step(tmp_path_factory):
-    alone, cases = [], []
-    for name, asked in gpu_lane.OBJECTIVES.items():
-        for strategy in ("zero3", "fsdp2", "ddp"):
+def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_each_micro_step(tmp_path_factory):
+    """Adapters are continued that the same run in one process has left."""
+    folder, alone, cases = tmp_path_factory.mktemp("alone"), [], []
+    for name, (asked, strategies) in gpu_lane.BESIDES.items():
+        asked = [str(folder / flag) if flag.startswith("outputs/") else flag for flag in asked]
+        for strategy in strategies:
             case = gpu_lane.run_case(strategy)
             case |= {"name": f"{name}, {strategy}", "flags": [*case["flags"], *asked], "waits": gpu_lane.STEPS}
             cases.append(case)
         case = gpu_lane.reference("zero3")
         alone.append(case | {"name": name, "flags": [*case["flags"], *asked]})
-    expected = runs.run_cases(1, alone, tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS)
+    expected = runs.run_cases(1, alone, folder, steps=gpu_lane.STEPS)
     found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name, result in found.items():
         differences = parity.worst(result, expected[name.partition(",")[0]])

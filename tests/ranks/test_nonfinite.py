@@ -35,7 +35,8 @@ SKIPPED = [
 ]
 SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3", "pipeline")]
 GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero2_offload", "zero3_nvme", "hsdp", "ddp+lora",
-             "zero3+lora", "fsdp2+lora", *(f"{kind}+biases" for kind in ("ddp", "zero2", "zero3", "fsdp2")),
+             "zero3+lora", "fsdp2+lora", *(f"{kind}+{what}" for what in ("biases", "free")
+             for kind in ("ddp", "zero2", "zero3", "fsdp2")),
              "fsdp2+experts", "pipeline", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
 SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2", "pipeline")]
 
@@ -86,7 +87,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
         changed = [step for step in range(1, STEPS + 1) if held[step] != held[step - 1]]
         assert changed == [step for step in range(1, STEPS + 1) if step not in steps]
     reference, _ = results("single skip nothing")
-    assert found["rates"] == reference["rates"]  # the schedule goes on
+    assert "+free" in case or found["rates"] == reference["rates"]  # the schedule goes on
     assert found["loss"].keys() == {str(step) for step in range(1, STEPS + 1)} - set(map(str, steps))
     if (
         case.split()[0] in parity.STRATEGIES
@@ -131,7 +132,7 @@ def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
         assert held[STEP] == held[2] != held[STEP - 1]  # checkpoint-2 is the last one before
         assert held[STEP + 1] != held[STEP]
     reference, _ = results("single skip nothing")
-    assert found["rates"] == reference["rates"]
+    assert "+free" in case or found["rates"] == reference["rates"]
     named = json.loads((output / "bad_steps.jsonl").read_text().splitlines()[0])
     assert named["kind"] == ("loss_spike" if case.endswith("spike") else "nonfinite")
     assert named["action"] == "rollback" and Path(named["back_to"]).name == "checkpoint-2"

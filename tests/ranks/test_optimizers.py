@@ -22,11 +22,13 @@ BY_RANKS = {
     2: ("ddp", "zero1", "zero2", "zero3", "fsdp2", "zero2_offload", "zero3_offload"),
     4: ("hsdp", "zero1", "zero3", "fsdp2"),
 }
-RATES = {"adafactor": "1e-2", "lion_32bit": "1e-3", "paged_adamw_32bit": "3e-3"}
+RATES = {"adafactor": "1e-2", "lion_32bit": "1e-3", "paged_adamw_32bit": "3e-3", "schedule_free_adamw": "1e-2"}
 # What stands behind a strategy's `+` is another optimizer than Muon, or a model.
 OTHERS = {
     "ddp": (*RATES, "qwen3_moe"),
-    **dict.fromkeys(("zero1", "zero2", "zero3"), ("lion_32bit", "paged_adamw_32bit", "qwen3_moe")),
+    **dict.fromkeys(("zero1", "zero2", "zero3"), (*list(RATES)[1:], "qwen3_moe")),
+    **dict.fromkeys(("fsdp2", "hsdp"), ("schedule_free_adamw", "qwen3_moe")),
+    **dict.fromkeys(("zero2_offload", "zero3_offload"), ("schedule_free_adamw", "qwen3_moe")),
 }
 
 
@@ -71,6 +73,7 @@ def results(tmp_path_factory, asked_for):
             "ddp-w2+adafactor",
             "zero2-w2+lion_32bit",
             "zero3-w2+paged_adamw_32bit",
+            "zero3-w2+schedule_free_adamw",
         ],
         matrix=CASES,
     ),

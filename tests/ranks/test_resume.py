@@ -22,6 +22,7 @@ RESHARDED = [
             ("LoRA", "ddp", "zero3", 4), ("LoRA", "zero3", "fsdp2", 1), ("LoRA", "fsdp2", "ddp", 3),
             ("QLoRA", "zero3", "zero2", 4), ("QLoRA", "zero2", "fsdp2", 3), ("LAMB", "ddp", "ddp", 4),
             ("LoRA+", "zero3", "fsdp2", 3), ("LoRA+", "fsdp2", "zero2", 2),
+            ("schedule-free", "zero1", "fsdp2", 3), ("schedule-free", "fsdp2", "zero3", 1), ("schedule-free", "zero3", "ddp", 2),
             ("Muon", "zero1", "fsdp2", 3), ("Muon", "fsdp2", "zero3", 1), ("Muon", "zero3", "ddp", 2),
         )
     ),
@@ -47,7 +48,15 @@ def exact(tmp_path_factory, asked_for):
     "name",
     marks.cases(
         "fsdp2+best",
-        slow=["zero2_offload", "zero3", "ddp+power_sgd", "fsdp2_tp2+qdora", "zero2+8bit", "fsdp2+muon"],
+        slow=[
+            "zero2_offload",
+            "zero3",
+            "ddp+power_sgd",
+            "fsdp2_tp2+qdora",
+            "zero2+8bit",
+            "fsdp2+muon",
+            "fsdp2+free+best",
+        ],
         matrix=resume.EXACT,
     ),
 )

@@ -79,7 +79,7 @@ def test_losses_gradients_and_what_is_saved_are_pefts(name, base, tmp_path):
     theirs = PeftModel.from_pretrained(copy.deepcopy(ours), base / name, is_trainable=True)
     first = copy.deepcopy(ours)
     ours = adapters.wrap(ours, settings, str(base))
-    adapter_weights.load(ours, settings)
+    adapter_weights.load(ours, str(base / name))
     start = ours(input_ids=BATCH, labels=BATCH).loss.item()
     for _ in range(3):
         losses = []

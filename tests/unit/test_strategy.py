@@ -108,6 +108,37 @@ def test_muon_is_refused_where_no_rank_can_gather_its_matrices(flags, words, pic
 
 
 @pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sync_every", "4"], "replicas that train independently"),
+        (["--ds_config", "ds_configs/zero3_nvme.json"], "on NVMe"),
+        (["--ds_config", "ds_configs/zero1_tp2.json"], "where a tensor group divides"),
+        (["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
+        (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
+        (["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"], "shards in host memory"),
+    ],
+)
+def test_schedule_free_adamw_is_refused_where_nobody_has_compared_it(flags, words, pick, mistake):
+    message = mistake(
+        pick, "--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0", *flags, size=4
+    )
+    assert "flag --optim" in message and words in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sync_every", "4"], "replicas that train independently"),
+        (["--objective", "dpo"], "objective dpo does not read weights"),
+        (["--use_liger_kernel", "true"], "Liger sums the losses"),
+        (["--images", "true"], "where rows have images"),
+    ],
+)
+def test_weights_of_samples_are_refused_where_nobody_reads_them(flags, words, pick, mistake):
+    assert words in mistake(pick, "--columns", "{weight: weight}", *flags, size=4)
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ["--ds_config", "ds_configs/zero1.json"],

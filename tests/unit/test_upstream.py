@@ -21,6 +21,14 @@ UPSTREAM = ROOT / "brigade/train/upstream"
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
 # Where the pinned versions define what upstream/ touches: private names, and public ones that no documentation promises.
 DEFINED = {
+    "torch/optim/adam.py": [
+        "_foreach_addcmul_",
+        "_foreach_sqrt",
+        "_foreach_div_",
+        "_foreach_add_",
+        "_foreach_lerp_",
+        "_multi_tensor_adam",
+    ],
     "transformers/training_args.py": ["_n_gpu"],
     "transformers/configuration_utils.py": ["_attn_implementation"],
     "transformers/modeling_utils.py": [

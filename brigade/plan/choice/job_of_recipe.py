@@ -9,6 +9,7 @@ from ...errors import UserError
 from ...errors.tables import table
 from ...train.cluster import World
 from ...train.hostfile import read_hostfile
+from ...train.model.config_json import grown_vocabulary, with_vocabulary
 from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
 from ...train.recipe.files import REPOSITORY, find
@@ -109,6 +110,8 @@ def job_of(
         problem = "flags say how many images samples have, and this recipe reads none"
         raise UserError(str(settings.recipe_path), problem, "set data.images: true, or leave the flags out")
     shape = described_with_tower(config, place, name)[0] if seen else described(config, place, name)
+    if new := len(model.add_tokens + model.add_special_tokens):  # as if no row of the model were to spare
+        config = with_vocabulary(config, grown_vocabulary(shape.vocab, shape.vocab + new))
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"
     strategy = strategy or strategy_of(settings)

@@ -86,9 +86,10 @@ def job_of_run(
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
+        rank = model.lora_r * model.rank_factor
         tokens = len(set(model.trainable_token_indices))
-        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora, tokens)
-        trained += model.lora_r * adapter_widths(images, model.lora_target_modules) if images else 0
+        trained = trained_parameters(shape, rank, model.lora_modules_to_save, targets, model.use_dora, tokens)
+        trained += rank * adapter_widths(images, model.lora_target_modules) if images else 0
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape,
@@ -215,6 +216,8 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         and training.activation_checkpointing not in (True, False),
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
+        "they know DeepSpeed's own AdamW on the host, not schedule_free_adamw": zero.get("offload_optimizer")
+        and training.optim == "schedule_free_adamw",
         f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get(
             "cpu_offload"
         )

@@ -320,12 +320,13 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
 def _roots(job: Job, optimizer: float) -> float:
     """Return the bytes of the copy of second moments that stands while torch's foreach kernels step.
 
-    They take the square root of all at once (torch/optim/adam.py: _multi_tensor_adam). optimizer: bytes of all its states
+    They take the square root of all at once (torch/optim/adam.py: _multi_tensor_adam; train/loop/schedule_free.py). optimizer:
+    bytes of all its states
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
     benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
     """
-    if job.optimizer != "adamw_torch":
+    if job.optimizer not in ("adamw_torch", "schedule_free_adamw"):
         return 0.0
     if job.deepspeed:
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)

@@ -13,7 +13,7 @@ from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
 # The states of these have one value for each element of a parameter, under torch's names.
-BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars", "muon")
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars", "muon", "schedule_free_adamw")
 _QUANTISES = "quantises its states in blocks of what one rank has"
 _NOT_BY_ELEMENT = {
     "adafactor": "keeps sums over a matrix's rows and columns",

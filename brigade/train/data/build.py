@@ -16,7 +16,7 @@ from ..recipe.objectives import JUDGED
 from . import chat_template, encode, mixing, packing, sources, stream
 from .image_store import StoredImages
 from .images import folder_of_images
-from .keys import names_of
+from .keys import names_of, without_weight
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
 from .rows import Files, Rows
@@ -220,12 +220,13 @@ def _encode_all(
     estimate, from the part that was read, of how many items the whole split has.
     """
     first, read, seen = writer.items, 0, 0
+    columns = origin.columns if trained else without_weight(origin.columns)
     most = limit and limit * writer.per_item
-    absent, processes = names_of(origin.columns), settings.recipe.data.dataset_num_proc
+    absent, processes = names_of(columns), settings.recipe.data.dataset_num_proc
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
     with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
-        for part in encoded(rows, origin.columns, encoder, processes, most, origin.image_folder):
+        for part in encoded(rows, columns, encoder, processes, most, origin.image_folder):
             seen += part.rows
             absent &= part.absent
             dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.per_item, 1])

@@ -26,7 +26,7 @@ class About:
 
     slots: its tokens, filler and padding included; length: tokens of each of its sequences, likewise
     logits: the number of slots for which they are computed
-    step_supervised: supervised tokens of the whole optimizer step over all ranks (None: not known)
+    step_supervised: supervised tokens of the whole optimizer step over all ranks, each times its weight (None: not known)
     end_to_end: whether a sequence has several samples, padding being one of them (None: padding has a mask)
     """
 
@@ -34,13 +34,13 @@ class About:
     squared_lengths: int
     supervised: int
     slots: int
-    step_supervised: int | None
+    step_supervised: float | None
     end_to_end: bool | None = None
     length: int = 0
     logits: int = 0
 
 
-ABOUT, REAL = "about", "real"  # keys of a micro-batch that are not for the model
+ABOUT, REAL, WEIGHTS = "about", "real", "token_weights"  # keys of a micro-batch that are not for the model
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
@@ -61,7 +61,7 @@ class WithFiller(torch.utils.data.Dataset):
     def __getitem__(self, index: Any) -> TokenSequence:
         return self.filler if index == FILLER else self.sequences[index]
 
-    def __getitems__(self, indices: Any) -> tuple[list[TokenSequence], int | None]:
+    def __getitems__(self, indices: Any) -> tuple[list[TokenSequence], float | None]:
         supervised = getattr(indices, "supervised", None)
         if supervised is None and getattr(indices, "sequences", None):
             supervised = self.sequences.step_supervised(indices.sequences)  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ class Collate:
         self.scores, self.rows, self.compares = scores, rows, rows != objectives.ANSWERS
         self.processor, self.always_image = processor, always_image and processor is not None
 
-    def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
+    def __call__(self, fetched: tuple[list[TokenSequence], float | None]) -> dict[str, Any]:
         fetched_sequences, step_supervised = fetched
         sequences = fetched_sequences
         if self.compares:
@@ -117,6 +117,8 @@ class Collate:
             sequences = [*sequences, self.processor.blank()]
         padded = self.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
         batch = self._flat(sequences) if self.padding_free and not padded else self._padded(sequences)
+        if any((sequence["weights"] != 1).any() for sequence in sequences if "weights" in sequence):
+            batch[WEIGHTS] = _weights(sequences, batch)
         if self.marks:
             batch[REAL] = _real(sequences, batch["input_ids"])
         if self.compares:
@@ -197,6 +199,26 @@ def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
         found.view(-1)[begin : begin + length] = bool((sequence["labels"] != IGNORED).any())
         begin += length
     return found
+
+
+def _weights(sequences: list[TokenSequence], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the weight of each target of a micro-batch, 1 where there is padding or filler.
+
+    fp32, of the shape of shift_labels, or of labels where there are none: as a sample's first token is no target, a target and
+    the token before it weigh the same.
+    """
+    own = [
+        np.repeat(sequence.get("weights", np.ones(len(sequence["lengths"]))), sequence["lengths"]).astype(np.float32)
+        for sequence in sequences
+    ]
+    found = torch.ones(batch["labels"].shape)
+    if len(found) == 1:
+        whole = np.concatenate(own)
+        found[0, : len(whole)] = torch.from_numpy(whole)
+    else:
+        for row, weights in zip(found, own, strict=True):
+            row[: len(weights)] = torch.from_numpy(weights)
+    return found[:, batch["logits_to_keep"]] if "logits_to_keep" in batch else found
 
 
 class CarriesErrors:

@@ -91,7 +91,7 @@ class LoadedEncoder:
         encodings = iter(self._ids([text for _, texts in rows if isinstance(texts, tuple) for text in texts]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
-        samples: list[tuple[int, ...]] = []
+        samples: list[tuple[float, ...]] = []
         images: list[tuple[ImageSource, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
@@ -122,7 +122,7 @@ class LoadedEncoder:
                         tokens.append(part)
                         masks.append(own)
                         how = WHOLE if begin else fate, number, counts, text.desirable
-                        samples.append(entry(part, own, *how, pictures))
+                        samples.append(entry(part, own, *how, pictures, text.weight))
                         images.append(pictures)
                         counts = (0,) * len(counts)
                     elif begin == 0:

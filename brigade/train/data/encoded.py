@@ -18,12 +18,13 @@ WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
 COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
 # number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens, whether it is a
-# desirable answer (samples.Text), and how many tokens stand before the first supervised one.
+# desirable answer (samples.Text), how many tokens stand before the first supervised one, and the weight of its loss.
 SAMPLE = np.dtype(
     [
         (name, np.int64)
         for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest", "desirable", "prompt")
     ]
+    + [("weight", np.float64)]
 )
 
 
@@ -35,15 +36,16 @@ def entry(
     counts: tuple[int, ...],
     desirable: bool,
     images: tuple[ImageSource, ...] = (),
-) -> tuple[int, ...]:
+    weight: float = 1.0,
+) -> tuple[float, ...]:
     """Return a sample's SAMPLE.
 
     tokens, own: its token ids, and which of them are supervised; counts: of COUNTED, and what nobody read
-    images: those among its tokens, which are a part of its digest
+    images: those among its tokens, which are a part of its digest; weight: of its loss
     """
     content = tokens.tobytes() + b"".join(image.digest for image in images)
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
-    return len(tokens), int(own.sum()), fate, row, *counts, digest, int(desirable), int(own.argmax())
+    return len(tokens), int(own.sum()), fate, row, *counts, digest, int(desirable), int(own.argmax()), weight
 
 
 @dataclass

@@ -12,6 +12,9 @@ from .rows import BadRow
 
 Columns = dict[str, Any]  # data.columns: our names -> a source's own; IGNORE -> those that are left out on purpose
 IGNORE = "ignore"
+WEIGHT = (
+    "weight"  # of a row's loss: read where data.columns names it, for sets have such columns for other reasons, too
+)
 IMAGES = ("images", "image")  # columns with images, which are read with data.images
 # Words that stand for a picture in LLaVA's, LLaMA-Factory's and ms-swift's sets. They are tags of HTML, too: one stands for a
 # picture where a turn begins with it and goes on without a blank, or ends with it on a line of its own.
@@ -60,6 +63,15 @@ def says_nothing(value: Any) -> bool:
 def names_of(columns: Columns) -> set[str]:
     """Return the source's names in data.columns, without those to ignore."""
     return {name for key, name in columns.items() if key != IGNORE}
+
+
+def without_weight(columns: Columns) -> Columns:
+    """Return data.columns for rows that are held out, whose weights nobody reads."""
+    ignored = columns.get(IGNORE, ())
+    others = {key: name for key, name in columns.items() if key != WEIGHT}
+    if len(others) == len(columns):
+        return columns
+    return others | {IGNORE: [*([ignored] if isinstance(ignored, str) else ignored), columns[WEIGHT]]}
 
 
 class Row:

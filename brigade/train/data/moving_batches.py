@@ -77,7 +77,7 @@ class MovingBatches(GlobalBatches):
         self.next = self.step() if self.next < 0 else self.next
         for _ in range(self.steps):
             step = self.of_step(self.next)
-            supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
+            supervised = self._of_all(step)
             self.next += 1
             for micro_batch in step[:, self.rank]:
                 yield Indices(micro_batch.tolist(), supervised)

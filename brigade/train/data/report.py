@@ -41,6 +41,7 @@ def figures(
         f"{facts['samples']:,} training and {held:,} held-out {CALLED[rows]}",
         *answers(facts, rows),
         tokens(facts),
+        *([f"weights from {facts['weights'][0]:g} to {facts['weights'][1]:g}"] if "weights" in facts else []),
         *([f"{facts['images']:,} images in {facts['with_images']:,} of them"] if "images" in facts else []),
     ]
     if held < (stored := sum(samples.stored for samples in prepared.heldout.values())):
@@ -120,6 +121,7 @@ def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
         "control": "control tokens spelled out in answers or texts, which stay control tokens",
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
+        "weightless": "samples of weight 0, which teach nothing and take time",
         "unlike": "pairs whose answers do not begin at the same token, for their prompts are not rendered alike",
     }
     return [f"{facts[key]:,} {text}" for key, text in words.items() if facts.get(key)]

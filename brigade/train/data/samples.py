@@ -1,12 +1,13 @@
 """A row as text of which a part is supervised: chats through their template, pairs of prompt and completion, and texts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...errors import shown
 from .images import ImageReader, ImageSource
-from .keys import PAIRS, Columns, Row, names_of, says_nothing
+from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
 from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
 from .row_images import RowImages
 from .rows import BadRow
@@ -19,6 +20,7 @@ USUAL = {
     "text": ("content", "body", "article"),
 }
 KINDS = ("messages", "prompt", "text")
+HEAVIEST = 1e9  # a weight: a step's sum of them stays far from the end of fp32
 SIDES = ("user", "assistant")
 ALPACA = "instruction"  # a prompt's column of this name is joined with one called input
 FOR_TEMPLATES = ("system", "history", "tools", "functions", "chat_template_kwargs")  # which a text has no place for
@@ -36,6 +38,7 @@ class Text:
     counts: of encoded.COUNTED; unread: what of its row nobody read, in words
     desirable: whether it is no worse answer of a pair, and none that is labelled bad
     images: in the order of their places; expansions: what stands in the text for each
+    weight: of its tokens' losses
     """
 
     text: str
@@ -48,6 +51,7 @@ class Text:
     desirable: bool = True
     images: tuple[ImageSource, ...] = ()
     expansions: tuple[str, ...] = ()
+    weight: float = 1.0
 
 
 class Templates(Protocol):
@@ -115,7 +119,25 @@ def convert(content: Any, columns: Columns, templates: Templates, reader: ImageR
         text = chat(row, turns(row.get("messages"), unread, images=images), 0, templates, images)
     else:
         text = pair(row, unread, templates, images=images)
+    if text and WEIGHT in columns:
+        text = replace(text, weight=weight_of(row))
     return text and with_unread(text, row, unread)
+
+
+def weight_of(row: Row) -> float:
+    """Return what data.columns names as a row's weight. A number may be a text, as CSV has no others. Raises BadRow."""
+    name, value = row.name(WEIGHT), row.get(WEIGHT)
+    if says_nothing(value):
+        problem = f"column {name!r} holds no weight, and data.columns says that each row has one"
+        raise BadRow(problem, "give the row a number, 1 where it is as good as any")
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number <= HEAVIEST:
+        problem = f"column {name!r} is {shown(value)}, not a weight"
+        raise BadRow(problem, f"give a number from 0 to {HEAVIEST:g}; a row of weight 0 teaches nothing")
+    return number
 
 
 def with_unread(text: Text, row: Row, unread: set[str]) -> Text:

@@ -19,11 +19,11 @@ from .collate import FILLER, CarriesErrors, WithFiller
 class Indices(list):  # type: ignore[type-arg]
     """The samples of one micro-batch.
 
-    supervised: supervised tokens of its optimizer step, over all ranks; where nobody knows them yet,
+    supervised: supervised tokens of its optimizer step, over all ranks, each times its weight; where nobody knows them yet,
     sequences: the samples of that step, by which they can be looked up
     """
 
-    def __init__(self, samples: Iterable[int], supervised: int | None = None, sequences: range | None = None) -> None:
+    def __init__(self, samples: Iterable[int], supervised: float | None = None, sequences: range | None = None) -> None:
         super().__init__(samples)
         self.supervised, self.sequences = supervised, sequences
 
@@ -34,8 +34,8 @@ class GlobalBatches:
     The order of samples depends only on `seed` and epoch (PCG64 permutation; file order where seed is None), and so
     does the set of samples of every optimizer step, whatever the number of ranks and of accumulation steps.
 
-    supervised: supervised tokens of each sample. As every rank knows what the others get, it also knows a step's sum over all
-        of them, and no collective is needed.
+    supervised: supervised tokens of each sample, times its weight. As every rank knows what the others get, it also knows a
+        step's sum over all of them, and no collective is needed.
     global_size: samples of a step; default: as many as it has places. Places beyond hold FILLER, at the end of the step.
     """
 
@@ -90,9 +90,13 @@ class GlobalBatches:
         batches.set_epoch(epoch)
         return batches.order()[number]
 
+    def _of_all(self, step: np.ndarray) -> float | None:
+        """Return what a step's loss is divided by; 1 where all its samples weigh 0, and nothing is to be divided."""
+        return None if self.supervised is None else self.supervised[step[step != FILLER]].sum().item() or 1
+
     def __iter__(self) -> Iterator["Indices"]:
         for step in self.order():
-            supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
+            supervised = self._of_all(step)
             for micro_batch in step[:, self.rank]:
                 yield Indices(micro_batch.tolist(), supervised)
 

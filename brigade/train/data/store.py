@@ -31,6 +31,8 @@ class Samples(Sequence[TokenSequence]):
     another row, cut at max_length: KTO estimates a KL divergence by them. From read_reference() on there is "reference", in both:
     fp32 (samples,).
 
+    In the training split of a store with weights there is "weights": float64 (samples of the sequence,), those of their losses.
+
     Where rows may have images there is "images": list[ImageSource], those of all its samples in the order of their tokens.
     """
 
@@ -47,6 +49,9 @@ class Samples(Sequence[TokenSequence]):
         self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
         self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
         self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+        # Held-out losses are not weighted.
+        weighs = split == "train" and (folder / "weights.npy").exists()
+        self._weights = np.load(folder / "weights.npy", mmap_mode="r") if weighs else None
         self._images = StoredImages(folder) if StoredImages.are_in(folder) else None
         self.stored = len(self)
         if most and most < self.stored:
@@ -62,6 +67,8 @@ class Samples(Sequence[TokenSequence]):
             raise IndexError(index)
         samples = self.samples_of(index)
         found = _end_to_end([self._sample(sample) for sample in samples])
+        if self._weights is not None:
+            found["weights"] = np.array(self._weights[samples])
         if self._images:
             found["images"] = [image for sample in samples for image in self._images.of(sample)]
         if self.rows == JUDGED:
@@ -118,7 +125,9 @@ class Samples(Sequence[TokenSequence]):
 
     def counted(self) -> np.ndarray:
         """Return what the loss of a step is divided by, of each sequence: its supervised tokens, but of PAIRS and JUDGED its
-        items; int64 (sequences,)."""
+        items; int64 (sequences,). With weights each token counts as much as its sample weighs: float64."""
+        if self._weights is not None:
+            return self._sums(self._weights * self._counts)
         return self.supervised() if self.rows == ANSWERS else np.diff(self._sequences) // samples_of_item(self.rows)
 
     def supervised(self) -> np.ndarray:

@@ -28,6 +28,7 @@ from ..recipe.objectives import ANSWERS, objective_of
 from . import packing, sources
 from .encode import Encoder, LoadedEncoder
 from .encoded import Encoded, refusal
+from .keys import without_weight
 from .layout import FORMAT
 from .store import Samples, TokenSequence
 from .tokenise import encoded, encoder_of
@@ -72,7 +73,7 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     """Store the held-out samples of a source: its own split's, or else its first ones. Returns where training begins."""
     wanted = settings.recipe.data.most_held_out or HELD_OUT
     rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
-    for part in encoded(rows, origin.columns, encoder, 1, wanted):
+    for part in encoded(rows, without_weight(origin.columns), encoder, 1, wanted):
         missing = first + wanted - writer.samples
         writer.add(part)
         if missing <= len(part.samples):
@@ -294,13 +295,13 @@ class Stream:
             self._entered = sequence
             yield samples, json.loads((samples.folder / FACTS).read_text())
 
-    def step_supervised(self, sequences: range) -> int:
-        """Return the supervised tokens of an optimizer step's sequences, over all ranks."""
-        total = 0
+    def step_supervised(self, sequences: range) -> float:
+        """Return the supervised tokens of an optimizer step's sequences, over all ranks, each times its weight; 1 for none."""
+        total: float = 0
         for sequence in sequences:
             first, _, _, counts = self._at(sequence)
-            total += int(counts[sequence - first])
-        return total
+            total += counts[sequence - first].item()
+        return total or 1
 
     def save(self, checkpoint: Path, sequence: int) -> None:
         """Write down where the window of `sequence`, the next to be trained on, begins."""
@@ -308,14 +309,13 @@ class Stream:
         shutil.copyfile(samples.folder / "window.json", checkpoint / STATE)
 
     def _at(self, sequence: int) -> tuple[int, int, Samples, np.ndarray]:
-        """Return the window of a sequence: (its first number, the number after its last, sequences, supervised tokens of
-        each)."""
+        """Return the window of a sequence: (its first number, the number after its last, sequences, what each counts)."""
         while self._window is None or not self._window[0] <= sequence < self._window[1]:
             for folder in self.folder.glob("window-*"):
                 first, end = map(int, folder.name.split("-")[2:])
                 if first <= sequence < end:
                     samples = Samples(folder, "train")
-                    self._window = first, end, samples, samples.supervised()
+                    self._window = first, end, samples, samples.counted()
                     break
             else:
                 if (self.folder / "error.json").exists():

@@ -83,6 +83,7 @@ class Writer:
             "skipped": bad,
             "unread": unread,
             **self._of_images(items),
+            **_of_weights(chosen),
             **({} if self.rows == ANSWERS else _of_preferences(by_item)),
         }
 
@@ -114,9 +115,19 @@ class Writer:
         np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(table["length"])]))
         np.save(self.folder / "counts.npy", np.ascontiguousarray(table["supervised"]))
         np.save(self.folder / "row_of.npy", np.ascontiguousarray(table["row"]))
+        if (table["weight"] != 1).any():
+            np.save(self.folder / "weights.npy", np.ascontiguousarray(table["weight"]))
         if self.rows == JUDGED:
             np.save(self.folder / "desirable.npy", table["desirable"].astype(bool))
         (self.folder / "chunks.json").write_text(json.dumps(self._chunks))
+
+
+def _of_weights(samples: np.ndarray) -> dict[str, Any]:
+    """Return the smallest and largest weight of samples, and how many weigh 0; {} where all weigh 1."""
+    weights = samples["weight"]
+    if not (weights != 1).any():
+        return {}
+    return {"weights": [float(weights.min()), float(weights.max())], "weightless": int((weights == 0).sum())}
 
 
 def _of_preferences(items: np.ndarray) -> dict[str, Any]:

@@ -10,6 +10,7 @@ FILE names the samples of each such step: of the micro-batches whose loss is not
 
 import math
 import statistics
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,11 +170,14 @@ def _go_back(trainer: "Trainer", checkpoint: Path) -> None:
     """Load weights and optimizer states of a checkpoint; the learning rate stays that of this step."""
     schedule = trainer.lr_scheduler.state_dict()
     with heartbeat.within(heartbeat.LOADING):
-        if trainer.loads_by_itself(checkpoint):
-            checkpoint_files.load_states(trainer, checkpoint)
-            trainer.engine.load_states(trainer, checkpoint)
-        else:  # other ranks wrote it, before this run went on
-            resharding.reshard(trainer, checkpoint)
+        with ExitStack() as entered:
+            for feature in trainer.features:
+                entered.enter_context(feature.reloading())
+            if trainer.loads_by_itself(checkpoint):
+                checkpoint_files.load_states(trainer, checkpoint)
+                trainer.engine.load_states(trainer, checkpoint)
+            else:  # other ranks wrote it, before this run went on
+                resharding.reshard(trainer, checkpoint)
         trainer.lr_scheduler.load_state_dict(schedule)
         upstream.take_rates_of(trainer.lr_scheduler)
         ranks.barrier()  # whoever removes old checkpoints waits until all have read this one

@@ -65,7 +65,7 @@ class Engine:
         terms = supervised_loss.Terms.of(training)
         if by_token:
             token_losses.apply(model)
-        elif terms != supervised_loss.PLAIN:
+        elif terms != supervised_loss.PLAIN or self.run.settings.recipe.data.weighs_samples:
             supervised_loss.apply(model, terms)
         if training.tiled_loss or training.tiled_mlp:
             tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token, terms)
@@ -73,10 +73,11 @@ class Engine:
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         """Return load_model()'s model with adapters. weights: where its own came from"""
-        from ..model import adapter_weights, adapters
+        from ..model import adapter_weights, adapters, decomposed
 
         model = adapters.wrap(model, self.run.settings, weights)
-        adapter_weights.load(model, self.run.settings)
+        settings = self.run.settings
+        adapter_weights.load(model, adapter_weights.find(settings) or decomposed.make_adapters(settings, weights))
         return model
 
     def arguments(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .profile import profiled
 from .progress import Progress
 from .report_events import ReportEvents
 from .save_interval import SaveInterval
+from .schedule_free import ScheduleFree
 from .step_callbacks import Figures, StepsDue
 from .streaming import Streaming
 from .task_evaluation import TaskEvaluation
@@ -52,5 +53,11 @@ def attach(trainer: "Trainer", experts: list[ExpertBalance], offered: list[Train
     for callback in callbacks:
         trainer.add_callback(callback)
     # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
-    every[1:1] = [Figures(trainer), trainer.checkpoints, *([TaskEvaluation(trainer)] if training.eval_tasks else [])]
+    average = [ScheduleFree(trainer)] if training.optim == "schedule_free_adamw" else []
+    every[1:1] = [
+        Figures(trainer),
+        trainer.checkpoints,
+        *average,
+        *([TaskEvaluation(trainer)] if training.eval_tasks else []),
+    ]
     return [callback for callback in every if isinstance(callback, Feature)]

@@ -22,6 +22,10 @@ class Feature(TrainerCallback):
     def begin(self, checkpoint: Path | None) -> None:
         """Once the engine has its weights and states, before the first step."""
 
+    def reloading(self) -> AbstractContextManager[None]:
+        """While the engine loads a checkpoint's weights and states in the middle of a run."""
+        return nullcontext()
+
     def before_step(self) -> None:
         """Before the micro-batches of a step are drawn."""
 

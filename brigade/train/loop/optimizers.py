@@ -1,5 +1,6 @@
-"""The optimizers that Transformers does not have: Muon (muon.py), and those that need the norms of whole parameters, LAMB (arXiv
-1904.00962) and LARS (arXiv 1708.03888) from pytorch-optimizer, under DDP and FSDP2 alike; and the arguments of them all."""
+"""The optimizers that Transformers does not have: Muon (muon.py), schedule-free AdamW (schedule_free.py), and those that need the
+norms of whole parameters, LAMB (arXiv 1904.00962) and LARS (arXiv 1708.03888) from pytorch-optimizer, under DDP and FSDP2 alike;
+and the arguments of them all."""
 
 import inspect
 from collections.abc import Iterable
@@ -71,6 +72,10 @@ def own_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, di
     options = {"lr": args.learning_rate, "weight_decay": args.weight_decay} | options
     if name != "lars":
         options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
+    if name == "schedule_free_adamw":
+        from .schedule_free import ScheduleFreeAdamW
+
+        return ScheduleFreeAdamW, {"warmup": args.warmup_steps} | options
     if name == "muon":
         from .muon import Muon  # Transformers' callbacks import bitsandbytes: seconds, unless within quick_imports()
 

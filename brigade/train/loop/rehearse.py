@@ -30,6 +30,7 @@ from ..model.tiny import shrink, with_short_spans
 from ..program import RUNNER, STORY, started_as
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
+from ..recipe.model_section import ModelSection
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
@@ -37,7 +38,7 @@ from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
-STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
+STEPS, SAVE_STEPS, SAMPLES, SMALL_RANK = 6, 3, 50, 4
 PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
 
 
@@ -161,8 +162,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "revision": None,
         "trust_remote_code": False,
         "adapter_name_or_path": None,  # its weights are no tiny model's
-        # The model's own tokens are not the built-in tokenizer's, whose token 0 is padding.
-        "trainable_token_indices": [*range(1, 1 + len(settings.recipe.model.trainable_token_indices))],
+        "trainable_token_indices": _tokens(settings.recipe.model),
+        **_small_ranks(settings.recipe.model),
     }
     compares = objective_of(settings.recipe.training).rows != ANSWERS
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
@@ -195,6 +196,21 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
     }
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
     return recipe
+
+
+def _tokens(section: ModelSection) -> list[int | str]:
+    """Return as many trained tokens of the built-in tokenizer, whose token 0 is padding, and which gets the same new ones."""
+    new = {*section.add_tokens, *section.add_special_tokens}
+    kept = [token for token in section.trainable_token_indices if token in new]
+    return [*range(1, 1 + len(section.trainable_token_indices) - len(kept)), *kept]
+
+
+def _small_ranks(section: ModelSection) -> dict[str, Any]:
+    """Return ranks that tiny matrices have, for adapters that begin as a part of them."""
+    if section.rank_factor == 1:
+        return {}
+    ranks = {name: min(rank, SMALL_RANK) for name, rank in section.rank_pattern.items()}
+    return {"lora_r": min(section.lora_r, SMALL_RANK), "rank_pattern": ranks}
 
 
 def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:

@@ -156,13 +156,15 @@ def _ranges(parameter: Tensor) -> list[tuple[int, int, slice | None]]:
     return [(start, start + length, None) for start in starts]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, in the same memory and without a gradient."""
+    tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def flat(owner: Tensor) -> Tensor:
     """Return what this rank holds of a tensor, in one dimension and in the same memory."""
-    return _local(owner.detach()).view(-1)
+    return local_part(owner).view(-1)
 
 
 def _like(owner: Tensor, flat: Tensor) -> Tensor:

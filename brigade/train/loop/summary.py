@@ -8,7 +8,8 @@ from ...errors.console import console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import other_versions
 from ..data import report
-from ..model import adapter_weights, adapters, packed_samples, parts
+from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
+from ..model.location import location
 from ..model.sizes import parameter_count
 from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
@@ -34,6 +35,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
+        **new_tokens.describe(run.settings, location(run.settings)),
         **_adapters(run, trainer, data),
         **_parts(run, trainer),
         **parameter_groups.describe(trainer),

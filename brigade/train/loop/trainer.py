@@ -17,10 +17,10 @@ from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, WithFiller, drawn, on_device
+from ..data.collate import ABOUT, REAL, WEIGHTS, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, processor_files, sample_by_sample, summed_loss, tower_inputs
+from ..model import packed_samples, processor_files, sample_by_sample, summed_loss, supervised_loss, tower_inputs
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..data.prepare import Prepared
 
 
-NOT_FOR_MODELS = (ABOUT, REAL, ANSWERS, tower_inputs.TOWER)  # keys of a micro-batch
+NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower_inputs.TOWER)  # keys of a micro-batch
 
 
 class Trainer(EvaluatingTrainer):
@@ -55,7 +55,8 @@ class Trainer(EvaluatingTrainer):
 
     Accelerate never sees the data loaders: it would shard them once more and repeat samples at an epoch's end.
     Losses are sums over supervised tokens divided by their number over the global batch (Transformers does that when
-    the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them.
+    the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them. Where samples have weights,
+    both sums are of tokens times their weights.
 
     place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
     tokens_before: of this run, when the checkpoint that it continues from was written
@@ -125,8 +126,10 @@ class Trainer(EvaluatingTrainer):
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
-        # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32.
-        states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
+        # A host writes the whole model, or its part of all states: weights, a copy and two moments, at most in fp32; and what
+        # schedule-free AdamW trains with beside its average.
+        kept = 16 if training.optim == "schedule_free_adamw" else 12
+        states = (4 * total + kept * trained) / (run.world.hosts if run.shared else 1)
         heartbeat.page[heartbeat.BYTES] = max(4 * total, states)
         self.meter = Meter(
             total, *model_shape(model.config), run.offers.peak_tflops(device_name()), self.place.speaks_for_its_data
@@ -251,7 +254,7 @@ class Trainer(EvaluatingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Any]], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Return the micro-batches of one step, and the supervised tokens of the step over all ranks.
+        """Return the micro-batches of one step, and the supervised tokens of the step over all ranks, each times its weight.
 
         No micro-batch where the run is over: it ended with its last checkpoint, and died before its model was saved.
         """
@@ -304,9 +307,10 @@ class Trainer(EvaluatingTrainer):
 
     def outputs(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
-        about, made = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER)
+        about, made, weights = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER), inputs.get(WEIGHTS)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         known, told = END_TO_END.set(about and about.end_to_end), tower_inputs.MADE.set(made)
+        weighs = supervised_loss.WEIGHTS.set(weights)
         try:
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
                 inputs["attention_mask"] = packed_samples.masks(
@@ -316,6 +320,7 @@ class Trainer(EvaluatingTrainer):
         finally:
             END_TO_END.reset(known)  # they speak of this pass only: another model's would be told wrong
             tower_inputs.MADE.reset(told)
+            supervised_loss.WEIGHTS.reset(weighs)
 
     def token_losses(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the loss of each target of a micro-batch, where an objective compares answers: (targets,) in fp32."""

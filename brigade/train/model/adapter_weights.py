@@ -76,7 +76,7 @@ def check(model: Any, settings: Settings) -> None:
             theirs = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118  (no dict)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder}/{WEIGHTS}", f"it is damaged: {first_line(error)}", _AGAIN) from None
-    parameters = _trained(model)
+    parameters = trained(model)
     ours = {name: list(getattr(each, "ds_shape", each.shape)) for name, each in parameters.items()}
     base, place = continued.base_of(Path(folder)), settings.place(KEY)
     cure = f"they were trained on {base or 'a base that they do not name'}: name that, and no other targets than theirs"
@@ -92,16 +92,18 @@ def check(model: Any, settings: Settings) -> None:
         raise UserError(settings.place(token_rows.KEY), problem, "leave the key out: the adapters decide it")
 
 
-def load(model: Any, settings: Settings) -> None:
-    """Give a model's adapters the weights that the run goes on with, in place and on all ranks, before an engine has it; nothing
-    where adapters are new. check() has compared them."""
-    if (folder := find(settings)) is None:
+def load(model: Any, folder: str | None) -> None:
+    """Give a model's adapters the weights that the run begins with, in place and on all ranks, before an engine has it.
+
+    folder: of these weights, of the adapters' names and shapes; None: adapters begin as they are
+    """
+    if folder is None:
         return
     import torch
     from safetensors.torch import load_file
 
     state = load_file(Path(folder) / WEIGHTS)
-    for name, parameter in _trained(model).items():
+    for name, parameter in trained(model).items():
         if not torch.isfinite(state[name]).all():
             raise UserError(f"{folder}/{WEIGHTS}", f"the weight {name} holds NaN or infinity", _AGAIN)
         with _whole(parameter), torch.no_grad():
@@ -128,7 +130,7 @@ def at_the_start(model: Any, settings: Settings) -> Iterator[bool]:
         set_peft_model_state_dict(model, kept)
 
 
-def _trained(model: Any) -> dict[str, Any]:
+def trained(model: Any) -> dict[str, Any]:
     """Return the trained parameters of a model with adapters, by their names in a file."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {saved: trained[name] for name, saved in saved_names(model, trained).items()}

@@ -1,5 +1,6 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
 from ..upstream.experts import beside_mamba, taken_for_experts
-from . import adapter_weights, parts, token_rows
+from . import adapter_weights, initial_adapters, parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -53,6 +54,10 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
     what = trains(trained - whole - rows, whole, section.lora_modules_to_save, tokens, rows)
+    if section.init_lora_weights is not True:
+        share += (
+            f"; they begin by {section.init_lora_weights}, and half of their rank of {section.lora_r * 2} holds how"
+        )
     ranks = "".join(f", {rank} on {pattern}" for pattern, rank in section.rank_pattern.items())
     return {"method": f"{method_name(section)} r {section.lora_r}{ranks} on {on} {what}: {share}"}
 
@@ -191,6 +196,7 @@ def check_targets(settings: Settings, config: Any) -> None:
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
     token_rows.check(settings, model)
+    token_rows.check_new(settings, model)
     _check_patterns(settings, [name for name in layers if _gets_adapter(section, model, name, past | taken)])
     asked = _check_parameters(settings, model)
     try:
@@ -283,10 +289,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
-        r=section.lora_r,
-        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
-        rank_pattern=dict(section.rank_pattern),  # PEFT adds to them
-        alpha_pattern=dict(section.alpha_pattern),
+        **initial_adapters.ranks_of(section),
         lora_dropout=section.lora_dropout,
         target_modules=targets,
         target_parameters=target_parameters(section, model),
@@ -301,16 +304,22 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     fsdp2.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]), rows_of_peft.rows_of_shards():
         torch.manual_seed(settings.recipe.training.seed)
-        wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        wrapped: Any = get_peft_model(model, lora, autocast_adapter_dtype=False)
     rows_of_peft.compute_by_rows(wrapped)
+    if section.init_lora_weights is not True:
+        initial_adapters.hold_beginning(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
     # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
     dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    # With new tokens, `source` is made of the model, and lies in a cache.
+    base = source if section.from_scratch or not section.adds_tokens else location(settings)
     here = section.from_scratch or Path(location(settings)).is_dir()
     adapter = wrapped.peft_config["default"]
-    adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
+    adapter.base_model_name_or_path = str(Path(base).resolve()) if here else section.model_name_or_path
     adapter.revision = None if here else section.revision
+    # PEFT's own choice asks the Hub at each save, and writes whole embeddings where the base has fewer rows.
+    wrapped.save_pretrained = functools.partial(wrapped.save_pretrained, save_embedding_layers=False)
     return wrapped

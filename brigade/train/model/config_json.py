@@ -21,6 +21,8 @@ ALIASES = {
     "moe_intermediate_size": (),
 }
 
+MULTIPLE = 64  # of rows, as a GPU's kernels and tensor groups want them
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json. Raises UserError for a file that is none."""
@@ -35,6 +37,18 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
     return config
+
+
+def grown_vocabulary(words: int, needed: int) -> int:
+    """Return the size of a vocabulary of `words` tokens once it has to have `needed`: of more rows, a multiple of 64."""
+    return words if needed <= words else -(-needed // MULTIPLE) * MULTIPLE
+
+
+def with_vocabulary(config: dict[str, Any], words: int) -> dict[str, Any]:
+    """Return a config.json with another size of the vocabulary."""
+    if isinstance(text := config.get("text_config"), dict):
+        return config | {"text_config": text | {"vocab_size": words}}
+    return config | {"vocab_size": words}
 
 
 def published_quantization(folder: Path) -> str | None:

@@ -19,7 +19,7 @@ from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 from ..upstream import fsdp2
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
-from . import attention, base_weights, parts, scores
+from . import attention, base_weights, grown, parts, scores
 from .base_weights import of_two_matrices
 from .config_json import published_quantization
 from .finite import check_finite
@@ -44,7 +44,7 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
         cure = "name a model with weights, or set from_scratch: true"
         raise UserError(settings.place("model_name_or_path"), problem, cure)
     base_weights.check(source, settings.recipe.model.trust_remote_code, settings.recipe.data.images)
-    return source
+    return grown.with_rows(settings, source, location(settings)) if settings.recipe.model.adds_tokens else source
 
 
 def download(name: str, settings: Settings) -> str:

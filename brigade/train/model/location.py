@@ -8,7 +8,7 @@ from .. import files
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
-from . import gguf_file, packaged, parts, per_layer
+from . import gguf_file, new_tokens, packaged, parts, per_layer
 from .config_json import ALIASES, check_causal, read_config
 from .rope import stretch
 
@@ -52,7 +52,10 @@ def _read(name: str, place: str) -> Path | None:
 
 
 def load_config(settings: Settings) -> "PreTrainedConfig":
-    """Return the model's configuration. Raises UserError where there is none, or its positions are fewer than max_length."""
+    """Return the model's configuration, with the vocabulary that the recipe's new tokens need.
+
+    Raises UserError where there is none, or its positions are fewer than max_length.
+    """
     from transformers import AutoConfig
 
     model, place, name = settings.recipe.model, settings.place("model_name_or_path"), location(settings)
@@ -72,6 +75,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     if model.rope_parameters:
         stretch(settings, config)
     check_length(settings, getattr(config, "max_position_embeddings", None))
+    new_tokens.grow(settings, name, config)
     return config
 
 

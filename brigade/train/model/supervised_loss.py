@@ -1,10 +1,12 @@
-"""The cross-entropy of supervised tokens with what a recipe makes of it: label smoothing, z-loss, a function of the user's.
+"""The cross-entropy of supervised tokens with what a recipe makes of it: label smoothing, z-loss, a function of the user's, and
+weights of samples.
 
 Sums over tokens, divided by the number that the model is told: neither accumulation nor the number of ranks changes them.
 Held-out losses stay the plain cross-entropy.
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,13 +38,31 @@ class Terms(NamedTuple):
 
 
 PLAIN = Terms()
+# The weight of each target of this forward pass, fp32 in their order; None: all weigh 1. Engines would round an argument of the
+# model to its precision.
+WEIGHTS: ContextVar[torch.Tensor | None] = ContextVar("WEIGHTS", default=None)
 
 
-def of_tokens(logits: torch.Tensor, targets: torch.Tensor, terms: Terms, reduction: str = "sum") -> torch.Tensor:
+def weights_of_targets() -> torch.Tensor | None:
+    """Return the weight of each target of this forward pass: fp32 (targets,); None where all weigh 1."""
+    found = WEIGHTS.get()
+    return None if found is None else found.reshape(-1)
+
+
+def of_tokens(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    terms: Terms,
+    reduction: str = "sum",
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return the sum over targets in fp32, or with `none` the loss of each; 0 where a target is IGNORED.
 
-    logits: (targets, vocabulary); targets: (targets,)
+    logits: (targets, vocabulary); targets: (targets,); weights: of the targets' losses: (targets,)
     """
+    if weights is not None:
+        losses = of_tokens(logits, targets, terms, "none") * weights
+        return losses.sum() if reduction == "sum" else losses
     logits = logits.float()
     each = "none" if terms.own else reduction
     losses = cross_entropy(logits, targets, ignore_index=IGNORED, reduction=each, label_smoothing=terms.smoothing)
@@ -83,7 +103,8 @@ def _of_model(
         assert labels is not None
         shift_labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]
     targets = shift_labels.reshape(-1).to(logits.device)
-    whole = of_tokens(logits.flatten(0, -2), targets, terms if model.training else PLAIN)
+    weighs = weights_of_targets() if model.training else None
+    whole = of_tokens(logits.flatten(0, -2), targets, terms if model.training else PLAIN, weights=weighs)
     return whole / ((targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -94,8 +115,10 @@ def check(settings: Settings, config: Any) -> None:
     if terms.own and (why := _breaks_contract(terms.own)):
         cure = "return a tensor with a number for each token, by its own loss and target (docs/extending.md)"
         raise UserError(place, f"{training.token_loss}: {why}", cure)
-    if terms != PLAIN and (why := _differs(config, settings.recipe.model.trust_remote_code)):
+    weighs = settings.recipe.data.weighs_samples
+    if (terms != PLAIN or weighs) and (why := _differs(config, settings.recipe.model.trust_remote_code)):
         key = "token_loss" if terms.own else "label_smoothing_factor" if terms.smoothing else "z_loss_coef"
+        key = "columns" if terms == PLAIN else key
         raise UserError(
             settings.place(key), f"{type(config).__name__} does not compute its loss by it: {why}", "leave it out"
         )
@@ -128,11 +151,13 @@ def _differs(config: Any, trust_remote_code: bool) -> str:
             model = AutoModelForCausalLM.from_config(tiny, trust_remote_code=trust_remote_code, dtype=torch.float32)
             apply(model.eval(), terms)
             tokens, given = torch.arange(7, 23)[None], {"use_cache": False, "num_items_in_batch": 2}
-            plain = model(input_ids=tokens, labels=tokens, **given)
+            plain, weights = model(input_ids=tokens, labels=tokens, **given), torch.linspace(0, 2, 16)
             for module in (each for each in model.modules() if type(each).__name__ == type(model).__name__):
                 module.training = True  # of the model alone: dropout would change its logits
+            set_before = WEIGHTS.set(weights[None])
             found = model(input_ids=tokens, labels=tokens, **given).loss
-            own = of_tokens(plain.logits[0, :-1], tokens[0, 1:], terms) / 2
+            WEIGHTS.reset(set_before)
+            own = of_tokens(plain.logits[0, :-1], tokens[0, 1:], terms, weights=weights[:-1]) / 2
         except Exception as error:  # what cannot be tried is not trusted
             return f"a tiny model to try it with fails ({type(error).__name__}: {first_line(error)})"
         return "" if torch.isclose(found, own, rtol=1e-4) else "its forward pass computes a loss of its own"

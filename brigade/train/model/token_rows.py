@@ -7,6 +7,8 @@ from ...errors import UserError
 from ..recipe.flags import Settings
 from ..recipe.layer_names import fits
 from ..recipe.model_section import ModelSection
+from .location import location
+from .new_tokens import read_tokenizer
 from .sizes import parameter_count
 from .tokenizer import load_tokenizer
 
@@ -86,6 +88,26 @@ def check(settings: Settings, model: Any) -> None:
     if outer is not None and any(fits(names[id(outer)], target) for target in targets):
         problem = "lora_target_modules puts an adapter on the output layer, whose rows would be trained"
         raise UserError(place, problem, "keep one of the two keys")
+
+
+def check_new(settings: Settings, model: Any) -> None:
+    """Raise UserError where tokens that the recipe adds would never be trained: adapters leave the ends of a model as they are.
+
+    model: without adapters; it may be empty
+    """
+    if not settings.recipe.model.adds_tokens:
+        return
+    tokenizer, new = read_tokenizer(settings, location(settings))
+    inner, outer = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    ends = {names[id(end)] for end in (inner, outer) if end is not None}
+    whole = settings.recipe.model.lora_modules_to_save
+    if all(any(fits(end, wanted) for wanted in whole) for end in ends):
+        return
+    if untrained := sorted({*new} - {*token_ids(settings, inner.num_embeddings)}):
+        texts = ", ".join(repr(token) for token in tokenizer.convert_ids_to_tokens(untrained))
+        problem = f"adapters leave the embeddings as they are, and {texts} would stay a mean of other tokens"
+        raise UserError(settings.place(KEY), problem, f"add {texts} to {KEY}, which trains their rows")
 
 
 def count(section: ModelSection, model: Any) -> tuple[int, int]:

@@ -1,41 +1,22 @@
 """The tokenizer of a run's model, and the size of the model's vocabulary."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError, first_line
-from ..data.builtin import BUILT_IN, TOKENIZER
-from ..hub import hub_is_away, refusal
-from ..recipe import remote_code
+from ...errors import UserError
 from ..recipe.flags import Settings
 from .location import check_length, load_config, location
+from .new_tokens import read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer, with a padding token. Raises UserError where there is none, or it has more tokens than `words`, those
-    of the model's vocabulary."""
-    from transformers import AutoTokenizer
-
+    """Load the tokenizer, with the recipe's new tokens and a padding token. Raises UserError where there is none, or it has more
+    tokens than `words`, those of the model's vocabulary with the new ones."""
     model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
-    name = model.tokenizer_name_or_path or location(settings)
-    if name == BUILT_IN:
-        name = str(TOKENIZER)
-    if not Path(name).is_dir():
-        hub_is_away()
-    revision = (
-        None if model.tokenizer_name_or_path else model.revision
-    )  # the model's revision is not another repository's
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
-    except Exception as error:
-        if remote_code.is_refused(error):
-            raise remote_code.refusal(place, [name], revision) from None
-        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
-        cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
-        raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
+    tokenizer, _ = read_tokenizer(settings, location(settings))
+    name = tokenizer.name_or_path
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         added = [token.content for token in tokenizer.added_tokens_decoder.values()]
         ends = [token for token in added if "end" in token or token == "</s>"]
@@ -88,7 +69,7 @@ def vocabulary(settings: Settings) -> int:
     except Exception:  # load_config() says what is wrong
         document, words, positions = {}, None, None
     known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
-    known = known and not settings.recipe.model.rope_parameters
+    known = known and not settings.recipe.model.rope_parameters and not settings.recipe.model.adds_tokens
     if not known or not isinstance(words, int) or not isinstance(positions, int | None):
         return load_config(settings).get_text_config().vocab_size
     check_length(settings, positions)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ..cluster import World
 from ..data.answers import ANSWERS, RUNS, in_part
-from ..data.collate import ABOUT, REAL, About, Collate
+from ..data.collate import ABOUT, REAL, WEIGHTS, About, Collate
 from ..data.store import IGNORED, TokenSequence
 from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
@@ -40,7 +40,7 @@ class DividedSequences(Collate):
         super().__init__(*given)
         self.number, self.of, self.multiple = number, of, self.multiple * of
 
-    def __call__(self, fetched: tuple[list[TokenSequence], int | None]) -> dict[str, Any]:
+    def __call__(self, fetched: tuple[list[TokenSequence], float | None]) -> dict[str, Any]:
         batch = super().__call__(fetched)
         size = batch["input_ids"].shape[1] // self.of
         begin = size * self.number
@@ -51,6 +51,8 @@ class DividedSequences(Collate):
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
         kept, targets = kept[here] - begin, targets[:, here]
+        if WEIGHTS in batch:
+            batch[WEIGHTS] = batch[WEIGHTS][:, here] if len(kept) else torch.ones(1, 1)
         if self.compares:
             answers = batch[ANSWERS]
             answers[RUNS] = in_part(answers[RUNS], here)

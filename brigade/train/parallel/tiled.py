@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED
-from ..model.supervised_loss import PLAIN, Terms, of_tokens
+from ..model.supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
 from ..recipe.layer_names import fits
@@ -43,23 +43,25 @@ class TiledHead(torch.nn.Linear):
 
     ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
     tokens: in a tile; by_token: whether the loss is that of each token; terms: what training adds to it
-    asked: shift_labels and num_items_in_batch of this pass, or None, and then logits are returned
+    asked: shift_labels, num_items_in_batch and weights_of_targets() of this pass, or None, and then logits are returned
     """
 
     tokens: int
     by_token: bool
     terms: Terms
-    asked: tuple[torch.Tensor, Any] | None
+    asked: tuple[torch.Tensor, Any, torch.Tensor | None] | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, or the loss in fp32: a scalar, or that of each token. hidden: (..., tokens, hidden size)"""
         if self.asked is None:
             return self.logits(hidden)
-        labels, items = self.asked
+        labels, items, weighs = self.asked
         states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
         # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
-        tiles = zip(states.split(self.tokens), targets.split(self.tokens), strict=True)
-        losses = [_again(self._of_tile, *tile) for tile in tiles]
+        of_tiles = [states.split(self.tokens), targets.split(self.tokens)]
+        if weighs is not None and self.training:
+            of_tiles.append(weighs.to(hidden.device).split(self.tokens))
+        losses = [_again(self._of_tile, *tile) for tile in zip(*of_tiles, strict=True)]
         if self.by_token:
             return torch.cat(losses)
         return torch.stack(losses).sum() / ((targets != IGNORED).sum() if items is None else items)
@@ -68,9 +70,9 @@ class TiledHead(torch.nn.Linear):
         """Return the logits of some tokens. A tensor group divides this method, and not the one that calls it."""
         return super().forward(hidden)
 
-    def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor, weighs: torch.Tensor | None = None) -> torch.Tensor:
         reduction = "none" if self.by_token else "sum"
-        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction)
+        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
 
 
 def _tile_loss(model: Any, tokens: int, by_token: bool, terms: Terms) -> None:
@@ -89,7 +91,7 @@ def _ask(model: Any, _: Any, given: dict[str, Any]) -> None:
         shifted = pad(labels, (0, 1), value=IGNORED)[..., 1:]
     for head in model.get_output_embeddings().modules():
         if isinstance(head, TiledHead):
-            head.asked = None if labels is None else (shifted, given.get("num_items_in_batch"))
+            head.asked = None if labels is None else (shifted, given.get("num_items_in_batch"), weights_of_targets())
 
 
 def _as_it_is(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -30,8 +30,8 @@ class Source(Section):
     """Held out instead of a part of the training data; written like train_file."""
     columns: Columns = {}
     """What the columns are called in this source where it is not messages, prompt, completion, text, tools, system, input,
-    history, functions, chat_template_kwargs, chosen, rejected, label, images or image. ignore: columns to leave out on purpose
-    (docs/data.md)."""
+    history, functions, chat_template_kwargs, chosen, rejected, label, images or image. weight: the column with the weight of each
+    row's loss. ignore: columns to leave out on purpose (docs/data.md)."""
     image_folder: str | None = None
     """Where relative paths of images begin; default: the folder of the file with the rows."""
 
@@ -89,6 +89,11 @@ class DataSection(Source):
     max_eval_samples: Positive | Literal["auto"] | None = "auto"
     """Hold out at most so many from each source. auto: 2000 of the held-out samples are evaluated, spread evenly, where the
     recipe names none and validation_split has its default. null: all."""
+
+    @property
+    def weighs_samples(self) -> bool:
+        """Whether rows of some source say how much they weigh."""
+        return any("weight" in source.columns for source in [self, *(self.datasets or [])])
 
     @property
     def most_held_out(self) -> int | None:

@@ -5,7 +5,19 @@ from typing import Literal
 from pydantic import Field
 
 from .section import Section
-from .value_types import Alphas, ExpertParameters, LinearLayers, ModelParts, Positive, Ranks, Tokens, Words, Yarn
+from .value_types import (
+    Alphas,
+    Beginning,
+    ExpertParameters,
+    LinearLayers,
+    ModelParts,
+    NewTokens,
+    Positive,
+    Ranks,
+    Tokens,
+    Words,
+    Yarn,
+)
 
 
 class ModelSection(Section):
@@ -19,6 +31,11 @@ class ModelSection(Section):
     """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
     tokenizer_name_or_path: str | None = None
     """Default: the model's own. `python-docs`: the byte-level BPE that is trained with the built-in data."""
+    add_tokens: NewTokens = []
+    """Texts that become tokens of their own (`<call>,</call>`), or none. The model gets a row for each in both of its ends, which
+    begins as the mean of those that it had."""
+    add_special_tokens: NewTokens = []
+    """Likewise special tokens, which no text of a user's stands for, and which decoding leaves out."""
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
@@ -48,6 +65,10 @@ class ModelSection(Section):
     first that fits counts."""
     alpha_pattern: Alphas = {}
     """Other values of lora_alpha, likewise."""
+    init_lora_weights: Beginning = True
+    """How adapters begin. true: A at random, B as zeros. pissa: as the largest singular values of each matrix (arXiv 2404.02948);
+    pissa_niter_16: as an estimate of them, with so many iterations; olora: by an orthogonal factor (arXiv 2406.01775). Saved
+    adapters then have twice the rank, and fit the model as it is."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is left out while it is trained."""
     lora_target_modules: LinearLayers = "all-linear"
@@ -75,3 +96,13 @@ class ModelSection(Section):
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
     use_bnb_nested_quant: bool = True
     """Quantise the quantisation constants as well: 0.37 bits less per parameter."""
+
+    @property
+    def rank_factor(self) -> int:
+        """How many times lora_r the adapters' rank is: those that begin as a part of their base hold how they began."""
+        return 1 if self.init_lora_weights is True else 2
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether the tokenizer gets tokens that it may lack."""
+        return bool(self.add_tokens or self.add_special_tokens)

@@ -81,9 +81,24 @@ def check_schedule(training: TrainingSection, place: PLACE_OF) -> None:
         problem = f"{name} takes either {' or '.join(EITHER)}, and it has {'both' if EITHER[0] in given else 'neither'}"
         cure = "say how far the learning rate falls: {min_lr_rate: 0.1} for a tenth of learning_rate"
         raise UserError(place("lr_scheduler_kwargs"), problem, cure)
+    if training.optim == "schedule_free_adamw":
+        _check_schedule_free(training, place)
     if name == "constant" and training.warmup_steps:
         problem = f"constant has no warm-up, and warmup_steps is {training.warmup_steps:g}"
         raise UserError(place("lr_scheduler_type"), problem, "take constant_with_warmup, or leave warmup_steps out")
+
+
+def _check_schedule_free(training: TrainingSection, place: PLACE_OF) -> None:
+    """Raise UserError for a schedule that falls, or without the momentum by which the weights are averaged."""
+    if not training.lr_scheduler_type.startswith("constant"):
+        problem = (
+            f"schedule_free_adamw averages weights in the place of a schedule, and {training.lr_scheduler_type} is one"
+        )
+        cure = "take constant_with_warmup, or constant without warmup_steps; or optim adamw_torch_fused"
+        raise UserError(place("lr_scheduler_type"), problem, cure)
+    if not training.adam_beta1:
+        problem = "schedule_free_adamw computes gradients between the average and the newest weights by it, and it is 0"
+        raise UserError(place("adam_beta1"), problem, "give a number above 0: 0.9 is usual")
 
 
 def check_last_rate(training: TrainingSection, learning_rate: float, place: PLACE_OF) -> None:

@@ -20,7 +20,8 @@ from .value_types import (
     recomputation,
 )
 
-OWN_OPTIMIZERS = ("lamb", "lars", "muon")  # Transformers does not have them so: loop/optimizers.py
+# Transformers does not have them so: loop/optimizers.py
+OWN_OPTIMIZERS = ("lamb", "lars", "muon", "schedule_free_adamw")
 COUNT_IN_GROUPS = ("lamb", "lars")  # the steps, of which others keep one number for each parameter
 
 
@@ -63,7 +64,7 @@ class TrainingSection(ObjectiveKeys):
     """0: no clipping."""
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor", "lion_32bit",
-        "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "sgd", "lamb", "lars", "muon"
+        "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "sgd", "lamb", "lars", "muon", "schedule_free_adamw"
     ] = "adamw_torch_fused"  # fmt: skip
     """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
     optim_args: Pairs | None = None

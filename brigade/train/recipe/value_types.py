@@ -140,6 +140,20 @@ def _tokens(value: Any) -> Any:
     return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
 
 
+def _new_tokens(tokens: list[str]) -> list[str]:
+    if not all(token.strip() for token in tokens) or len({*tokens}) < len(tokens):
+        raise ValueError("a list of texts, each of more than blanks, and each once")
+    return tokens
+
+
+def _beginning(value: Any) -> Any:
+    """How adapters begin; a text that says true is one."""
+    value = True if isinstance(value, str) and value.lower() == "true" else value
+    if value is not True and not (isinstance(value, str) and re.fullmatch(r"olora|pissa(_niter_[1-9]\d?)?", value)):
+        raise ValueError("true, pissa, pissa_niter_NUMBER (1 to 99) or olora")
+    return value
+
+
 def _words_or_all(value: Any) -> Any:
     words = value if value == "all-linear" else _words(value)
     if isinstance(words, list):
@@ -181,6 +195,8 @@ Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
+Beginning = Annotated[bool | str, BeforeValidator(_beginning)]
+NewTokens = Annotated[Words, AfterValidator(_new_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]
 Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_by_pattern)]
@@ -191,7 +207,7 @@ Trackers = Annotated[
 ]
 Column = Literal[
     "messages", "prompt", "completion", "text", "tools", "system", "input", "history", "functions", "chat_template_kwargs",
-    "chosen", "rejected", "label", "images", "image", "ignore",
+    "chosen", "rejected", "label", "weight", "images", "image", "ignore",
 ]  # fmt: skip
 Columns = Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)]
 not_empty = BeforeValidator(_not_empty)

@@ -24,6 +24,7 @@ OF_ADAPTERS = (
     "lora",
     "rank_pattern",
     "alpha_pattern",
+    "init_lora_weights",
     "use_rslora",
     "use_dora",
     "load_in_4bit",
@@ -120,6 +121,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
     adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
+    facts |= {"weights": settings.recipe.data.weighs_samples}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     compares = objective_of(training).rows != ANSWERS
     facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
@@ -127,10 +129,16 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
         key: bool(getattr(model, key))
         for key in ("adapter_name_or_path", "trainable_token_indices", "loraplus_lr_ratio")
     }
-    facts |= {"images": settings.recipe.data.images, "tiled_mlp": bool(training.tiled_mlp)}
+    facts |= {
+        "add_tokens": model.adds_tokens,
+        "images": settings.recipe.data.images,
+        "tiled_mlp": bool(training.tiled_mlp),
+    }
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
+    facts |= {"init_lora_weights": model.rank_factor > 1, "decays": bool(training.weight_decay)}
+    facts |= {key: bool(getattr(model, key)) for key in ("lora_dropout", "lora_target_parameters")}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])

@@ -21,6 +21,7 @@ OPTIMIZER_BYTES: dict[str, int] = {
     "paged_lion_8bit": 0,
     "adafactor": 0,  # of a matrix sums of its rows and of its columns, a thousandth
     "muon": 4,
+    "schedule_free_adamw": 8,
 }
 # What an optimizer has more of parameters that are no matrices: Muon leaves embeddings, head and vectors to AdamW, and Adafactor
 # has one second moment for each element of a vector.

@@ -1,0 +1,88 @@
+"""Tokens that a recipe adds to its model (add_tokens, add_special_tokens), in the tokenizer and the configuration. The weights
+get their rows in grown.py."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...errors import UserError, first_line
+from ..data.builtin import BUILT_IN, TOKENIZER
+from ..hub import hub_is_away, refusal
+from ..recipe import remote_code
+from ..recipe.flags import Settings
+from .config_json import grown_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+KEY = "add_tokens"
+
+
+class NewTokens(NamedTuple):
+    """Tokens that the model does not have yet. ids: of each, sorted; words: size of the vocabulary before, size: with them"""
+
+    ids: list[int]
+    words: int
+    size: int
+
+
+def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokenizerBase, list[int]]":
+    """Return the tokenizer of the model at `location` with the tokens that the recipe adds, and the ids of those that it lacked.
+
+    Raises UserError where there is no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
+    name = model.tokenizer_name_or_path or location
+    if name == BUILT_IN:
+        name = str(TOKENIZER)
+    if not Path(name).is_dir():
+        hub_is_away()
+    # The model's revision is not another repository's.
+    revision = None if model.tokenizer_name_or_path else model.revision
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
+    except Exception as error:
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(place, [name], revision) from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
+        cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
+        raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
+    had = tokenizer.get_vocab()
+    tokenizer.add_tokens(model.add_tokens)
+    tokenizer.add_tokens(model.add_special_tokens, special_tokens=True)
+    return tokenizer, sorted(number for token, number in tokenizer.get_vocab().items() if token not in had)
+
+
+def grow(settings: Settings, location: str, config: Any) -> NewTokens | None:
+    """Give a configuration a vocabulary that holds the recipe's new tokens, in place. Returns what is new, or None.
+
+    location: where the model is; config: as it is published
+    Raises UserError for a tokenizer that has more tokens than the model without them.
+    """
+    if not settings.recipe.model.adds_tokens:
+        return None
+    ids, text = read_tokenizer(settings, location)[1], config.get_text_config()
+    if not ids:
+        return None
+    if ids[0] > (words := text.vocab_size):
+        place = settings.place("tokenizer_name_or_path")
+        problem = f"the tokenizer has {ids[0]} tokens before new ones, but the model's vocabulary {words}"
+        raise UserError(place, problem, "name the model's own tokenizer")
+    text.vocab_size = grown_vocabulary(words, ids[-1] + 1)
+    return NewTokens(ids, words, text.vocab_size)
+
+
+def describe(settings: Settings, location: str) -> dict[str, str]:
+    """Return a line on the tokens that a recipe adds, or {}. location: where the model is"""
+    section = settings.recipe.model
+    if not section.adds_tokens:
+        return {}
+    tokenizer, ids = read_tokenizer(settings, location)
+    named = len(section.add_tokens) + len(section.add_special_tokens)
+    if not ids:
+        return {"new tokens": "none: the tokenizer has them all"}
+    how = "at random, as all" if section.from_scratch else f"as the mean of {ids[0]:,} others"
+    texts = ", ".join(tokenizer.convert_ids_to_tokens(ids))
+    return {"new tokens": f"{len(ids)} of {named} that the recipe names ({texts}), whose rows begin {how}"}

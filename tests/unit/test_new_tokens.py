@@ -1,0 +1,151 @@
+"""Tokens that a recipe adds: rows that begin as means, in whatever files a model has; refused where they would not be trained."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from brigade.errors import UserError
+from brigade.plan.choice.job_of_recipe import job_of
+from brigade.train.model import adapters, load
+from brigade.train.model.location import load_config
+from brigade.train.model.new_tokens import describe
+from brigade.train.model.tokenizer import load_tokenizer, vocabulary
+from brigade.train.recipe import flags
+from testing.ranks import REPOSITORY
+from testing.runs import write_model
+
+NEW = ["--add_tokens", "<call>,</call>", "--add_special_tokens", "<|tool|>"]
+ROWS = ["--use_peft", "--trainable_token_indices", "<call>,</call>,<|tool|>"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models of 4096 tokens, as many as their tokenizer has."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def settings_of(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+
+    def settings(model, *words):
+        return flags.load(
+            ["--model_name_or_path", str(write_model(folder / model, model)), "--from_scratch", "false", *words]
+        )
+
+    return settings
+
+
+def grown(settings):
+    config = load_config(settings)
+    return load.load_model(settings, load.weights(settings, config), torch.float32, "sdpa"), config
+
+
+def test_new_rows_are_means_and_all_others_stay(settings_of, folder):
+    settings = settings_of("llama", *NEW)
+    model, config = grown(settings)
+    tokenizer = load_tokenizer(settings, config.vocab_size)
+    said = "3 of 3 that the recipe names (<call>, </call>, <|tool|>), whose rows begin as the mean of 4,096 others"
+    assert describe(settings, str(folder / "llama")) == {"new tokens": said}
+    assert vocabulary(settings) == config.vocab_size == model.config.vocab_size == 4160
+    assert tokenizer.convert_tokens_to_ids(["<call>", "</call>", "<|tool|>"]) == [4096, 4097, 4098]
+    assert tokenizer("a <call>b</call><|tool|>")["input_ids"].count(4096) == 1
+    assert tokenizer.decode([4096, 4098], skip_special_tokens=True) == "<call>"
+    before = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        old, new = (getattr(each, get)().weight.detach() for each in (before, model))
+        assert torch.equal(new[:4096], old) and new.shape[0] == 4160
+        torch.testing.assert_close(new[4096:], old.mean(0).expand(64, -1), rtol=1e-5, atol=1e-8)
+        assert torch.equal(new[4096], new[4159])
+
+
+def test_models_of_several_files_keep_those_without_an_end(settings_of, folder, tmp_path):
+    """And rows that a model has to spare are used first: the others keep their values."""
+    model = AutoModelForCausalLM.from_pretrained(write_model(folder / "qwen3", "qwen3"), dtype=torch.bfloat16)
+    model.resize_token_embeddings(4100)
+    model.get_input_embeddings().weight.data[4096:] = 7
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_bytes((folder / "qwen3" / name).read_bytes())
+    model.save_pretrained(tmp_path / "model", max_shard_size="300KB")
+    settings = settings_of("qwen3", *NEW, "--model_name_or_path", str(tmp_path / "model"))
+    config = load_config(settings)
+    assert config.vocab_size == 4100
+    made = Path(load.weights(settings, config))
+    files = sorted(tmp_path.glob("model/*.safetensors"))
+    written = [file.name for file in files if not (made / file.name).is_symlink()]
+    assert len(files) == 3 and len(written) == 2, "one has only layers"
+    rows = load.load_model(settings, str(made), torch.bfloat16, "sdpa").get_input_embeddings().weight
+    mean = model.get_input_embeddings().weight[:4096].double().mean(0).bfloat16()
+    assert torch.equal(rows[4096:4099], mean.expand(3, -1)) and (rows[4099] == 7).all()
+    (made / "config.json").unlink()  # a process that was killed
+    assert load.weights(settings, config) == str(made) and (made / "config.json").is_file()
+    assert load.weights(settings_of("qwen3", *NEW), load_config(settings_of("qwen3", *NEW))) != str(made)
+
+
+def test_biases_grow_and_a_reward_model_has_no_output_layer(settings_of, folder):
+    before = AutoModelForCausalLM.from_pretrained(write_model(folder / "phi", "phi"), dtype=torch.float32)
+    bias = grown(settings_of("phi", *NEW))[0].lm_head.bias
+    assert bias.shape == (4160,) and torch.equal(bias[:4096], before.lm_head.bias)
+    assert bias[4100].item() == pytest.approx(before.lm_head.bias.mean().item(), abs=1e-8)
+    model, _ = grown(settings_of("llama", *NEW, "--objective", "reward"))
+    assert model.get_input_embeddings().weight.shape[0] == 4160 and model.score.weight.shape[0] == 1
+
+
+def test_tokens_that_are_there_change_nothing(settings_of, folder):
+    settings = settings_of("llama", "--add_special_tokens", "<|im_start|>")
+    config = load_config(settings)
+    assert describe(settings, str(folder / "llama"))["new tokens"].startswith("none")
+    assert config.vocab_size == 4096 and load.weights(settings, config) == str(folder / "llama")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "'<call>', '</call>', '<|tool|>'"),
+        (["--trainable_token_indices", "<call>,300"], "'</call>', '<|tool|>'"),
+        (["--lora_modules_to_save", "lm_head"], "'<call>', '</call>', '<|tool|>'"),
+    ],
+)
+def test_adapters_that_would_leave_new_rows_untrained_are_refused(words, named, settings_of):
+    settings = settings_of("llama", *NEW, "--use_peft", *words)
+    with pytest.raises(UserError, match="would stay a mean of other tokens") as refused:
+        adapters.check_targets(settings, load_config(settings))
+    assert refused.value.cure == f"add {named} to trainable_token_indices, which trains their rows"
+
+
+@pytest.mark.parametrize("words", [ROWS, ["--use_peft", "--lora_modules_to_save", "embed_tokens,lm_head"]])
+def test_adapters_beside_which_new_rows_are_trained_are_not(words, settings_of):
+    settings = settings_of("llama", *NEW, *words, "--lora_target_modules", "q_proj")
+    adapters.check_targets(settings, load_config(settings))
+
+
+def test_what_cannot_grow_is_refused(settings_of, folder):
+    settings = settings_of("gemma3n_text", *NEW)
+    with pytest.raises(UserError, match="further weights for each token"):
+        load.weights(settings, load_config(settings))
+    with pytest.raises(UserError, match="each once"):
+        settings_of("llama", "--add_tokens", "<a>,<a>")
+    settings = settings_of("llama", *NEW)
+    whole = folder / "llama" / "model.safetensors"
+    torch.save(load_file(whole), folder / "llama" / "pytorch_model.bin")
+    aside = whole.rename(folder / "aside")
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        load.weights(settings, load_config(settings))
+    aside.rename(whole)
+
+
+def test_plan_counts_the_rows(tmp_path):
+    recipe = yaml.safe_load((REPOSITORY / "recipes/qwen3-8b/full.yaml").read_text())
+    (tmp_path / "full.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "config.json").write_bytes((REPOSITORY / "recipes/qwen3-8b/config.json").read_bytes())
+    recipe["model"]["add_tokens"] = ["<call>", "</call>"]
+    (tmp_path / "grown.yaml").write_text(yaml.safe_dump(recipe))
+    plain, grown = (
+        job_of(flags.load(["--recipe", str(tmp_path / name)])).shape for name in ("full.yaml", "grown.yaml")
+    )
+    assert (plain.vocab, grown.vocab) == (151936, 152000) and grown.parameters - plain.parameters == 2 * 64 * 4096
