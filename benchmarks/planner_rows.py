@@ -8,13 +8,12 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from benchmarks.published import table
-from benchmarks.published.formulas import estimate_of
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.parse_columns import Inexpressible
 from benchmarks.published.reserved import verdict
 from brigade.errors import UserError
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import Estimate
+from brigade.plan.costs.estimate import Estimate, estimate
 from brigade.plan.hardware import Gpu
 from brigade.train.model.flops import flops_per_token
 
@@ -24,7 +23,9 @@ TABLES = ("published", "collected")
 CHIPS = {
     "A100 40GB": "A100",
     "A100 80GB": "A100",
+    "A800 80GB": "A100",  # with fewer links between cards
     "H100 80GB": "H100",
+    "H800": "H100",
     "H200": "H100",
     "H100 94GB": "H100, 500 W",
     "RTX 4090": "RTX 4090",
@@ -100,21 +101,21 @@ def expressible(names: Iterable[str]) -> list[Run]:
 
 
 @cache
-def _estimate(run: Run, hundredths: int | None, most: float) -> Estimate:
+def _estimate(run: Run, hundredths: int | None) -> Estimate:
     device: Gpu = hardware.gpu(run.job.gpu)
-    return estimate_of(run.job, replace(device, sustained=hundredths / 100) if hundredths else device, best=most)
+    return estimate(run.job, replace(device, sustained=hundredths / 100) if hundredths else device)
 
 
-def estimated(run: Run, sustained: dict[str, float], bests: dict[str, float] | None = None) -> Estimate:
-    """With a chip's `sustained`, in hundredths, or the catalogue's where it is not given, and with best() or `bests`."""
-    value, known = sustained.get(run.chip), bests or best()
-    return _estimate(run, round(100 * value) if value else None, known.get(run.chip, max(known.values())))
+def estimated(run: Run, sustained: dict[str, float]) -> Estimate:
+    """With a chip's `sustained`, in hundredths, or the catalogue's where it is not given."""
+    value = sustained.get(run.chip)
+    return _estimate(run, round(100 * value) if value else None)
 
 
-def speed_error(run: Run, sustained: dict[str, float], bests: dict[str, float] | None = None) -> float:
+def speed_error(run: Run, sustained: dict[str, float]) -> float:
     """Predicted over measured tokens per second."""
     assert run.speed
-    return estimated(run, sustained, bests).tokens_per_second_per_gpu / run.speed
+    return estimated(run, sustained).tokens_per_second_per_gpu / run.speed
 
 
 def unseen_error(run: Run) -> float:
@@ -122,8 +123,7 @@ def unseen_error(run: Run) -> float:
     device = hardware.gpu(run.job.gpu)
     generation = hardware.catalogue()[device.kind]["generation"]
     share = hardware.usual_share(generation, frozenset(kind for kind, chip in CHIPS.items() if chip == run.chip))
-    others = {chip: most for chip, most in best().items() if chip != run.chip}
-    return speed_error(run, {run.chip: share * device.bf16_tflops / device.matmul_tflops}, others)
+    return speed_error(run, {run.chip: share * device.bf16_tflops / device.matmul_tflops})
 
 
 def memory_error(run: Run) -> float:
@@ -143,48 +143,44 @@ def measured_mfu(run: Run) -> float:
 
 
 @cache
-def best() -> dict[str, float]:
-    return best_of(runs())
+def best() -> dict[tuple[str, str], float]:
+    """(What drives a chip, chip) -> share of its dense peak with which the best of at least three published runs computed.
 
-
-def best_of(known: Iterable[Run]) -> dict[str, float]:
-    """Chip -> share of its dense peak with which the best of at least three published runs of all weights in 16 bits computed, by
-    6 N + 6 L h s per token."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for run in known:
-        if run.speed and run.chip and run.job.method == "full" and not run.job.fp8:
-            s, device = run.job.shape, hardware.gpu(run.job.gpu)
-            needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(run.job.length) / 2)
-            found[run.chip].append(run.speed * needed / (device.bf16_tflops * 1e12))
-    return {chip: max(shares) for chip, shares in found.items() if len(shares) >= 3}
+    By 6 N + 6 L h s per token; of all weights in 16 bits, without experts.
+    """
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs():
+        s, job = run.job.shape, run.job
+        if run.speed and run.chip and job.method == "full" and not (job.fp8 or s.experts):
+            needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(job.length) / 2)
+            found[job.driver, run.chip].append(run.speed * needed / (hardware.gpu(job.gpu).bf16_tflops * 1e12))
+    return {key: max(shares) for key, shares in found.items() if len(shares) >= 3}
 
 
 # ---- fitting -----------------------------------------------------------------------------------------------------
 def fit(training: Iterable[Run]) -> dict[str, float]:
     """`sustained` of each chip that has at least three healthy rows: it makes the median of predicted over measured speed 1."""
     by_chip: dict[str, list[Run]] = defaultdict(list)
-    training = list(training)
-    bests = best_of(training)
     for run in training:
         if run.fits_speed and run.chip:
             by_chip[run.chip].append(run)
     chosen = {chip: [run for run in members if not run.job.fp8] for chip, members in by_chip.items()}
     chosen = {chip: few if len(few) >= 3 else by_chip[chip] for chip, few in chosen.items()}
-    return {chip: _root(members, bests) for chip, members in chosen.items() if len(members) >= 3}
+    return {chip: _root(members) for chip, members in chosen.items() if len(members) >= 3}
 
 
-def _root(members: list[Run], bests: dict[str, float]) -> float:
+def _root(members: list[Run]) -> float:
     """By bisection over hundredths; speed grows with `sustained`."""
     low, high, chip = 30, 120, members[0].chip
     while high - low > 1:
         middle = (low + high) // 2
-        above = statistics.median(speed_error(run, {chip: middle / 100}, bests) for run in members) > 1
+        above = statistics.median(speed_error(run, {chip: middle / 100}) for run in members) > 1
         low, high = (low, middle) if above else (middle, high)
     return high / 100
 
 
 def left_out(key: Callable[[Run], str]) -> dict[str, list[tuple[Run, float]]]:
-    """For each source (or model): its runs, and predicted over measured speed with `sustained` and the best run of all others."""
+    """For each source (or model): its runs, and predicted over measured speed with `sustained` of all others."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs():
         if run.speed:
@@ -192,6 +188,6 @@ def left_out(key: Callable[[Run], str]) -> dict[str, list[tuple[Run, float]]]:
     result = {}
     for name, members in groups.items():
         others = [run for run in runs() if key(run) != name]
-        sustained, bests = fit(others), best_of(others)
-        result[name] = [(run, speed_error(run, sustained, bests)) for run in members]
+        sustained = fit(others)
+        result[name] = [(run, speed_error(run, sustained)) for run in members]
     return result

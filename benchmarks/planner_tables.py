@@ -9,7 +9,6 @@ from benchmarks.pages import markdown
 from benchmarks.published import table
 from brigade.plan import hardware
 from brigade.plan.costs.memory import GIB
-from brigade.plan.hardware.network import node_gbit
 
 from .planner_rows import (
     DATA,
@@ -23,8 +22,6 @@ from .planner_rows import (
     runs,
     speed_error,
 )
-
-ENOUGH = 5  # sources from which on the coverage of a group says something of the next one
 
 
 def spread(errors: Iterable[float]) -> list[Any]:
@@ -89,7 +86,7 @@ def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[int, boo
         ["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%", counted(within, runs())]
     )
     head = [f"left out: {what}", "speed: rows", "median", "p90", "bias", "median with the others' MFU"]
-    return markdown([*head, "of those in 16 bits, in the others' interval"], lines)
+    return markdown([*head, "in the others' interval"], lines)
 
 
 def textbook(run: Run) -> float:
@@ -217,37 +214,7 @@ def by_engine(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
         measured = [*spread(map(memory_error, held)), counted(memory, held)]
         lines.append([engine, *measured, *spread(speed_error(run, {}) for run in fast), counted(times, fast)])
     errors, inside = ["median", "p90", "bias"], "in the others' interval"
-    return markdown(
-        ["engine", "memory: rows", *errors, inside, "speed: rows", *errors, f"of those in 16 bits, {inside}"], lines
-    )
-
-
-def network(run: Run) -> str:
-    """Say what is known of the network between a run's hosts."""
-    if run.job.nodes == 1:
-        return "one host"
-    if "EFA" in run.job.link:
-        return "measured (EFA)"
-    return "a rate" if node_gbit(run.job.link, run.job.node_size) else "a name, or none"
-
-
-def by_group(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
-    """Count sources, and rows in the interval that the other sources give, by engine and network; memory by engine.
-
-    times, memory: a run's place -> whether it lies in the others' interval
-    """
-    groups: dict[tuple[str, str, str], list[tuple[Run, bool]]] = defaultdict(list)
-    for run in runs():
-        if run.place in times:
-            groups["time", run.job.engine, network(run)].append((run, times[run.place]))
-        if run.place in memory:
-            groups["memory", run.job.engine, "all"].append((run, memory[run.place]))
-    lines = []
-    for (what, engine, between), members in sorted(groups.items()):
-        sources = len({run.source for run, _ in members})
-        held = f"{100 * statistics.mean(inside for _, inside in members):.0f}%"
-        lines.append([what, engine, between, sources, len(members), held if sources >= ENOUGH else f"unseen ({held})"])
-    return markdown(["of", "engine", "network", "sources", "rows", "in the other sources' interval"], lines)
+    return markdown(["engine", "memory: rows", *errors, inside, "speed: rows", *errors, inside], lines)
 
 
 def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:
@@ -259,10 +226,10 @@ def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:
             kinds[run.chip or hardware.gpu(run.job.gpu).kind].append(run)
     for chip, members in kinds.items():
         errors = [speed_error(run, {}) for run in members]
-        in_16_bits = [(run, error) for run, error in zip(members, errors, strict=True) if not run.job.fp8]
-        inside = sum(low <= error <= high for run, error in in_16_bits for low, high in [between(run)])
-        lines.append([chip, *spread(errors), f"{inside} of {len(in_16_bits)}"])
-    return markdown(["chip", "speed: rows", "median", "p90", "bias", "of those in 16 bits, in the interval"], lines)
+        ends = map(between, members)
+        inside = sum(low <= error <= high for error, (low, high) in zip(errors, ends, strict=True))
+        lines.append([chip, *spread(errors), f"{inside} of {len(members)}"])
+    return markdown(["chip", "speed: rows", "median", "p90", "bias", "in the interval"], lines)
 
 
 def _share_of_best(cell: list[tuple[float, float]]) -> float:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import memory_key, time_key
+from brigade.plan.costs.estimate import memory_group, time_group
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, command, markdown
@@ -95,18 +95,18 @@ def place(run: Run) -> str:
 def coverage() -> str:
     """Count the rows in the 80 % interval that `plan` prints: of all, by interval, by place, and by engine.
 
-    Times are of runs in 16 bits with an MFU above HEALTHY, as those that the intervals are made of.
+    Times are of runs in 16 bits with an MFU above HEALTHY.
     """
     timed = [run for run in strangers() if run.speed and run.healthy and not run.job.fp8]
     memory = {run: inside(run, "pred_mem_gib", run.memory) for run in strangers() if run.memory}
     times = {run: inside(run, "pred_tok_s_gpu", run.speed) for run in timed}
 
     def interval(run: Run) -> str:
-        return f"`time {time_key(run.job, hardware.gpu(run.job.gpu).seen).removeprefix('time_')}`"
+        return f"`{time_group(run.job, hardware.gpu(run.job.gpu))}`"
 
     ways: list[tuple[str, dict[Run, bool], Callable[[Run], str]]] = [
         ("memory", memory, lambda run: "all"),
-        ("memory", memory, lambda run: f"`{memory_key(run.job).replace('_', ' ')}`"),
+        ("memory", memory, lambda run: f"`{memory_group(run.job)}`"),
         ("memory", memory, lambda run: run.job.engine),
         ("time", times, lambda run: "all"),
         ("time", times, place),

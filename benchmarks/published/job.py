@@ -25,6 +25,7 @@ class Engine(conventions.Engine):
     streams: float = 0.0
     dummies: bool = False
     fragmentation: float = 1.1
+    family: str = ""
 
 
 _ROWS = table(Path(__file__).with_name("conventions.yaml"))
@@ -32,8 +33,9 @@ ENGINES = {
     name: Engine(**vars(engine), **_ROWS["own"].get(name, {})) for name, engine in conventions.ENGINES.items()
 } | {name: Engine(**row) for name, row in _ROWS["engines"].items()}
 HALF_GRADIENTS: dict[str, dict[str, Any]] = _ROWS["half_gradients"]
-# These two are tables of the planner's that its formulas read by name.
+# These three are tables of the planner's that its formulas read by name.
 conventions.LOGIT_BYTES.update(_ROWS["logit_bytes"])
+conventions.DRIVERS.update(_ROWS["drivers"])
 OPTIMIZER_BYTES.update(_ROWS["optimizer_bytes"])
 
 
@@ -51,6 +53,7 @@ class PublishedJob(Job):
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     half_gradients: gradients are in 16 bits where the engine's are usually not
+    native: the framework brings modelling code of its own, not Transformers'
     """
 
     ulysses: bool = False
@@ -61,6 +64,11 @@ class PublishedJob(Job):
     offload_activations: bool = False
     step_in_backward: bool = False
     half_gradients: bool = False
+    native: bool = False
+
+    @property
+    def driver(self) -> str:
+        return "megatron" if "softmax" in self.kernels else "fused" if self.native else super().driver
 
     @property
     def conventions(self) -> Engine:

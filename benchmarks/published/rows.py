@@ -80,8 +80,6 @@ NETWORKS = (
 )
 LONGEST = 30_000_000  # tokens of a row
 QUANTISED = r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|int8 weight|int4 grad|zero ?\+\+(?!.*hpz)"  # of ZeRO++
-# How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
-SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
 
 def job_of_row(row: Mapping[str, str]) -> PublishedJob:
@@ -201,11 +199,12 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         loss=loss,
         expert=expert,
         tiled_mlp=bool(re.search(r"tiled.?mlp|mlp.{0,12}tiles|\balst\b", text)),
-        fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
+        fp8=("row" if re.search(r"row.?wise", kernels) else "tensor") if precision == "fp8" else "",
         offload=offload,
         half_gradients=has_half_gradients(row, traits["engine"]),
         ulysses=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
         optimizer=optimizer,
+        native=native,
         **traits,
     )
     if job.gpus != gpus:

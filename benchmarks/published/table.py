@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors import UserError
-from brigade.plan.costs.estimate import Estimate
+from brigade.plan.costs.estimate import Estimate, estimate
 from brigade.plan.costs.memory import GIB
 
-from .formulas import estimate_of
 from .parse_columns import Inexpressible
 from .reserved import reserved_gib, verdict
 from .rows import as_published, job_of_row
@@ -40,10 +39,10 @@ OF_PLAYBOOK = {"model", "gpus", "dp", "tp", "pp", "zero", "mbs", "grad_acc"}
 def expressed(row: Mapping[str, str]) -> Estimate:
     """Return the estimate of a row. Raises Inexpressible, or UserError for an unknown GPU or sizes that do not fit together."""
     job = job_of_row(as_published(row))
-    result = estimate_of(job)
+    result = estimate(job)
     if result.may_fit or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
         return result
-    if estimate_of(replace(job, checkpointing="full")).may_fit:
+    if estimate(replace(job, checkpointing="full")).may_fit:
         raise Inexpressible(
             f"act_ckpt is empty, and the run fits only with layers computed again ({result.device_gib:.0f} of"
             f" {result.gpu.memory_gib:.0f} GiB without): the row has to say which"

@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 from brigade.errors import UserError
 from brigade.plan.costs.activations import micro_batches_in_flight
 from brigade.plan.costs.conventions import LOGIT_BYTES
-from brigade.plan.costs.estimate import FRAGMENTATION, SHORT, SHORT_IN_STEP, estimate, memory_key, time_key
+from brigade.plan.costs.estimate import (
+    FRAGMENTATION,
+    SHORT,
+    SHORT_IN_STEP,
+    estimate,
+    factors,
+    intervals,
+    memory_group,
+    time_group,
+    unseen,
+)
 from brigade.plan.costs.host_memory import PROCESS, host
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import GIB, moments
-from brigade.plan.costs.step_time import step_time
+from brigade.plan.costs.step_time import attention_rate, driven, step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape
 from brigade.plan.shape.from_config import shape_of
@@ -23,6 +33,7 @@ from brigade.plan.shape.model_shape import FAMILIES, ModelShape
 from brigade.train.strategy.state_bytes import model_states
 
 ROOT = Path(__file__).parents[2]
+A100 = gpu("A100 80GB")
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))
 CONFIG = {
@@ -202,12 +213,45 @@ def test_activations_need_more_room_than_states():
 
 def test_deepspeed_has_intervals_of_its_own():
     zero, fsdp2 = job(engine="zero"), job(engine="fsdp2")
-    assert (memory_key(zero), time_key(zero)) == ("memory_zero", "time_zero")
-    assert (memory_key(fsdp2), time_key(fsdp2)) == ("memory", "time_inside")
-    assert (memory_key(replace(zero, engine="fsdp2", data=16)), time_key(replace(fsdp2, data=16))) == (
-        "memory",
-        "time_across",
-    )
+    for engine, of in (("zero", zero), ("fsdp2", fsdp2)):
+        assert time_group(of, A100) == f"{engine}, inside a host"
+        assert time_group(replace(of, data=16), A100) == f"{engine}, named"
+        assert time_group(replace(of, data=16, link="EFA"), A100) == f"{engine}, measured"
+        assert time_group(replace(of, method="lora"), A100) == "adapters, inside a host"
+        assert not unseen("time", f"{engine}, inside a host")
+    of_memory = [memory_group(one) for one in (zero, fsdp2)]
+    assert of_memory == ["DeepSpeed", "other engines"] and not any(unseen("memory", one) for one in of_memory)
+
+
+@pytest.mark.parametrize("changes, kind, said", [
+    ({"data": 256}, "A100 80GB", "fsdp2 over more than 128 ranks"), ({"offload": "all"}, "A100 80GB", "fsdp2 with offload"),
+    ({}, "H100 80GB", "eager code on H100 80GB"), ({"kernels": FUSED}, "MI300X", "fused code on MI300X"),
+])  # fmt: skip
+def test_what_few_sources_have_run_is_unseen_and_has_the_widest_interval(changes, kind, said):
+    group = time_group(job(engine="fsdp2", **changes), gpu(kind))
+    assert group == said and unseen("time", group)
+    every = [factors("time", name) for name in intervals()["time"]]
+    assert factors("time", group) == (min(low for low, _ in every), max(high for _, high in every))
+
+
+def test_what_drives_a_chip_says_what_it_sustains_and_reaches():
+    eager = job(engine="fsdp2", micro_batch=8, gpu="A100 80GB")
+    fused = replace(eager, kernels=FUSED)
+    assert driven(eager, A100).product_rate < driven(fused, A100).product_rate
+    best = intervals()["best"]
+    assert best["eager"]["A100 80GB"] < best["fused"]["A100 80GB"]
+    assert estimate(eager).least_seconds > estimate(fused).least_seconds > 0
+    assert estimate(replace(eager, gpu="H100 80GB")).least_seconds == 0  # nobody has published such a run
+
+
+def test_narrow_heads_attend_slower():
+    wide = attention_rate(job(), A100)
+    heads = LLAMA_8B.heads
+    narrow = [
+        attention_rate(replace(job(), shape=replace(LLAMA_8B, heads=heads * times, head_dim=128 // times)), A100)
+        for times in (2, 4)
+    ]
+    assert narrow == pytest.approx([0.75 * wide, 0.5 * wide])
 
 
 def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():

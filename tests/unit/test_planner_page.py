@@ -21,7 +21,7 @@ def test_constants_and_page_are_what_the_tables_give(capsys):
 def test_a_fitted_share_is_written_where_it_stands(monkeypatch, tmp_path):
     before = yaml.safe_load(hardware.CATALOGUE.read_text())["gpus"]
     after = yaml.safe_load(planner.catalogue({"A100": 0.5, "RTX 4090": 1.25}))["gpus"]
-    new = {"A100 40GB": 0.5, "A100 80GB": 0.5, "RTX 4090": 1.25}
+    new = {"A100 40GB": 0.5, "A100 80GB": 0.5, "A800 80GB": 0.5, "RTX 4090": 1.25}
     assert after == {kind: entry | ({"sustained": new[kind]} if kind in new else {}) for kind, entry in before.items()}
     (tmp_path / "none.yaml").write_text(re.sub(r"sustained: [\d.]+, ", "", hardware.CATALOGUE.read_text()))
     monkeypatch.setattr(hardware, "CATALOGUE", tmp_path / "none.yaml")

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.published.__main__ import main
 from benchmarks.published.table import PREDICTED, predict
-from brigade.plan.costs.estimate import intervals
+from brigade.plan.costs.estimate import factors
 from testing.published_row import ROW
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -55,4 +55,4 @@ def test_a_mistake_is_named_and_no_file_is_written(table, out, said, tmp_path, c
 def test_the_interval_of_memory_is_about_what_was_measured(kind, about):
     found = predict(ROW | {"mem_kind": kind})
     low, high = (float(found[f"pred_mem_gib_{end}"]) / float(found[about]) for end in ("low", "high"))
-    assert [low, high] == pytest.approx(intervals()["memory"], rel=1e-3)
+    assert [low, high] == pytest.approx(factors("memory", "other engines"), rel=1e-3)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published import table
-from benchmarks.published.formulas import estimate_of
 from benchmarks.published.rows import job_of_row
+from brigade.plan.costs.estimate import estimate
 from testing.published_row import ROW
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -35,7 +35,7 @@ def why(**changes):
 def test_no_sequence_parallel_keeps_what_stands_between_blocks_whole(column, text, divides):
     found = made(**MEGATRON | {column: text})
     assert found.sequence_parallel is divides
-    whole, parts = (estimate_of(replace(found, sequence_parallel=each)).memory.activations for each in (False, True))
+    whole, parts = (estimate(replace(found, sequence_parallel=each)).memory.activations for each in (False, True))
     assert whole > 1.3 * parts
 
 
@@ -89,7 +89,7 @@ def test_nodes_of_four_cross_the_network_and_racks_do_not():
     long = {"n_gpus": "8", "seq_len": "512", "mbs": "1", "gpu": "H100-80GB"}
     four, eight = made(**long, notes="2 nodes of 4"), made(**long)
     assert (four.nodes, eight.nodes) == (2, 1) and four.link == "1600 Gb/s"
-    assert estimate_of(four).time.across > 0 == estimate_of(eight).time.across
+    assert estimate(four).time.across > 0 == estimate(eight).time.across
     assert made(**long | {"n_gpus": "64", "gpu": "GB200-NVL72"}).nodes == 1
     assert made(n_gpus="16", strategy="HSDP", notes="4 nodes of 4").shard == 4
     assert "no node has 9000" in why(gpus_per_node="9000")
@@ -97,7 +97,7 @@ def test_nodes_of_four_cross_the_network_and_racks_do_not():
 
 def test_gradients_in_bf16_take_half_of_megatrons():
     usual, half = made(**MEGATRON), made(**MEGATRON, notes="bf16 gradients")
-    both = [estimate_of(one) for one in (usual, half)]
+    both = [estimate(one) for one in (usual, half)]
     assert both[1].memory.gradients == pytest.approx(both[0].memory.gradients / 2)
     assert both[1].time.total < both[0].time.total
     for text in ("bf16 grads", "grad_reduce_in_fp32=False", "bf16 reduce", "reduce_dtype: bf16", "gradients in bf16"):
@@ -132,8 +132,8 @@ def test_dropout_is_what_the_framework_does_by_default(framework, text, dropped)
     found = made(**GPT3, framework=framework, strategy="TP", tp="8", notes=text)
     assert found.dropout is dropped
     assert (
-        estimate_of(replace(found, dropout=True, checkpointing="none")).memory.activations
-        > estimate_of(replace(found, dropout=False, checkpointing="none")).memory.activations
+        estimate(replace(found, dropout=True, checkpointing="none")).memory.activations
+        > estimate(replace(found, dropout=False, checkpointing="none")).memory.activations
     )
 
 
@@ -169,7 +169,7 @@ def test_an_unfused_loss_is_no_kernel(text):
     assert made(kernels=f"torch.compile, {text}").loss == "released"
     assert made(**MEGATRON, kernels=text).loss == "unfused" and made(**MEGATRON).loss == "kernel"
     assert made(framework="llm-foundry/Composer FSDP1", kernels=text).loss == "full"
-    more = estimate_of(made(**MEGATRON, kernels=text)).memory.logits / estimate_of(made(**MEGATRON)).memory.logits
+    more = estimate(made(**MEGATRON, kernels=text)).memory.logits / estimate(made(**MEGATRON)).memory.logits
     assert 1.2 < more <= 1.5
 
 

@@ -7,7 +7,7 @@ import pytest
 from brigade.plan import hardware
 from brigade.plan.choice import goals
 from brigade.plan.choice.workload import Cluster, Workload
-from brigade.plan.costs.estimate import estimate, intervals, time_key
+from brigade.plan.costs.estimate import estimate, factors, time_group
 from brigade.plan.costs.job import Job
 from brigade.plan.hardware.network import unproven_cards
 from brigade.plan.shape.find import named_shape
@@ -36,7 +36,7 @@ def test_as_many_cards_as_a_name_states(named, cards):
 def test_the_interval_holds_one_card_of_four(shape, engine, stage, rate, nodes):
     job = Job(shape, 4096, engine=engine, stage=stage, data=8 * nodes, gpu="A100 80GB", link=f"4x{rate} Gb/s")
     one = estimate(replace(job, link=f"{rate} Gb/s"))
-    found, high = estimate(job), intervals()[time_key(job)][1]
+    found, high = estimate(job), factors("time", time_group(job, hardware.gpu(job.gpu)))[1]
     assert found.time.total <= one.time.total == pytest.approx(found.one_card_seconds)
     assert found.time_interval()[1] == pytest.approx(one.time.total * high)
     assert one.time_interval()[1] == pytest.approx(one.time.total * high)  # one card is all that there is
@@ -56,7 +56,7 @@ def test_what_was_measured_is_not_widened(shape, tmp_path, monkeypatch):
 
 
 def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatch):
-    workload, cluster = Workload(shape), Cluster("A100 80GB", 8, 2, link="4x100 Gb/s")
+    workload, cluster = Workload(shape), Cluster("A100 80GB", 8, 2, link="4x20 Gb/s")
     _, sentences = goals.pick(goals.answer(workload, cluster), "")
     said = next(one for one in sentences if one.startswith("Measure the network first"))
     assert "brigade check --hostfile FILE --calibrate" in said and "1 host with 8 GPUs train sooner" in said

@@ -49,3 +49,4 @@ ENGINES = {name: Engine(**row) for name, row in _ROWS["engines"].items()}
 SCHEDULES = {name: Schedule(**row) for name, row in _ROWS["schedules"].items()}
 ROWS = {name: Rows(**row) for name, row in _ROWS["rows"].items()}
 LOGIT_BYTES: dict[str, float] = dict(_ROWS["logit_bytes"])
+DRIVERS: dict[str, float] = dict(_ROWS["drivers"])

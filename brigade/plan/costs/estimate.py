@@ -9,7 +9,7 @@ from typing import Any
 from ...errors.tables import table
 from ...train.model.flops import flops_per_token, utilisation
 from ..hardware import Gpu, gpu
-from ..hardware.network import unproven_cards
+from ..hardware.network import is_measured, unproven_cards
 from ..shape.trace_settings import Trace
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
@@ -24,6 +24,7 @@ SHORT, SHORT_IN_STEP = 0.7, 0.4
 POOLS_AT_MOST = 4
 FRAGMENTATION = 1.1  # what the allocator reserves of what is allocated at the peak: torchtitan's runs of December 2024
 CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
+MANY = 128  # ranks that share one copy of the states; of more, fewer than five sources have published runs
 COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
 
 
@@ -32,7 +33,6 @@ class Estimate:
     """The memory and time that a configuration takes.
 
     held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
-    best: the most of its dense peak that a step is predicted to reach, 0 to 1; 0 for the chip's in intervals()
     """
 
     job: Job
@@ -40,7 +40,6 @@ class Estimate:
     memory: Memory
     held: float
     context: float
-    best: float = 0.0
 
     @functools.cached_property
     def time(self) -> StepTime:
@@ -67,15 +66,14 @@ class Estimate:
 
     @functools.cached_property
     def least_seconds(self) -> float:
-        """Seconds of a step at the best utilisation that anybody published for the chip, or for any where nobody did.
+        """Seconds of a step at the best utilisation that anybody published for the chip by what drives it; 0 where nobody did.
 
         0 with adapters. Of attention the visible half counts, of recomputation nothing.
         """
-        s, known = self.job.shape, intervals()["best"]
+        s = self.job.shape
         if self.job.method != "full":
             return 0.0
-        share = self.best or known.get(self.gpu.kind, max(known.values()))
-        share *= max(1.0, self.gpu.efficiency)
+        share = best_share(self.job, self.gpu) * max(1.0, self.gpu.efficiency)
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
         return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
 
@@ -144,12 +142,12 @@ class Estimate:
 
     def memory_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the GiB allocated."""
-        low, high = intervals()[memory_key(self.job)]
+        low, high = factors("memory", memory_group(self.job))
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the seconds of a step, with those that a network takes which is only named."""
-        low, high = intervals()[time_key(self.job, self.gpu.seen)]
+        low, high = factors("time", time_group(self.job, self.gpu))
         return max(self.time.total * low, self.least_seconds), self.one_card_seconds * high
 
 
@@ -159,40 +157,62 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
-def memory_key(job: Job) -> str:
-    """Return the key of intervals() for a job's memory. Of experts on several ranks one may get more tokens than its share."""
-    return "memory_experts" if job.expert > 1 else "memory_zero" if job.deepspeed else "memory"
+def memory_group(job: Job) -> str:
+    """Return the runs that a job's memory is judged by. Of experts on several ranks one may get more tokens than its share."""
+    return "experts on several ranks" if job.expert > 1 else "DeepSpeed" if job.deepspeed else "other engines"
 
 
-def time_key(job: Job, seen: bool = True) -> str:
-    """Return the key of intervals() for a step's time.
+@functools.singledispatch
+def time_group(job: Job, gpu: Gpu) -> str:
+    """Return the runs that a job's time is judged by: those of its engine and network, unless something says more of it."""
+    if gpu.kind not in intervals()["best"][job.driver]:
+        return f"{job.driver} code on {gpu.kind}"
+    if job.offload and not job.deepspeed:
+        return f"{job.engine} with offload"
+    if job.stage and job.shard_ranks > MANY:
+        return f"{job.engine} over more than {MANY} ranks"
+    if job.shape.experts:
+        return "experts"
+    network = "inside a host" if job.nodes == 1 else "measured" if is_measured(gpu, job.link) else "named"
+    return f"{'adapters' if job.method != 'full' and job.pipeline == 1 else job.engine}, {network}"
 
-    DeepSpeed and mixtures of experts vary more than the network explains, and a kind of GPU that no run was fitted to varies more
-    than either, as may FSDP2 with offload, of which no run is known. seen: whether runs were
-    """
-    if not seen or (job.offload and not job.deepspeed):
-        return "time_unseen"
-    if job.deepspeed:
-        return "time_zero"
-    return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
+
+@functools.singledispatch
+def best_share(job: Job, gpu: Gpu) -> float:
+    """Return the most of its dense peak that a GPU may be promised to reach with what drives it; infinity where none is known."""
+    return float(intervals()["best"][job.driver].get(gpu.kind, math.inf))
+
+
+def unseen(what: str, group: str) -> bool:
+    """Return whether fewer than five sources have published such runs: then their interval is the widest."""
+    return group not in intervals()[what]
+
+
+def factors(what: str, group: str) -> tuple[float, float]:
+    """Return the factors on a prediction between which 80 % of a group's measured runs lie. what: "memory" or "time" """
+    known = intervals()[what]
+    low, high = known.get(group, known["unseen"])
+    return low, high
 
 
 def intervals() -> dict[str, Any]:
     """Return the factors between which 80 % of measured runs lie, and under `best` the share of its dense peak that the best run
-    on each kind of GPU reached. benchmarks/planner.py writes them, from runs left out of every fit."""
+    on each kind of GPU reached, by what drives it. benchmarks/planner.py writes them, from sources left out of every fit."""
     return table(Path(__file__).with_name("intervals.yaml"))
 
 
-def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None, best: float = 0.0) -> Estimate:
-    """An estimate by formula, made in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that
-    the user's own runs gave; activations and logits as `traced`; best: as of an Estimate. Raises UserError for an unknown GPU."""
+def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -> Estimate:
+    """Return an estimate by formula, made in milliseconds, for `device` or the catalogue's GPU of the job's kind.
+
+    With the factors that the user's own runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU.
+    """
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
     peaks = moments(job, traced)
     held = max(reserved(job, peak) for peak in peaks) + stream_pool(job)
     context = (CONTEXT_GIB + collectives) * GIB
-    return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context, best)
+    return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context)
 
 
 @functools.singledispatch

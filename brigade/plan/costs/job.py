@@ -333,6 +333,11 @@ class Job:
         return "norm" in self.kernels or self.shape.family.layer_norm
 
     @property
+    def driver(self) -> str:
+        """Whose code computes, a key of conventions.DRIVERS."""
+        return "fused" if "norm" in self.kernels else "eager"
+
+    @property
     def autocast(self) -> bool:
         """Whether bf16 products read fp32 weights, with an fp32 residual stream; frozen weights are bf16 under every engine."""
         return self.engine in ("ddp", "stages") and self.method == "full"

@@ -12,7 +12,7 @@ from .adapters import NORM_MOVED
 from .averaging import synchronising
 from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
 from .comparing import Looks, looks_before_training, looks_of_a_step
-from .conventions import LOGIT_BYTES
+from .conventions import DRIVERS, LOGIT_BYTES
 from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
@@ -30,7 +30,7 @@ STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, t
 # Products that Muon makes of each matrix, which some rank has whole: three in each of five iterations. Counted as if all matrices
 # were square and of the hidden size (train/loop/muon.py).
 NEWTON_SCHULZ = 15
-GROUPED = 0.65  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
+GROUPED = 0.6  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 # Parameters per second and node, for each GB/s of its PCIe: its memory is as new. 1.75e9 with PCIe 4 (DeepSpeed's ZenFlow blog:
@@ -40,6 +40,10 @@ PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
 # What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
 # hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
 HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
+# Head width at which exponentials take as long as products: at 128, of which rates are known, half as long (FlashAttention-3,
+# arXiv 2407.08608, section 3.1). Without it nanotron's runs with 64 were predicted 8 % faster than those with 128. Of version 1,
+# which is slow, llm-foundry's runs with both widths agree (published.csv).
+EXPONENTIALS = {"flash2": 64, "flash3": 64, "flash4": 64}
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
 NVME = 6e9  # bytes per second and node of local disks
@@ -100,7 +104,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         if op.name == "scores":  # two products that nothing masks, one with the head's width inside
             rate, factor = g.product_rate / (1 + FILL / job.shape.head_dim), 2.0
         else:
-            rate, factor = g.attention_rate(job.attention) * _longer(job), 2.5
+            rate, factor = attention_rate(job, g), 2.5
         forward = op.flops * t / job.tensor / rate
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
@@ -121,10 +125,17 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
     return forward, back
 
 
-def _longer(job: Job) -> float:
-    """Return how many times as fast attention is as with 8,192 tokens."""
+def attention_rate(job: Job, g: Gpu) -> float:
+    """Return FLOPs per second of fused attention, for its length and the width of its heads; only the visible scores count."""
     half, tokens = HALF_LENGTH.get(job.attention, 0), max(8192.0, job.length)
-    return (1 + half / 8192) / (1 + half / tokens)
+    beside, width = EXPONENTIALS.get(job.attention, 0), min(128, job.shape.head_dim)
+    wide = (1 + beside / 128) / (1 + beside / width)
+    return g.attention_rate(job.attention) * wide * (1 + half / 8192) / (1 + half / tokens)
+
+
+def driven(job: Job, g: Gpu) -> Gpu:
+    """Return the GPU with what its products sustain for whoever drives it."""
+    return replace(g, sustained=g.sustained * DRIVERS[job.driver])
 
 
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
@@ -150,7 +161,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
 
 def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     """Return the time of an optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
-    g, s = device or gpu(job.gpu), job.shape
+    g, s = driven(job, device or gpu(job.gpu)), job.shape
     net, m, p = links(g, job.link, job.node_size), job.accumulation, job.pipeline
     stream = g.stream_rate
     forward = backward = again = 0.0
@@ -213,7 +224,7 @@ def comparing_seconds(job: Job, g: Gpu) -> float:
 
 def before_seconds(job: Job, g: Gpu) -> float:
     """Return the seconds that a reference takes once, before training, for as many tokens as a step has."""
-    return _looking_seconds(looks_before_training(job), g)
+    return _looking_seconds(looks_before_training(job), driven(job, g))
 
 
 def _looking_seconds(looks: Looks, g: Gpu) -> float:

@@ -20,12 +20,7 @@ HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
 # part crosses each border between nodes, one after the other, so collectives over hundreds of ranks are slow (AMSP, arXiv
 # 2311.00257, figures 2 and 3).
 PACE = 10e-6
-# Bus bandwidth in GB/s of one ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
-# gathers and scatters and of all-reduces. What bounds it there are its many hops, not the cards: groups side by side each have
-# as much, until the cards are full. Other networks reach a share of their line rate at any size.
-EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
-EFA_NODE = 400e9  # bytes per second and node, where EFA was measured
-LINE_SHARE = 0.85
+LINE_SHARE = 0.85  # of a line's rate that collectives reach
 # Gbit/s of one network card: where a name gives no number of cards, a host has as few as its rate takes.
 FASTEST_CARD = 400
 
@@ -36,7 +31,6 @@ class Links:
 
     peer: float
     node: float
-    efa: bool
     node_size: int
 
     @property
@@ -48,31 +42,23 @@ class Links:
         """Return whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
         return ranks > 1 and ranks * stride > self.node_size
 
-    def ring(self, kind: str, ranks: int, stride: int) -> tuple[float, float]:
+    def ring(self, ranks: int, stride: int) -> tuple[float, float]:
         """Return (bytes per second, seconds of all hops) of a ring. Groups side by side share a node's cards."""
         if not self.crosses(ranks, stride):
             return self.peer, (ranks - 1) * PEER_LATENCY
-        nodes = -(-ranks * stride // self.node_size)
-        rate = self.node / min(stride, self.node_size)
-        if self.efa:
-            table, place = EFA[kind], math.log2(max(nodes, 2)) - 1
-            low = min(int(place), len(table) - 1)
-            high = min(low + 1, len(table) - 1)
-            one = 1e9 * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low]))
-            rate = min(rate, one * self.node / (EFA_NODE * LINE_SHARE))
-        return min(self.peer, rate), (ranks - 1) * PACE
+        return min(self.peer, self.node / min(stride, self.node_size)), (ranks - 1) * PACE
 
     def half(self, payload: float, ranks: int, stride: int = 1) -> float:
         """Return the seconds of a gather or a scatter of `payload` bytes in all."""
         if ranks == 1:
             return 0.0
-        rate, hops = self.ring("gather", ranks, stride)
+        rate, hops = self.ring(ranks, stride)
         return CALL_LATENCY + hops + (ranks - 1) / ranks * payload / rate
 
     def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
         if ranks == 1:
             return 0.0
-        rate, hops = self.ring("all_reduce", ranks, stride)
+        rate, hops = self.ring(ranks, stride)
         tree = 2 * math.log2(ranks) * (HOP if self.crosses(ranks, stride) else PEER_LATENCY)
         return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
 
@@ -124,14 +110,18 @@ def node_gbit(named: str, node_size: int) -> float | None:
     return gbit
 
 
+def is_measured(gpu: Gpu, named: str) -> bool:
+    """Return whether a network is known by more than its name: EFA (HF Ultra-Scale Playbook), and what `check` has measured."""
+    return gpu.network_measured or "EFA" in named
+
+
 def unproven_cards(gpu: Gpu, named: str, node_size: int) -> int:
     """Return a node's network cards of which only one may work for all that is known; 1 where the rate was measured.
 
     A name states what the cards could do together; whether collectives use them all is a matter of settings and cables. Runs on
-    hosts with four cards of Omni-Path took as long as one of them takes. EFA's rates are measured (EFA above), a user's own by
-    `check`.
+    hosts with four cards of Omni-Path took as long as one of them takes.
     """
-    if gpu.network_measured or "EFA" in named:
+    if is_measured(gpu, named):
         return 1
     match = RATE.search(named)
     if match and (match[1] or match[5]):
@@ -149,8 +139,7 @@ def hold_name(named: str, place: str) -> None:
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
     """Return the links of a cluster. named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)"; without a rate the usual one"""
-    efa = "EFA" in named
     gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
     node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
-    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)
+    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, node_size)

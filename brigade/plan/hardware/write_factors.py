@@ -23,7 +23,7 @@ def take_network(
     named: of the measurement; the same hosts' next one takes its place
     measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
     """
-    supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring("all_reduce", ranks, 1)[0]
+    supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring(ranks, 1)[0]
     factors: dict[str, Any] = calibration.read(file)["factors"]
     lines: list[str] = []
     factors[kind] = fold(factors.get(kind, {}), "network", {Path(named): measured * 1e9 / supposed}, kind, lines)

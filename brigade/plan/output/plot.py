@@ -20,7 +20,7 @@ from ...train import files
 from ...train.recipe.method import METHODS
 from ..choice.search import candidates, chosen
 from ..choice.workload import Candidate, Cluster, Workload
-from ..costs.estimate import intervals, memory_key, time_key
+from ..costs.estimate import factors, memory_group, time_group
 from ..costs.memory import GIB
 from .show import recomputes, shown_first
 
@@ -114,7 +114,7 @@ class Picture:
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
         )
         best = ranked[0].estimate
-        memory, seconds = intervals()[memory_key(best.job)], intervals()[time_key(best.job, best.gpu.seen)]
+        memory, seconds = factors("memory", memory_group(best.job)), factors("time", time_group(best.job, best.gpu))
         accuracy = (
             f"By formula, not measured. 80 % intervals: torch allocates {memory[0]:g} to {memory[1]:g} times as much, "
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."

@@ -19,7 +19,7 @@ from ..choice.data_sets import million
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.activations import activation_bytes, adapters_keep, logit_bytes, settings_of
 from ..costs.division import division
-from ..costs.estimate import Estimate, intervals, parts
+from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..costs.memory import GIB, stream_pool
@@ -233,14 +233,13 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.axes:
         say("axes", axes_line(result))
     low, high = (f"{gib:.1f}" for gib in result.memory_interval())
-    held = f"the few runs with experts on several ranks: {low} to {high}" if job.expert > 1 else between(low, high)
     context, pool = result.context / GIB, stream_pool(result.job) / GIB
     allocator = result.device_gib - result.allocated_gib - context - pool
     streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
     say(
         "memory",
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
-        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({held})",
+        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
     )
     if job.expert > 1:
         say("", "a rank may get more tokens for its experts than its share: hence so much at most")
@@ -271,12 +270,14 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
             )
     if job.replicas.count > 1:
         say("replicas", averaging_advice.described(result))
+    for what, group in {"memory": memory_group(job), "time": time_group(job, result.gpu)}.items():
+        if unseen(what, group):
+            say(
+                "",
+                f"{what} unseen: fewer than five sources have published such runs ({group}), hence the widest interval",
+            )
     if not result.gpu.seen:
-        say(
-            "",
-            f"the {result.gpu.kind} is known only by its data sheet: no run was fitted to it, hence the wide interval; "
-            f"its figures: {result.gpu.source}",
-        )
+        say("", f"the {result.gpu.kind} is known only by its data sheet: {result.gpu.source}")
     if factors := calibration.factors(result.gpu.kind):
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         print(wrapped(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})"))
