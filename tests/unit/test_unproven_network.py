@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from brigade.__main__ import main
 from brigade.plan import hardware
 from brigade.plan.choice import goals
 from brigade.plan.choice.workload import Cluster, Workload
@@ -11,6 +12,7 @@ from brigade.plan.costs.estimate import estimate, factors, time_group
 from brigade.plan.costs.job import Job
 from brigade.plan.hardware.network import unproven_cards
 from brigade.plan.shape.find import named_shape
+from testing.ranks import REPOSITORY
 
 ENGINES = [("ddp", 0), ("fsdp2", 3), ("zero", 2), ("zero", 3)]
 
@@ -68,3 +70,9 @@ def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatc
     (tmp_path / "slow.yaml").write_text("factors:\n  A100 80GB:\n    network: {factor: 0.02, runs: {check: 0.02}}\n")
     monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "slow.yaml"))
     assert goals.pick(goals.answer(workload, cluster), "")[1][0].startswith("More is not faster")
+
+
+def test_more_hosts_for_what_does_not_fit_are_measured_first(capsys):
+    assert main(["plan", "gpt-oss-120b", "--gpu", "H100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]) == 1
+    said = capsys.readouterr().out
+    assert "2 nodes instead of 1" in said and "Measure the network first (`python -m brigade check" in said

@@ -167,7 +167,8 @@ def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], 
     if all(candidate.choice.why_only for candidate in ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
     if change := explain.smallest_change(workload, cluster, traces):
-        return f"Nothing that train.py runs fits. The smallest change that does: {change}."
+        measure = f" {goals.MEASURE}." if " nodes instead of " in change else ""
+        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}"
     return (
         "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
         "take GPUs or hosts with more memory."
