@@ -321,6 +321,16 @@ def test_another_models_config_is_refused(beside, mistake, field, value):
     assert "recipe was copied" in message and "remove it" in message
 
 
+def test_new_tokens_are_no_other_model(beside, mistake):
+    """The model's vocabulary grows from 4,096 to 4,160; a file with another one is another model's all the same."""
+    words = ["--add_tokens", "<call>"]
+    settings = beside({}, *words)
+    check_beside(settings, load_config(settings))
+    for other in (4000, 4250):
+        settings = beside({"vocab_size": other}, *words)
+        assert "vocab_size" in mistake(check_beside, settings, load_config(settings))
+
+
 def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tmp_path):
     settings = beside({"hidden_size": 64}, "--model_name_or_path", "recipes/tiny")
     check_beside(settings, load_config(settings))

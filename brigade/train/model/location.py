@@ -9,7 +9,7 @@ from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
 from ..recipe.flags import Settings
 from . import gguf_file, new_tokens, packaged, parts, per_layer
-from .config_json import ALIASES, check_causal, read_config
+from .config_json import ALIASES, check_causal, grown_vocabulary, read_config
 from .rope import stretch
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ def check_length(settings: Settings, positions: int | None) -> None:
         raise UserError(settings.place("max_length"), problem, f"set max_length to at most {positions}")
 
 
+def _has_grown(settings: Settings, before: int, now: int | None) -> bool:
+    """Whether the recipe's new tokens make such a vocabulary of one of `before` tokens."""
+    new = len(settings.recipe.model.add_tokens + settings.recipe.model.add_special_tokens)
+    return now is not None and new > 0 and before < now <= grown_vocabulary(before, before + new)
+
+
 def config_beside(settings: Settings) -> Path | None:
     """Return the config.json beside the recipe, which is its model's, or None.
 
@@ -107,6 +113,8 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
         names = (field, *ALIASES.get(field, ()))
         there = next((text[name] for name in names if text.get(name) is not None), None)
         here = next((value for name in names if (value := per_layer.common(ours, name)) is not None), None)
+        if field == "vocab_size" and there is not None and _has_grown(settings, there, here):
+            continue
         if there is not None and here is not None and there != here:
             problem = f"{there!r} here, but {here!r} in the model that the recipe names, "
             problem += f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied"
