@@ -283,3 +283,12 @@ def test_a_hybrids_recipe_says_with_which_packages_it_is_counted():
 def test_a_config_of_unclear_origin_says_so():
     assert "compare it with the one on the model's page" in shown("recipes/phi-4/lora.yaml")["model"][1]
     assert "from one public copy; no hash" in shown("recipes/llama-3.1-405b/full.yaml")["model"][1]
+
+
+def test_a_rate_of_adapters_is_as_many_times_that_of_all_weights_as_its_comment_says():
+    says = re.compile(r"^  learning_rate: (\S+) .*# (\d+) times full.yaml's", re.M)
+    found = [(path, match) for path in map(Path, RECIPES) if (match := says.search(path.read_text()))]
+    assert len(found) > 20
+    for path, match in found:
+        full = read_yaml(path.with_name("full.yaml"))["training"]["learning_rate"]
+        assert float(match[1]) == pytest.approx(int(match[2]) * full), path
