@@ -14,6 +14,7 @@ from typing import Any
 import train
 from brigade.train import storage
 from brigade.train.checkpoint import saving
+from brigade.train.checkpoint.uploads import Uploads
 from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
 from brigade.train.loop.trainer import Trainer
@@ -47,8 +48,11 @@ def while_loading() -> None:
 
 
 def while_uploading() -> None:
-    """Die in the middle of the second file of the checkpoint: half of it is sent, and no end of it."""
-    whole, begun = storage._Arrow._copy_in, []
+    """Die in the middle of the second file of the checkpoint: half of it is sent, and no end of it.
+
+    Each checkpoint waits for the upload of the one before: on a busy host the next one could take this one's place.
+    """
+    whole, begun, add = storage._Arrow._copy_in, [], Uploads.add
 
     def copy_in(self: Any, file: Any, name: str) -> None:
         if f"checkpoint-{STEP}/" in name:
@@ -59,7 +63,11 @@ def while_uploading() -> None:
             die()
         whole(self, file, name)
 
-    storage._Arrow._copy_in = copy_in  # type: ignore[method-assign]
+    def add_alone(self: Any, checkpoint: Path) -> None:
+        self.wait()
+        add(self, checkpoint)
+
+    storage._Arrow._copy_in, Uploads.add = copy_in, add_alone  # type: ignore[method-assign]
 
 
 INTERRUPTIONS = {  # when -> (rank, how)
