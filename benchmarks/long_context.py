@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.plan.shape.find import known_config
-from brigade.plan.shape.trace import versions
-from brigade.plan.shape.trace_settings import TraceSettings
+from brigade.plan.shape.remembered import versions
 from brigade.train.model.config_json import read_config
+from testing.trace_settings import TraceSettings
 
 RESULTS = pages.RESULTS / "long_context.jsonl"
 PAGE = EVIDENCE / "long-context.md"
@@ -32,8 +32,8 @@ TILES: dict[str, tuple[Any, Any]] = {"none": (None, None), "loss": ("auto", None
 
 def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS) -> Any:
     """A rank's trace_settings.Trace, of its part of a row of so many tokens."""
-    from brigade.plan.shape import stand_ins, traced_model
     from brigade.train.parallel import sequence, tiled
+    from testing import stand_ins, traced_model
 
     part = tokens // ranks
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
-from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
+from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.shape.find import known_config
 from brigade.plan.shape.from_config import shape_of
-from brigade.plan.shape.trace import versions
+from brigade.plan.shape.remembered import versions
 from brigade.train.model.config_json import read_config
+from testing.trace_settings import settings_of
 
 RESULTS = pages.RESULTS / "traced.jsonl"
 PAGE = EVIDENCE / "traced.md"
@@ -48,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 def rows() -> Iterator[Row]:
     """Each model and case, traced anew: bytes per token."""
     from brigade.errors import UserError
-    from brigade.plan.shape.traced_model import measure
+    from testing.traced_model import measure
 
     for model in MODELS:
         recipe = known_config(model)

@@ -19,7 +19,6 @@ from brigade.plan.costs.operation import Op
 from brigade.plan.costs.stages import NF4, Stage
 from brigade.plan.hardware import Gpu, gpu
 from brigade.plan.hardware.network import Links
-from brigade.plan.shape.trace_settings import Trace
 
 from .job import PublishedJob
 
@@ -158,8 +157,8 @@ def _(job: PublishedJob) -> float:
 
 
 @memory.moments.register
-def _(job: PublishedJob, traced: Trace | None = None) -> list[Memory]:
-    found: list[Memory] = own(memory.moments)(job, traced)
+def _(job: PublishedJob) -> list[Memory]:
+    found: list[Memory] = own(memory.moments)(job)
     engine = job.conventions
     if job.step_in_backward:
         waits = engine.held or job.accumulation > 1

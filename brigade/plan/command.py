@@ -109,7 +109,7 @@ def _recipe(options: argparse.Namespace) -> int:
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
     money = None if options.tokens == 1e9 else options.tokens, options.price
     more: dict[str, Any] = {"asked": _asked_of_images(options), "as_json": options.json}
-    return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, **more)
+    return show_recipe(options.model, cluster, hosts, options.margin, *money, **more)
 
 
 def _asked_of_images(options: argparse.Namespace) -> Asked:
@@ -124,8 +124,7 @@ def _choose(options: argparse.Namespace) -> int:
             "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
         )
     workload, cluster = asked(options)
-    traces = show.tracer(options.model) if options.trace else None
-    found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
+    found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, options.tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
@@ -144,21 +143,19 @@ def _choose(options: argparse.Namespace) -> int:
     late = winner and options.deadline and found.hours(options.tokens) > options.deadline
     if options.json:
         if winner is None:
-            advice.append(show.nothing_fits(workload, cluster, ranked, traces))
+            advice.append(show.nothing_fits(workload, cluster, ranked))
         print(answer_json(found, advice, options.price))
         return 0 if winner and not late else 1
     show.trained(ranked[0].estimate.job, workload.whole)
     print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
     console().print(show.comparison(workload, cluster, ranked, winner))
     if winner is None:
-        print(show.nothing_fits(workload, cluster, ranked, traces))
+        print(show.nothing_fits(workload, cluster, ranked))
         return 1
     show.batch(winner)
     say_objective(winner.estimate, workload.length)
     say_images(winner.estimate)
     show.describe(winner.estimate, options.tokens, options.price)
-    if traces:
-        show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
     if not options.liger:
         show.with_liger(workload, cluster, winner)
     if options.write:
@@ -213,9 +210,8 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     config, place, name = named_config(options.model)
     method, keys, images = options.method, METHODS[options.method].keys, None
     if asked := _asked_of_images(options):
-        refused = {"trace": "of images nothing is traced", "write": "a recipe of images is not written yet"}
-        if flag := next((flag for flag in refused if getattr(options, flag)), ""):
-            _refuse(flag, refused[flag], "leave it out, or plan without images")
+        if options.write:
+            _refuse("write", "a recipe of images is not written yet", "leave it out, or plan without images")
         _check_with_images(options)
         shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
     else:

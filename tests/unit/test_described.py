@@ -10,14 +10,14 @@ from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import layer_ops
 from brigade.plan.shape import from_code as shape_from_code
-from brigade.plan.shape import traced_model
+from brigade.plan.shape.built import build, decoder_layers
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import lora_parameters
 from brigade.plan.shape.model_shape import FAMILIES
-from brigade.plan.shape.trace import trace
-from brigade.plan.shape.trace_settings import TraceSettings
 from testing.small_configs import EXPERTS, LENGTH, NEOX, OLD, SMALL
+from testing.trace_settings import TraceSettings
+from testing.traced_model import measure
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +40,11 @@ def test_an_unknown_architecture_is_described(family, values):
     assert family not in FAMILIES
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     assert 0 <= shape.final_norm <= 4 * shape.hidden  # nothing is left that is neither embedding, head nor layer
     assert shape.layers == values["num_hidden_layers"] and shape.active <= shape.parameters
     assert estimate(Job(shape, LENGTH)).memory.activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
-    assert trace(document, TraceSettings(LENGTH)).kept > 0
+    assert measure(document, TraceSettings(LENGTH)).kept > 0
 
 
 def test_products_of_latent_attention_are_counted():
@@ -52,7 +52,7 @@ def test_products_of_latent_attention_are_counted():
     document = {"model_type": "deepseek_v3", **DEEPSEEK, "intermediate_size": 320}
     shape = described(document, "x")
     with torch.device("meta"):
-        layers = traced_model.decoder_layers(traced_model.build(document))[2]
+        layers = decoder_layers(build(document))[2]
     dense = sum(module.weight.numel() for module in layers[0].modules() if isinstance(module, torch.nn.Linear))
     flops = sum(op.flops for op in layer_ops(Job(shape, LENGTH), False) if op.name != "attention")
     assert flops == 2 * dense and shape.ffn == 320

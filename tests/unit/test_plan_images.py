@@ -17,8 +17,9 @@ from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
+from brigade.plan.shape.built import build
 from brigade.plan.shape.find import named_config
-from brigade.plan.shape.tower import build, towers
+from brigade.plan.shape.tower import towers
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.strategy import Strategy
@@ -54,7 +55,7 @@ def see(model, kind):
 def test_a_layer_keeps_what_autograd_saves(kind):
     """The tower's own code in bf16, on a CPU: what its second layer saves, against the formula."""
     torch.manual_seed(0)
-    model = build(config(kind)).to(torch.bfloat16).train()
+    model = build(config(kind), images=True).to(torch.bfloat16).train()
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved, marks, held = {}, [], []
 
@@ -192,7 +193,7 @@ def test_adapters_lie_where_lora_parts_says():
     every = of_recipe(*lora, data={"images": True}, model={"lora_parts": ["language", "vision_tower", "projector"]})
     assert plain.images.trained == () and every.images.trained == (VISION_TOWER, PROJECTOR)
     with torch.device("meta"):
-        visual = build(config("qwen3_vl")).model.visual
+        visual = build(config("qwen3_vl"), images=True).model.visual
     widths = sum(m.in_features + m.out_features for m in visual.modules() if isinstance(m, torch.nn.Linear))
     assert every.trained - plain.trained == 4 * widths
     assert tower_bytes(every)[0] > tower_bytes(plain)[0]
@@ -233,7 +234,6 @@ def test_the_command_plans_a_model_with_images(plan):
     (["glm-4.5-air", "--gpu", "H100", "--image-size", "10x10"], "its config.json has no vision_config"),
     (["gemma-3-4b-it", "--gpu", "H100", "--image-size", "big"], "is no width and height"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "20"], "are more than a sequence of 4,096"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--trace"], "of images nothing is traced"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--write", "x"], "a recipe of images is not written"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--method", "qlora"], "weights in four bits"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--liger"], "compared those with images"),

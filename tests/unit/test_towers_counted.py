@@ -17,9 +17,10 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from brigade.errors import UserError
 from brigade.plan.choice.images import Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
+from brigade.plan.shape.built import build
 from brigade.plan.shape.find import named_config
 from brigade.plan.shape.image_tokens import image_of
-from brigade.plan.shape.tower import build, described_with_tower, row_of, towers
+from brigade.plan.shape.tower import described_with_tower, row_of, towers
 from testing.small_towers import config, shown
 
 SIZES = [(1024, 1024), (640, 480), (3000, 500), (100, 700), (5000, 4000), (30, 40), (1500, 901)]
@@ -37,7 +38,7 @@ def cache(tmp_path_factory):
 def test_parameters_are_the_model_s(kind):
     shape, tower, _ = described_with_tower(config(kind), "x", kind)
     with torch.device("meta"):
-        model = build(config(kind))
+        model = build(config(kind), images=True)
     row = towers()[kind]
     sizes = {name: parameter.numel() for name, parameter in model.model.named_parameters()}
     projects = [name for name in sizes if any(name == one or name.startswith(f"{one}.") for one in row["projector"])]

@@ -10,16 +10,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations import moe
 
-from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
-from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
-from brigade.plan.shape import stand_ins, traced_model
+from brigade.plan.shape.from_code import shape_from_model
 from brigade.plan.shape.from_config import shape_of
-from brigade.plan.shape.trace import trace
-from brigade.plan.shape.trace_settings import TraceSettings
+from testing import stand_ins, traced_model
 from testing.small_configs import EXPERTS, LENGTH, NEOX, SMALL, SPARSE, config
+from testing.trace_settings import TraceSettings, settings_of
+from testing.traced_model import measure
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +94,7 @@ def test_fake_tensors_count_as_real_ones(autocast):
     settings = TraceSettings(64, autocast, attention="eager")
     with torch.device("cpu"):
         real = traced_model.run(config(), settings)
-    assert real == traced_model.measure(config(), settings)
+    assert real == measure(config(), settings)
 
 
 # ---- formula against trace ---------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
     document = config(family)
     job = Job(shape_of(document, "x"), LENGTH, 3, engine=engine, checkpointing=checkpointing, kernels=kernels)
     job = replace(job, loss="released")
-    found = trace(document, settings_of(job), job.micro_batch)
+    found = measure(document, settings_of(job)).times(job.micro_batch)
     kept, back = activation_bytes(job)
     assert found.layers[0] == pytest.approx(kept, rel=0.02)
     # What layers share is in found.kept: the rotary tables, and the embeddings where the first norm copies them.
@@ -132,98 +131,84 @@ def test_layers_of_other_families_agree(family, values):
     document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
     for attention in ("flash2", "eager"):
         job = Job(shape_of(document, "x"), LENGTH, attention=attention)
-        found = trace(document, settings_of(job))
+        found = measure(document, settings_of(job))
         assert activation_bytes(job)[0] == pytest.approx(sum(found.layers) / len(found.layers), rel=0.06), attention
 
 
 def test_mixed_layers_are_counted_by_kind():
     document = config("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 3])
-    dense, moe = trace(document, TraceSettings(LENGTH)).layers
+    dense, moe = measure(document, TraceSettings(LENGTH)).layers
     assert dense != moe
-    whole = trace(document, TraceSettings(LENGTH)).kept
-    fewer = trace(document | {"num_hidden_layers": 4}, TraceSettings(LENGTH)).kept  # the fifth has experts
+    whole = measure(document, TraceSettings(LENGTH)).kept
+    fewer = measure(document | {"num_hidden_layers": 4}, TraceSettings(LENGTH)).kept  # the fifth has experts
     assert whole - fewer == moe
 
 
 def test_rows_of_a_micro_batch_are_as_many_times_one():
-    one, two = (trace(config(), TraceSettings(LENGTH), rows) for rows in (1, 2))
+    one = measure(config(), TraceSettings(LENGTH))
+    two = one.times(2)
     assert two.kept == 2 * one.kept and two.loss == 2 * one.loss
 
 
-def test_the_trace_stands_in_memory():
-    document = config()
-    job = Job(shape_of(document, "x"), LENGTH, 2, loss="released")
-    found = trace(document, settings_of(job), 2)
-    most = estimate(job, traced=replace(found, kept=1e9, loss=7e8)).memory
-    assert (most.activations, most.logits) == (1e9, 7e8)
+def test_what_no_trace_can_stand_for():
+    job = Job(shape_of(config(), "x"), LENGTH, 2, loss="released")
     assert settings_of(replace(job, tensor=2)) is None and settings_of(replace(job, checkpointing="half")) is None
 
 
-# ---- remembering -------------------------------------------------------------------------------------------------
+# ---- remembering what is read off a model -------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.plan.shape.trace import trace
-from brigade.plan.shape.trace_settings import TraceSettings
-found = trace(json.loads(sys.argv[1]), TraceSettings(512))
-print(found.kept, "torch" in sys.modules)
+from brigade.plan.shape.from_code import shape_from_model
+print(shape_from_model(json.loads(sys.argv[1])).parameters, "torch" in sys.modules)
 """
 
 
 def test_a_second_call_imports_no_torch(cache):
     document = config()
-    found = trace(document, TraceSettings(LENGTH))
+    shape = shape_from_model(document)
     command = [sys.executable, "-c", READ, json.dumps(document)]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == [str(found.kept), "False"]
+    assert said.stdout.split() == [str(shape.parameters), "False"]
 
 
-def test_a_trace_leaves_the_config_as_it_was():
+def test_a_model_leaves_its_config_as_it_was():
     document = config(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=1e4)
     before = json.dumps(document)
-    trace(document, TraceSettings(LENGTH))
+    measure(document, TraceSettings(LENGTH))
+    shape_from_model(document)
     assert json.dumps(document) == before
 
 
-def test_another_config_or_version_is_traced_again(cache, monkeypatch):
+def test_another_config_or_version_is_read_again(cache, monkeypatch):
     def files():
         return len(list(cache.iterdir()))
 
-    trace(config(), TraceSettings(LENGTH))
-    trace(config(), TraceSettings(LENGTH))
+    shape_from_model(config())
+    shape_from_model(config())
     assert files() == 1
-    trace(config(intermediate_size=384), TraceSettings(LENGTH))
-    trace(config(), TraceSettings(LENGTH, checkpointing=True))
+    shape_from_model(config(intermediate_size=384))
+    assert files() == 2
+    monkeypatch.setattr("brigade.plan.shape.remembered.version", lambda package: "0")
+    shape_from_model(config())
     assert files() == 3
-    monkeypatch.setattr("brigade.plan.shape.trace.version", lambda package: "0")
-    trace(config(), TraceSettings(LENGTH))
-    assert files() == 4
 
 
-def test_a_refusal_is_remembered(cache, monkeypatch, request):
+def test_code_that_cannot_be_traced(request):
     # Transformers' own, whatever an earlier test has trained with: it takes bf16 alone.
     moe.ALL_EXPERTS_FUNCTIONS["grouped_mm"] = moe.grouped_mm_experts_forward  # before what register() gave to all
     request.addfinalizer(lambda: moe.ALL_EXPERTS_FUNCTIONS.pop("grouped_mm"))
     document = config("qwen3_moe", **EXPERTS)
-    for _ in range(2):
-        with pytest.raises(UserError, match="cannot be traced"):
-            trace(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
-        monkeypatch.setattr(traced_model, "measure", None)
-    assert len(list(cache.iterdir())) == 1
+    with pytest.raises(UserError, match="cannot be traced"):
+        measure(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
 
 
-def test_a_plan_without_a_trace_imports_no_torch():
+def test_a_plan_imports_no_torch():
     code = "import sys; from brigade.__main__ import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "plan", "recipes/qwen3-8b", "--gpu", "H100 80GB"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_plan_shows_both_engines(capsys):
-    assert main(["plan", "recipes/qwen3-0.6b", "--gpu", "H100 80GB", "--max_length", "1024", "--trace"]) == 0
-    said = capsys.readouterr().out
-    assert "formula" in said and "traced" in said and "kept by layers" in said
-
-
 def test_a_broken_cache_is_made_anew(cache):
-    found = trace(config(), TraceSettings(LENGTH))
+    shape = shape_from_model(config())
     next(cache.iterdir()).write_text("{")
-    assert trace(config(), TraceSettings(LENGTH)) == found
+    assert shape_from_model(config()) == shape

@@ -10,18 +10,19 @@ from peft import LoraConfig, get_peft_model
 from brigade.errors import UserError
 from brigade.plan.choice import job_of_run, job_record
 from brigade.plan.choice.search import KNOWN
-from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
+from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import layer_ops
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
-from brigade.plan.shape import traced_model
+from brigade.plan.shape.built import build, decoder_layers
 from brigade.plan.shape.find import described
 from brigade.plan.shape.lora import all_linears, lora_parameters
-from brigade.plan.shape.trace import trace
-from brigade.plan.shape.trace_settings import TraceSettings
 from brigade.train.upstream.experts import beside_mamba
+from testing import traced_model
 from testing.small_configs import EXPERTS, LENGTH, config
+from testing.trace_settings import TraceSettings, settings_of
+from testing.traced_model import measure
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_layers_of_hybrids_agree(family, checkpointing):
     shape = described(document, "x")
     assert shape.mixer and shape.mixer.layers == 3 and shape.attending == 0.25
     job = Job(shape, LENGTH, checkpointing=checkpointing)
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     assert 4 * activation_bytes(job)[0] == pytest.approx(3 * found.layers[0] + found.layers[1], rel=0.08)
     if checkpointing == "none":
         assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
@@ -77,8 +78,8 @@ def test_products_and_adapters_of_hybrids_are_counted(family):
     document = config(family, **{"num_hidden_layers": 4} | HYBRIDS[family])
     shape = described(document, "x")
     with torch.device("meta"):
-        model = traced_model.build(document)
-    layers = traced_model.decoder_layers(model)[2]
+        model = build(document)
+    layers = decoder_layers(model)[2]
     linears = [module for module in layers.modules() if isinstance(module, torch.nn.Linear)]
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     own = ("attention", "rule", "scan")  # products that read no weight
@@ -122,11 +123,11 @@ def test_kimi_linears_layers_agree(checkpointing):
     )
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     sizes = (shape.ffn, shape.expert_ffn, shape.shared_ffn, shape.moe_layers, shape.top_k)
     assert sizes == (352, 64, 64, 3, 2) and shape.family.fp32_router
     job = Job(shape, LENGTH, checkpointing=checkpointing)
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     kept, back = activation_bytes(job)
     dense, moe, attention = found.layers
     if checkpointing == "none":
@@ -142,10 +143,10 @@ def test_a_hybrids_mixtures_are_counted():
     )
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     assert (shape.attending, shape.mixing, shape.moe_layers, shape.expert_ffn) == (0.25, 0.75, 4, 352)
     job = Job(shape, LENGTH)
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     assert len(found.layers) == 3  # without experts, with them, and attention, which has experts here
     layers = sum(count * each for count, each in zip((4, 2, 2), found.layers, strict=True))
     assert 8 * activation_bytes(job)[0] == pytest.approx(layers, rel=0.03)
@@ -158,11 +159,11 @@ def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing)
     document = config("falcon_h1", **SPACE, mamba_d_ssm=256)
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     assert shape.mixer and shape.mixer.beside and (shape.attending, shape.mixing) == (1, 1)
     assert shape.attended(1000) == 1000
     job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     kept, back = activation_bytes(job)
     assert kept == pytest.approx(found.layers[0], rel=0.02) and logit_bytes(job) == pytest.approx(found.loss, rel=0.05)
     if checkpointing == "full":
@@ -193,7 +194,7 @@ def test_layers_of_one_part_each_agree(name, engine, checkpointing):
     document = {"model_type": "nemotron_h", **APART, "layers_block_type": types}
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     assert shape.mixer and shape.apart and not shape.family.gated and shape.family.norms == 1 and shape.kv_heads == 2
     counts = [types.count(one) for one in ("full_attention", "linear_attention", "mlp", "moe")]
     assert [round(share * len(types)) for share in (shape.attending, shape.mixing)] == counts[:2]
@@ -201,7 +202,7 @@ def test_layers_of_one_part_each_agree(name, engine, checkpointing):
     if engine == "ddp" and shape.moe_layers:
         return  # the experts' product takes bf16 alone
     job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     kept, back = activation_bytes(job)
     kinds = [types.count(one) for one in dict.fromkeys(types)]
     layers = sum(count * each for count, each in zip(kinds, found.layers, strict=True))
@@ -290,6 +291,6 @@ def test_jobs_of_other_hybrids_are_kept_too(family):
 def test_torchs_own_recurrence_keeps_more_than_its_kernel(monkeypatch):
     """What a run without flash-linear-attention takes, of which the plan warns."""
     document = config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4})
-    with_kernels = traced_model.measure(document, TraceSettings(LENGTH)).layers[0]
+    with_kernels = measure(document, TraceSettings(LENGTH)).layers[0]
     monkeypatch.setattr(traced_model, "mixers", lambda model: nullcontext())
-    assert traced_model.measure(document, TraceSettings(LENGTH)).layers[0] > 2 * with_kernels
+    assert measure(document, TraceSettings(LENGTH)).layers[0] > 2 * with_kernels

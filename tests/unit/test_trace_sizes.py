@@ -9,14 +9,15 @@ import yaml
 from brigade.errors import UserError
 from brigade.plan.choice import job_record
 from brigade.plan.choice.search import KNOWN
-from brigade.plan.costs.activations import activation_bytes, logit_bytes, settings_of
+from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
-from brigade.plan.shape import traced_model
+from brigade.plan.shape.built import build
 from brigade.plan.shape.find import described
-from brigade.plan.shape.trace import trace
 from testing.small_configs import LENGTH, config
+from testing.trace_settings import settings_of
+from testing.traced_model import measure
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +53,14 @@ def test_layers_of_different_sizes_agree(name, kernels):
     document = config("gemma4_text", **GEMMA | OWN_SIZES[name])
     shape = described(document, "x")
     with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
     assert sum(one.layers for one in shape.sizes) == 12 and shape.masked
     job = Job(shape, LENGTH, loss="released", kernels=kernels)
-    found = trace(document, settings_of(job))
+    found = measure(document, settings_of(job))
     kept = activation_bytes(job)[0]
     assert 12 * kept == pytest.approx(found.kept, rel=0.04) and logit_bytes(job) == pytest.approx(found.loss, rel=0.05)
     again = replace(job, checkpointing="full")
-    found = trace(document, settings_of(again))
+    found = measure(document, settings_of(again))
     assert activation_bytes(again)[1] == pytest.approx(found.back, rel=0.2)
     assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
 

@@ -9,7 +9,7 @@ from ...errors.console import figure
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
 from ..hardware.network import links
-from .search import MUCH, NEAR, Traces, candidates, chosen
+from .search import MUCH, NEAR, candidates, chosen
 from .workload import Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
@@ -110,7 +110,7 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 
 
-def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> str:
+def smallest_change(workload: Workload, cluster: Cluster) -> str:
     """Return the least change with which something fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA.
 
     "" where none of them is enough.
@@ -132,7 +132,7 @@ def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None 
     def fits(cluster: Cluster, **changes: Any) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         try:
-            return chosen(candidates(replace(workload, batch=batch, **changes), cluster, traces)) is not None
+            return chosen(candidates(replace(workload, batch=batch, **changes), cluster)) is not None
         except UserError:  # images do not go with it
             if workload.images:
                 return False

@@ -8,7 +8,7 @@ from ...errors import UserError
 from ...errors.console import counted, figure
 from ...errors.tables import table
 from ..shape.lora import trained_parameters
-from .search import Traces, candidates, chosen
+from .search import candidates, chosen
 from .workload import Candidate, Cluster, Workload
 
 # Of hosts whose network nobody has measured.
@@ -51,9 +51,9 @@ class Answer:
         return f"{hosts} with {gpus}"
 
 
-def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> Answer:
+def answer(workload: Workload, cluster: Cluster) -> Answer:
     """Judge every strategy for a workload on a cluster, and choose one."""
-    ranked = candidates(workload, cluster, traces)
+    ranked = candidates(workload, cluster)
     return Answer(workload, cluster, ranked, chosen(ranked))
 
 

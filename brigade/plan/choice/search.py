@@ -18,7 +18,6 @@ from ..costs.job import Job, axis_fields, method_fields
 from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
-from ..shape.trace_settings import Trace
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import Choice, runs
 from .workload import KERNELS, Candidate, Cluster, Workload
@@ -28,9 +27,6 @@ NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 MUCH = (
     1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
 )
-
-Traces = Callable[[Job], Trace | None]
-
 
 # Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
 # Transformers has no plan for gpt-oss, and that of a hybrid gathers what each of its mixers' products gives, which no formula
@@ -206,22 +202,21 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
     return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
 
 
-def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
+def candidates(workload: Workload, cluster: Cluster) -> list[Candidate]:
     """Return each strategy's best configuration, the best strategy first.
 
     That is the fastest that fits, or where none fits the one that needs least.
 
     Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
-    traces: the trace of a configuration that takes the formulas' place, if it has one
     """
-    ranked = _with_one_optimizer(workload, cluster, traces)
+    ranked = _with_one_optimizer(workload, cluster)
     winner = chosen(ranked)
     costly = winner is None or winner.choice.offload or winner.choice.axes
     if not workload.optimizer and workload.method == "full" and costly:
         for optimizer in LIGHTER:
             choices = tuple(c for c in workload.choices if not c.offload and runs(c, optim=optimizer))
             lighter = replace(workload, optimizer=optimizer, choices=choices)
-            found = [replace(c, lighter=True) for c in _with_one_optimizer(lighter, cluster, traces) if c.fits]
+            found = [replace(c, lighter=True) for c in _with_one_optimizer(lighter, cluster) if c.fits]
             ranked = sorted([*found, *ranked], key=_order)
             if found:
                 break
@@ -232,18 +227,17 @@ def _order(candidate: Candidate) -> tuple[bool, float]:
     return not candidate.fits, candidate.seconds if candidate.fits else -candidate.estimate.spare_gib
 
 
-def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | None) -> list[Candidate]:
+def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]:
     device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
             continue
         told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told)
+            Candidate(choice, names, estimate(job, device), workload.margin, refusal(job, cluster, device), told)
             for names in workload.kernels
             if taken(workload, choice, names, device.bf16)
             for job in jobs(workload, cluster, choice, names)
-            for result in [estimate(job, device, traces(job) if traces else None)]
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue

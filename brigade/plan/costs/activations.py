@@ -3,10 +3,8 @@
 import functools
 import math
 from dataclasses import replace
-from typing import Literal
 
 from ..shape.lora import ALL, all_linears
-from ..shape.trace_settings import TraceSettings
 from .adapters import NORM_STANDS, adapter_bytes
 from .conventions import LOGIT_BYTES
 from .division import division
@@ -17,16 +15,6 @@ from .tower import pixel_bytes, projector_bytes, tower_job
 
 TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/parallel/tiled.py)
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
-
-
-def settings_of(job: Job) -> TraceSettings | None:
-    """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
-    split = job.tensor * job.pipeline * job.context * job.expert > 1
-    split = split or job.shape.scores or job.comparison.apart > 1 or job.inputs_on_host
-    if split or job.checkpointing not in ("none", "full") or job.every > 1:
-        return None
-    attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
-    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -129,7 +117,7 @@ def selectively_kept(job: Job) -> float:
 
 
 def adapters_keep(job: Job) -> float:
-    """Return the bytes that adapters and frozen weights add to a layer, mean over layers; no trace nor layer_ops() has them."""
+    """Return the bytes that adapters and frozen weights add to a layer, mean over layers; layer_ops() does not have them."""
     if job.method == "full":
         return 0.0
     more = sum(count * adapter_bytes(job, moe) for moe, count in job.shape.kinds)

@@ -10,7 +10,6 @@ from ...errors.tables import table
 from ...train.model.flops import flops_per_token, utilisation
 from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, unproven_cards
-from ..shape.trace_settings import Trace
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
 from .step_time import StepTime, before_seconds, step_time
@@ -201,15 +200,15 @@ def intervals() -> dict[str, Any]:
     return table(Path(__file__).with_name("intervals.yaml"))
 
 
-def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -> Estimate:
+def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     """Return an estimate by formula, made in milliseconds, for `device` or the catalogue's GPU of the job's kind.
 
-    With the factors that the user's own runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU.
+    With the factors that the user's own runs gave. Raises UserError for an unknown GPU.
     """
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
-    peaks = moments(job, traced)
+    peaks = moments(job)
     held = max(reserved(job, peak) for peak in peaks) + stream_pool(job)
     context = (CONTEXT_GIB + collectives) * GIB
     return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context)

@@ -11,9 +11,10 @@ from ...train.strategy.axes import Axes
 from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
 from ..shape.tower import Tower
-from ..shape.trace_settings import EAGER, Kernels
 from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
+Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
+EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]

@@ -10,10 +10,8 @@ of the trained model without gradients have none: they keep no layer's activatio
 import functools
 from dataclasses import dataclass, replace
 
-from ..shape.trace_settings import Trace
 from .activations import (
     activation_bytes,
-    adapters_keep,
     logit_bytes,
     micro_batches_in_flight,
     tower_bytes,
@@ -66,13 +64,10 @@ def stream_pool(job: Job) -> float:
 
 
 @functools.singledispatch
-def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
-    """Return the four moments of every stage, and that of a second model.
-
-    traced: activations and logits of a rank that holds all layers, else by formula
-    """
+def moments(job: Job) -> list[Memory]:
+    """Return the four moments of every stage, and that of a second model."""
     layer = activation_bytes(job)
-    of_stages = [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
+    of_stages = [moment for stage in stages(job) for moment in _moments(job, stage, *layer)]
     if job.comparison.stays:
         weights = reference_weights(job)
         of_stages = [replace(moment, reference=weights) for moment in of_stages]
@@ -109,16 +104,12 @@ def _reference_moment(job: Job) -> Memory:
     return Memory(states.parameters, gradients, states.optimizer, layer, logits, own + gathered, reference_weights(job))
 
 
-def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | None) -> list[Memory]:
+def _moments(job: Job, stage: Stage, kept: float, back: float) -> list[Memory]:
     """Return the four moments of one pipeline stage. kept, back: as activation_bytes(job) gives them"""
     engine, psi, last = job.conventions, stage.parameters, stage.last
     states, held = stage_states(job, stage)
     kept *= stage.layers * micro_batches_in_flight(job, stage.place)
     logits = logit_bytes(job) if last else 0.0
-    if traced:
-        more, again = adapters_keep(job), job.checkpointing == "full"
-        kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
-        logits = traced.loss if job.loss == "released" else logits
     back += whole_weight_bytes(job)
     seen = tower_bytes(job)[0]  # of images: it stands until the decoder's backward pass has ended
     kept += seen

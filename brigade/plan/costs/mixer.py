@@ -12,7 +12,7 @@ from .job import Job
 from .operation import Op
 
 CHUNK = 64  # tokens that the rule computes at once (fla/ops/gated_delta_rule/chunk.py)
-SCANNED = 2048  # and a selective scan (stand_ins.py)
+SCANNED = 2048  # and a selective scan (csrc/selective_scan/selective_scan.cpp)
 # A selective scan computes an exponential for each channel, state and token. An H100 takes as long for one (16 a clock and
 # multiprocessor) as for a byte of its memory; backward it does so again, with about twice as much besides. Assumed of all cards.
 EXPONENTIAL, EXPONENTIAL_BACK = 1, 3

@@ -1,6 +1,5 @@
-"""Print a plan: strategies side by side, one configuration in parts, formula beside trace."""
+"""Print a plan: strategies side by side, one configuration in parts."""
 
-import functools
 import os
 import shutil
 import sys
@@ -10,14 +9,12 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from ...errors import UserError
 from ...errors.console import billions, counted, figure
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.data_sets import million
 from ..choice.workload import Candidate, Cluster, Workload
-from ..costs.activations import activation_bytes, adapters_keep, logit_bytes, settings_of
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host
@@ -29,8 +26,6 @@ from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
 from ..shape.model_shape import ModelShape
-from ..shape.trace import trace
-from ..shape.trace_settings import Trace, TraceSettings
 
 ROWS = 10  # of the table
 
@@ -107,49 +102,6 @@ def between(low: str, high: str) -> str:
     return f"80 % interval: {low} to {high}"
 
 
-def tracer(model: str) -> search.Traces:
-    """Return a function from a configuration to its trace, each kind traced once; None where no trace can stand for it."""
-    config = named_config(model)[0]
-
-    @functools.cache
-    def one_row(question: TraceSettings) -> Trace | None:
-        try:
-            return trace(config, question)
-        except UserError:
-            if question.autocast:  # some models' experts compute in one precision only
-                return None
-            raise
-
-    def traces(job: Job) -> Trace | None:
-        question = settings_of(job)
-        row = one_row(question) if question else None
-        return row and row.times(job.micro_batch)
-
-    return traces
-
-
-def formula_and_trace(job: Job, found: Trace | None) -> None:
-    """Print formula and trace of a micro-batch side by side."""
-    if found is None:
-        print("trace    this configuration cannot be traced: its activations and logits are by formula")
-        return
-    kept, back = activation_bytes(job)
-    more, again = adapters_keep(job), job.checkpointing == "full"  # which no trace has
-    figures = [
-        ("kept by layers", kept * job.shape.layers, found.kept + more * job.shape.layers * (not again)),
-        ("beside, backward", back, found.back + more * again),
-    ]
-    figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
-    print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
-    for what, guess, seen in figures:
-        off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
-        print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
-    if job.loss != "released":
-        own = {"fused": "Liger's fused loss is a Triton kernel", "tiled": "in tiles they never exist whole,"}
-        what = own.get(job.loss, "a compiled loss is a program of its own")
-        say("", f"logits and loss: by formula; {what} that no trace runs")
-
-
 def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     """Print what fused kernels would bring, which need a package that requirements.txt leaves out."""
     other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
@@ -162,11 +114,11 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
         )
 
 
-def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], traces: search.Traces | None) -> str:
+def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> str:
     """Return what to do where nothing fits."""
     if all(candidate.choice.why_only for candidate in ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
-    if change := explain.smallest_change(workload, cluster, traces):
+    if change := explain.smallest_change(workload, cluster):
         measure = f" {goals.MEASURE}." if " nodes instead of " in change else ""
         return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}"
     return (

@@ -25,12 +25,10 @@ from .images import say_images
 from .objective import say_objective
 from .show import (
     describe,
-    formula_and_trace,
     of_hybrid,
     of_wide_heads,
     recomputes,
     say,
-    tracer,
     trained,
     wrapped,
 )
@@ -48,7 +46,6 @@ def show_recipe(
     path: str,
     cluster: Mapping[str, object],
     hosts: Cluster,
-    trace: bool,
     margin: float,
     tokens: float | None = None,
     price: float | None = None,
@@ -70,8 +67,6 @@ def show_recipe(
     if beside.is_file():  # else train.py looks at the model's
         check_length(plan.settings, positions_by(recipe.model.rope_parameters, positions_of(read_config(beside))))
     job, whole = result.job, result.gpu.memory_gib
-    if trace and job.images:
-        raise UserError("flag --trace", "of images nothing is traced", "leave it out")
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
     refused = refusal(job, usual, result.gpu)
@@ -106,8 +101,6 @@ def show_recipe(
         counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
         about = f"about as many as {recipe.data.dataset_name} has; " if data else ""
         say("", steps if own else about + counts)
-    if trace:
-        formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     say("verdict", f"{verdict}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
     return 0 if good else 1
 

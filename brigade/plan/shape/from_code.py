@@ -1,5 +1,5 @@
 """The dimensions of any decoder that Transformers can build, from the model itself on the meta device: for the architectures
-that model_shape.FAMILIES does not know. Remembered like a trace, so that only the first call imports torch."""
+that model_shape.FAMILIES does not know. Remembered, so that only the first call imports torch."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
 from .lora import NAMES
 from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape, pairs
-from .trace import remembered
+from .remembered import remembered
 
 ATTENTION = re.compile(r"attn|attention")
 ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
@@ -85,7 +85,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     import torch
 
-    from .traced_model import build, decoder_layers
+    from .built import build, decoder_layers
 
     with torch.device("meta"):
         model = build(config)

@@ -1,9 +1,8 @@
 """Describe a model's vision tower and its projector in numbers, read off the model itself on the meta device.
 
-Remembered like a trace, so that only the first call imports torch. towers.yaml names the models; of no other are images counted.
+Remembered, so that only the first call imports torch. towers.yaml names the models; of no other are images counted.
 """
 
-import copy
 import functools
 import re
 from collections.abc import Mapping
@@ -11,14 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, first_line
+from ...errors import UserError
 from ...errors.tables import table
 from ...train.model import parts
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
 from .layer_sizes import keeps_fp32
 from .model_shape import Family, ModelShape
-from .trace import remembered
+from .remembered import remembered
 
 MEASURE = "measure it with a short run instead"
 
@@ -124,30 +123,14 @@ def described_with_tower(
     return shape, tower, whole
 
 
-def build(config: Mapping[str, Any]) -> Any:
-    """Build the model of images and texts of a config.json, on whatever device is the default. Raises UserError."""
-    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, __version__
-    from transformers.initialization import no_init_weights
-
-    kind = str(config["model_type"])
-    try:
-        plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
-        with no_init_weights():
-            known = CONFIG_MAPPING[kind].from_dict(plain)
-            model = AutoModelForImageTextToText.from_config(known, trust_remote_code=False)
-        model.tie_weights()  # which is not done with weights that are not initialised
-    except Exception as error:
-        problem = f"Transformers {__version__} cannot build it: {first_line(error)}"
-        raise UserError(f"model_type {kind!r}", problem, "check the config.json") from error
-    return model
-
-
 def _measure(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values: of a Tower, of the config, all parameters, and whether the two ends are one."""
     import torch
 
+    from .built import build
+
     with torch.device("meta"):
-        model = build(config)
+        model = build(config, images=True)
     tower = tower_of_model(model, row)
     text = model.config.get_text_config()
     whole = {

@@ -1,4 +1,4 @@
-"""Tracing a model: its own code, forward and backward, on fake tensors, with a count of the storages that live.
+"""Trace a model: its own code, forward and backward, on fake tensors, with a count of the storages that live.
 
 FakeTensorMode gives every tensor a shape, a type and a storage without bytes, so that a model of any size runs in seconds
 on a CPU. Two of each kind of layer run; the second of them says what every further one adds. Three things differ from a
@@ -10,7 +10,6 @@ run on a GPU:
 - Weights' gradients are states, which the formulas count: they are never computed here (`inputs=` of backward()).
 """
 
-import copy
 import itertools
 import logging
 import weakref
@@ -23,11 +22,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...errors import UserError, first_line
-from ...train import upstream
-from ...train.model.config_json import check_causal
-from ...train.model.per_layer import cut, sizes_that_differ
-from ...train.model.sizes import beyond_texts
+from brigade.errors import UserError, first_line
+from brigade.plan.shape.built import build, configured, decoder_layers
+from brigade.train import upstream
+from brigade.train.model.per_layer import cut, sizes_that_differ
+
 from .stand_ins import FLASH, fuse, mixers, register_flash
 from .trace_settings import Trace, TraceSettings
 
@@ -72,54 +71,6 @@ class Live(TorchDispatchMode):
         self.peak = self.now
 
 
-def build(config: Mapping[str, Any], attention: str | None = None, **options: Any) -> Any:
-    """Build the model of a config.json, untrained, on whatever device is the default. Raises UserError.
-
-    attention: its implementation, or None for Transformers' choice; a model with classes of its own has only SDPA or eager
-    """
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, __version__
-    from transformers.initialization import no_init_weights
-
-    kind = str(config.get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        cure = "update transformers, or describe the model by one of the known architectures"
-        raise UserError("model_type", f"{kind!r} is not known to Transformers {__version__}", cure)
-    # A copy: from_dict rewrites nested keys (rope_scaling), and a trace is remembered by the config as it was.
-    plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
-    place = f"model_type {kind!r}"
-    try:
-        with no_init_weights():
-            parsed = CONFIG_MAPPING[kind].from_dict(plain)
-            check_causal(parsed, place)
-            model_class = upstream.model_class(parsed)
-            if attention == FLASH and not upstream.calls_by_name(model_class):
-                attention = "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
-            model = AutoModelForCausalLM.from_config(
-                parsed, attn_implementation=attention, trust_remote_code=False, **options
-            )
-        model.tie_weights()  # which is not done with weights that are not initialised
-        return model
-    except UserError:
-        raise
-    except Exception as error:
-        problem = f"Transformers {__version__} cannot build it: {first_line(error)}"
-        raise UserError(place, problem, "check the config.json") from error
-
-
-def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
-    """(module that has them, its attribute, the layers): the list of modules with most parameters, towers apart."""
-    outside = {id(module) for part in beyond_texts(model).values() for module in part.modules()}
-    lists = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, torch.nn.ModuleList) and id(child) not in outside
-    ]
-    if not lists:
-        raise UserError(type(model).__name__, "it has no list of decoder layers", "name a decoder-only model")
-    return max(lists, key=lambda one: sum(p.numel() for p in one[2].parameters()))
-
-
 def measure(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
     """run() on fake tensors. Raises UserError for code that cannot be traced."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised as well
@@ -130,7 +81,7 @@ def measure(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
         raise
     except Exception as error:
         place, problem = f"model_type {config.get('model_type')!r}", f"its code cannot be traced: {first_line(error)}"
-        raise UserError(place, problem, "plan without --trace") from error
+        raise UserError(place, problem, "trace another one") from error
 
 
 def run(
@@ -141,9 +92,9 @@ def run(
     change: changes the model before it runs, and returns further inputs
     """
     register_flash()
-    attention = "eager" if settings.attention == "eager" else FLASH
+    attention = _attention(config, settings)
     dtype = torch.float32 if settings.autocast else torch.bfloat16
-    model = build(config, attention, dtype=dtype)
+    model = build(config, attn_implementation=attention, dtype=dtype)
     groups = _alike(decoder_layers(model)[2])
     known = model.config.get_text_config().to_dict()
     own_sizes = bool(sizes_that_differ(known))
@@ -152,7 +103,7 @@ def run(
     numbers = list(itertools.chain(*taken))
     if own_sizes:  # its code asks the config what the layer of each number has
         numbers.sort()
-        model = build(known | cut(known, numbers), attention, dtype=dtype)
+        model = build(known | cut(known, numbers), attn_implementation=attention, dtype=dtype)
     model.train()
     fuse(model, settings.kernels)
     if settings.checkpointing:
@@ -187,6 +138,14 @@ def run(
     ):  # what layers add of a second embedding is made for all of them before the first
         kept += marks.begins[0] * (sum(map(len, groups)) / len(numbers) - 1)
     return Trace(kept, tuple(each), max(0.0, live.peak - end), float(marks.loss - end))
+
+
+def _attention(config: Mapping[str, Any], settings: TraceSettings) -> str:
+    """Return what computes attention, by Transformers' name: a model with classes of its own has only SDPA or eager."""
+    model_class = upstream.model_class(configured(config))
+    if settings.attention == "eager" or upstream.calls_by_name(model_class):
+        return "eager" if settings.attention == "eager" else FLASH
+    return "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
 
 
 def _alike(layers: Any) -> list[list[int]]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ...train.model.per_layer import widest_head
-from ...train.upstream.experts import replace_gate
-from .layer_sizes import FLASH_WIDTH
+from brigade.plan.shape.layer_sizes import FLASH_WIDTH
+from brigade.train.model.per_layer import widest_head
+from brigade.train.upstream.experts import replace_gate
 
 SCANNED = 2048  # tokens of a chunk of the selective scan (csrc/selective_scan/selective_scan.cpp)
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels

@@ -1,10 +1,9 @@
-"""What a trace of a model is asked (trace.py), and what it answers. Bytes."""
+"""What a trace of a model is asked (traced_model.py), and what it answers. Bytes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
-EAGER: Kernels = frozenset()
+from brigade.plan.costs.job import EAGER, Job, Kernels
 
 
 @dataclass(frozen=True)
@@ -43,3 +42,13 @@ class Trace:
         """Return the bytes of a micro-batch of so many sequences."""
         each = tuple(of_layer * rows for of_layer in self.layers)
         return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
+
+
+def settings_of(job: Job) -> TraceSettings | None:
+    """Return the trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    split = job.tensor * job.pipeline * job.context * job.expert > 1
+    split = split or job.shape.scores or job.comparison.apart > 1 or job.inputs_on_host
+    if split or job.checkpointing not in ("none", "full") or job.every > 1:
+        return None
+    attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
+    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
