@@ -1,6 +1,5 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -140,12 +139,6 @@ class Images:
         """Parameters of the parts that are trained, where all weights of them are."""
         sizes = {VISION_TOWER: self.tower.parameters, PROJECTOR: self.tower.projector}
         return sum(sizes[part] for part in self.trained)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Images":
-        """Return the Images of which YAML has kept these values."""
-        known = {"tower": Tower.of(values["tower"]), "each": Image(*values["each"])}
-        return cls(**{**values, **known, "trained": tuple(values.get("trained", ()))})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ...errors import UserError
 from ...train import upstream
 from ...train.model.config_json import ALIASES
@@ -15,7 +17,7 @@ from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
 from .lora import NAMES
-from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, LayerSizes, Mixer, ModelShape, pairs
+from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, Mixer, ModelShape
 from .remembered import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -76,10 +78,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
     description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
-    built: dict[str, Any] = {"family": Family(**description["family"]), "mixer": Mixer.of(description["mixer"])}
-    built["sizes"] = LayerSizes.all_of(description["sizes"])
-    built["projections"] = pairs(description["projections"])
-    return MeasuredShape(**description | built | {"name": name or description["name"]})
+    return TypeAdapter(MeasuredShape).validate_python(description | {"name": name or description["name"]})
 
 
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:

@@ -1,9 +1,7 @@
 """What a model asks of the hardware: its dimensions and parameter counts. No torch."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors.tables import table
 from ...train.upstream.stateful_layers import PACKAGES
@@ -55,11 +53,6 @@ KERNELS = {
 READ_PAST = {SPACE: -1, SCAN: 2}
 
 
-def pairs(values: Iterable[Iterable[int]]) -> tuple[Any, ...]:
-    """Return pairs of widths of which JSON or YAML has kept lists."""
-    return tuple(map(tuple, values))
-
-
 @dataclass(frozen=True)
 class Mixer:
     """What hands on earlier tokens in the layers of a hybrid that have no attention, or in each layer beside attention.
@@ -101,11 +94,6 @@ class Mixer:
         """Module -> name of each package by which it is counted."""
         return {module: PACKAGES[module] for module in KERNELS[self.kind]}
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any] | None) -> "Mixer | None":
-        """Return the Mixer of which JSON or YAML has kept these values; None for none."""
-        return cls(**{**values, "products": pairs(values["products"])}) if values else None
-
 
 @dataclass(frozen=True)
 class LayerSizes:
@@ -121,11 +109,6 @@ class LayerSizes:
     head_dim: int
     window: int
     made: int
-
-    @classmethod
-    def all_of(cls, values: Iterable[Mapping[str, Any]]) -> "tuple[LayerSizes, ...]":
-        """Return the LayerSizes of which JSON or YAML has kept these values."""
-        return tuple(cls(**one) for one in values)
 
 
 LLAMA = Family()

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ...errors import UserError
 from ...errors.tables import table
 from ...train.model import parts
@@ -60,14 +62,6 @@ class Tower:
         found = self.linears if part == "vision_tower" else self.of_projector
         return sum(count * widths for name, count, widths in found if targets == "all-linear" or name in names)
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Tower":
-        """Return the Tower of which JSON or YAML has kept these values."""
-        shape = dict(values["shape"])
-        shape |= {"family": Family(**shape.get("family", {})), "vocab": 0, "sizes": (), "projections": ()}
-        known = {name: tuple(map(tuple, values[name])) for name in ("products", "linears", "of_projector")}
-        return cls(**{**values, **known, "shape": MeasuredShape(**shape)})
-
 
 @functools.cache
 def towers() -> dict[str, dict[str, Any]]:
@@ -104,7 +98,7 @@ def described_with_tower(
     """
     row = row_of(config, place)
     values = remembered(config, {"tower": row}, lambda: _measure(config, row))
-    tower, whole = Tower.of(values["tower"]), values["config"]
+    tower, whole = TypeAdapter(Tower).validate_python(values["tower"]), values["config"]
     if "text" in row:
         kind = whole["text_config"]["model_type"] if row["text"] == "own" else row["text"]
         shape = described(
