@@ -1,6 +1,5 @@
-"""`plan --plot`: a PNG or one file of HTML that needs nothing but itself."""
+"""`plan --plot`: a PNG or an SVG."""
 
-import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -29,23 +28,15 @@ def test_a_png_is_a_png(tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_needs_no_network_and_says_what_the_picture_says(tmp_path):
-    assert draw(tmp_path / "plan.html") == 0
-    text = (tmp_path / "plan.html").read_text()
-    assert not re.search(r"https?:|<script|@import|url\((?!#)", text)
-    assert "llama-3.1-8b" in text and "2 nodes of 8 x H100 80GB" in text and "full fine-tuning" in text
-    assert "prefers-color-scheme: dark" in text
-    svg = text[text.index("<svg") : text.index("</svg>") + 6]
-    titles = [title.text for title in ElementTree.fromstring(svg.replace("xlink:", "")).iter("title")]
-    assert any(re.fullmatch(r"ZeRO-1: weights [\d.]+ of [\d.]+ GiB", title) for title in titles)
-    assert any(re.fullmatch(r"FSDP2 on 4 nodes, 32 GPUs: [\d,]+ tokens/s, [\d,]+ per GPU", title) for title in titles)
-    assert "does not fit" in svg  # DDP
-    # No ink of its own colour: it would vanish on dark paper.
-    assert all("var(--" in style for style in re.findall(r'<text style="([^"]*)"', svg))
+def test_an_svg_says_what_was_planned(tmp_path):
+    assert draw(tmp_path / "plan.svg") == 0
+    words = " ".join(ElementTree.parse(tmp_path / "plan.svg").getroot().itertext())
+    assert "llama-3.1-8b" in words and "2 nodes of 8 x H100 80GB" in words and "full fine-tuning" in words
+    assert "does not fit" in words and "Tokens per second and GPU" in words  # of DDP
 
 
 @pytest.mark.parametrize("name, said", [
-    ("plan.pdf", "neither in .png nor in .html"), ("plan", "neither in .png nor in .html"),
+    ("plan.pdf", "neither in .png nor in .svg"), ("plan", "neither in .png nor in .svg"),
     ("nowhere/plan.png", "no folder"), ("there.png", "exists already"),
 ])  # fmt: skip
 def test_where_no_picture_can_be_written(tmp_path, capsys, name, said):

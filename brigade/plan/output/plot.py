@@ -1,15 +1,10 @@
 """Draw a plan: memory by part for every strategy, and speed over node counts. Only this module imports matplotlib."""
 
-import html
-import io
-import re
 from dataclasses import replace
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import matplotlib.style
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -24,7 +19,7 @@ from ..costs.estimate import factors, memory_group, time_group
 from ..costs.memory import GIB
 from .show import recomputes, shown_first
 
-SUFFIXES = (".png", ".html")
+SUFFIXES = (".png", ".svg")
 MOST_NODES = 64
 BARS = 10  # strategies whose memory is drawn
 LINES = 7  # strategies whose speed is drawn: more cannot be told apart
@@ -33,7 +28,7 @@ PARTS = {"weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#009E73", "
          "buffers": "#56B4E9", "context, reserve": "#999999"}  # fmt: skip
 LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"),
          ("#777777", "X"))  # fmt: skip
-INK, QUIET, GRID = "#1c1d21", "#696b74", "#dcdde2"  # in HTML the page's own, light or dark
+INK, QUIET = "#1c1d21", "#696b74"  # as in STYLE
 STYLE = Path(__file__).with_name("plan.mplstyle")
 
 
@@ -70,7 +65,7 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
 
 
 def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
-    """Return the chosen candidate, the best of the others, and the best that does not fit; the page's table has all."""
+    """Return the chosen candidate, the best of the others, and the best that does not fit."""
     most = shown_first(ranked, winner)
     shown, rest = most[:BARS], most[BARS:]
     unfit = next((candidate for candidate in rest if not candidate.fits), None)
@@ -84,31 +79,28 @@ def verdict(candidate: Candidate) -> str:
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
 def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
-    """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .html. Raises UserError for any other path."""
+    """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .svg. Raises UserError for any other path."""
     if path.suffix not in SUFFIXES:
-        problem = f"{path} ends neither in .png nor in .html"
-        raise UserError("flag --plot", problem, "name the file plan.png or plan.html")
+        problem = f"{path} ends neither in .png nor in .svg"
+        raise UserError("flag --plot", problem, "name the file plan.png or plan.svg")
     if path.exists():
         raise UserError("flag --plot", f"{path} exists already", "name another file, or remove that one")
     if not path.parent.is_dir():
         raise UserError("flag --plot", f"there is no folder {path.parent}", "make it, or name a file in another one")
     with matplotlib.style.context(STYLE):
         picture = Picture(workload, cluster, ranked)
-        if path.suffix == ".png":
-            with files.replacing(path) as file:
-                picture.figure.savefig(file, format="png", dpi=130)
-        else:
-            files.write(path, picture.page())
+        with files.replacing(path) as file:
+            picture.figure.savefig(file, format=path.suffix[1:], dpi=130)
 
 
 class Picture:
-    """A plan drawn. hints: what a pointer over an element of the SVG shows, by its id."""
+    """A plan drawn."""
 
     def __init__(self, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
         self.cluster, self.ranked, self.winner = cluster, ranked, chosen(ranked)
-        self.lines, self.hints = curves(workload, cluster, ranked), dict[str, str]()
+        self.lines = curves(workload, cluster, ranked)
         between = f", {cluster.link} between nodes" if cluster.link else ""
-        self.heading = (
+        heading = (
             f"{workload.shape.name}, {billions(workload.shape.parameters)} parameters: {METHODS[workload.method].title}",
             f"{workload.batch} sequences of {workload.sequence:,} tokens per step, "
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
@@ -120,15 +112,11 @@ class Picture:
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."
         )
         self.figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(bars(ranked, self.winner)))), layout="constrained")
-        self.figure.suptitle("\n".join(self.heading), x=0.01, ha="left", fontsize=12)
+        self.figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=12)
         self.figure.supxlabel(accuracy, x=0.01, ha="left", fontsize=9, color=QUIET)
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
         self.draw_memory(self.figure.add_subplot(grid[:, 0]))
         self.draw_speed(self.figure.add_subplot(grid[0, 1]), self.figure.add_subplot(grid[1, 1]))
-
-    def hint(self, artist: Artist, name: str, text: str) -> None:
-        artist.set_gid(name)
-        self.hints[name] = text
 
     def draw_memory(self, axis: Axes) -> None:
         """Draw one bar per strategy, the chosen one on top; a bar far beyond the card is cut and says how far it would go."""
@@ -139,8 +127,6 @@ class Picture:
             sizes = [parts(candidate)[part] for candidate in ranked]
             for place, bar in enumerate(axis.barh(places, sizes, 0.66, left, color=colour, label=part)):
                 bar.set_alpha(1 if ranked[place].fits else 0.4)
-                total = f"{ranked[place].estimate.device_gib:.1f} GiB"
-                self.hint(bar, f"bar-{place}-{part[:7]}", f"{names[place]}: {part} {sizes[place]:.1f} of {total}")
             left = [start + size for start, size in zip(left, sizes, strict=True)]
         white = {"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"}
         for place, candidate in enumerate(ranked):  # a label stays within the panel, and legible on whatever it crosses
@@ -200,11 +186,6 @@ class Picture:
             for axis, heights in ((total, points), (each, per_gpu)):
                 look: dict[str, Any] = {"color": colour, "marker": marker}
                 axis.plot(list(heights), list(heights.values()), linewidth=width, label=label, **look)
-                for nodes, height in heights.items():  # one by one, for the pointer
-                    (mark,) = axis.plot(nodes, height, **look)
-                    place = f"{name} on {counted(nodes, 'node')}, {counted(nodes * size, 'GPU')}"
-                    said = f"{place}: {points[nodes]:,.0f} tokens/s, {per_gpu[nodes]:,.0f} per GPU"
-                    self.hint(mark, f"point-{index}-{nodes}-{'total' if axis is total else 'each'}", said)
         total.set_yscale("log")
         total.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
         for axis in (total, each):
@@ -218,38 +199,3 @@ class Picture:
         each.set_ylim(0, 1.12 * highest)
         each.set_xlabel(f"nodes of {counted(size, 'GPU')}, same global batch (dotted: as planned)")
         total.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-    # ---- one file of HTML ----
-    def page(self) -> str:
-        counts = sorted({nodes for points in self.lines.values() for nodes in points})
-        head = ["strategy", "micro-batch", "recomputes", *(f"{part}, GiB" for part in PARTS), "of the card, GiB"]
-        head += [f"tokens/s on {counted(count, 'node')}" for count in counts]
-        rows = []
-        for candidate in self.ranked:
-            result = candidate.estimate
-            cells = [candidate.label, str(result.job.micro_batch), recomputes(result.job)]
-            cells += [f"{size:.1f}" for size in parts(candidate).values()]
-            cells += [f"{result.device_gib:.1f} of {result.gpu.memory_gib:.0f}{verdict(candidate)}"]
-            points = self.lines.get(candidate.label, {})
-            cells += [f"{points[nodes]:,.0f}" if nodes in points else "" for nodes in counts]
-            kind = "chosen" if candidate is self.winner else "" if candidate.fits else "unfit"
-            rows.append(f'<tr class="{kind}">{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>')
-        return Template(Path(__file__).with_name("page.html").read_text()).substitute(
-            title=html.escape(" - ".join(self.heading)),
-            picture=self.svg(),
-            head="".join(f"<th>{name}</th>" for name in head),
-            rows="\n".join(rows),
-        )
-
-    def svg(self) -> str:
-        """Return inline SVG in the page's colours, with a title for the pointer in each element, and no address."""
-        with io.StringIO() as file:
-            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})  # type: ignore[arg-type]
-            text = file.getvalue()
-        text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
-        text = text.replace("font-family: 'DejaVu Sans'", "font-family: 'DejaVu Sans', Verdana, sans-serif")
-        text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-        for colour, name in ((INK, "ink"), (QUIET, "quiet"), (GRID, "grid"), ("#ffffff", "paper")):
-            text = text.replace(colour, f"var(--{name})")
-        titles = {name: f"<title>{html.escape(said)}</title>" for name, said in self.hints.items()}
-        return re.sub(r'<g id="([^"]+)">', lambda match: match[0] + titles.get(match[1], ""), text)
