@@ -60,7 +60,7 @@ class EvenDivision(Division):
     whole_experts = False
 
     @property
-    def _ends(self) -> tuple[int, int]:
+    def ends(self) -> tuple[int, int]:
         return self.job.tensor, self.job.tensor
 
     @property
@@ -134,6 +134,13 @@ def _(job: PublishedJob, moe: bool) -> Iterator[Op]:
 @activations.activation_bytes.register
 def _(job: PublishedJob) -> tuple[float, float]:
     kept, back = own(activations.activation_bytes)(job)
+    if job.checkpointing == "half":  # keeps every other product's output and attention's
+        s, whole = job.shape, kept
+        inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
+        kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * job.tokens / job.tensor
+        # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
+        kept += 2 * s.hidden * s.top_k * job.tokens * s.moe_layers / s.layers * (job.expert > 1)
+        return kept, max(0.0, whole - kept) + back
     if job.checkpointing != "full":
         return kept, back
     whole = (4 if job.autocast else 2) * job.shape.hidden * job.tokens  # what a layer begins with
@@ -197,8 +204,13 @@ def _(job: PublishedJob, stage: Stage) -> float:
 @estimate.reserved.register
 def _(job: PublishedJob, peak: Memory) -> float:
     engine = job.conventions
-    streams = SHORT * engine.streams * peak.moving if peak.activations else 0.0
+    streams = SHORT * engine.streams * moving_bytes(peak) if peak.activations else 0.0
     return float(own(estimate.reserved)(job, peak, engine.fragmentation)) + streams
+
+
+def moving_bytes(peak: Memory) -> float:
+    """Return the bytes that come and go in a step."""
+    return peak.activations + peak.logits + peak.buffers
 
 
 # ---- time --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from brigade.plan.costs.layer import exchanged_width
 from brigade.plan.costs.memory import GIB, moments, stream_pool
 from brigade.plan.costs.states import first_stage_states
 
+from .formulas import moving_bytes
 from .job import PublishedJob
 from .parse_columns import told
 
@@ -48,7 +49,7 @@ def _wanted_gib(result: Estimate) -> float:
     )
     gradients = max(first_stage_states(job)[1], *(one.gradients for one in found))
     moving = max(
-        one.moving + more * job.deepspeed
+        moving_bytes(one) + more * job.deepspeed
         for stage, steps in zip(per_stage, copied, strict=True)
         for one, more in zip(stage, steps, strict=True)
     )

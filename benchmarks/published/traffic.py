@@ -115,8 +115,8 @@ def per_node(job: Job, *, gloo: bool = False) -> list[Traffic]:
     one = job.tokens * job.shape.hidden * (4 if job.autocast else 2) * job.accumulation * min(ranks, job.node_size)
     for place in range(0, job.pipeline, per):
         first, last = parts[place], parts[place + per - 1]
-        handed = Traffic(0.0, 0.0, one * ((not last.last) + (not first.first)))
-        if job.shape.tied and job.pipeline > per and (first.first or last.last):
+        handed = Traffic(0.0, 0.0, one * ((not last.last) + (first.place != 0)))
+        if job.shape.tied and job.pipeline > per and (first.place == 0 or last.last):
             handed += Traffic(4 * job.shape.vocab * job.shape.hidden * min(ranks, job.node_size), 0.0)
         found += [handed + _shared(job, first, nodes, gloo)] * nodes
     return found

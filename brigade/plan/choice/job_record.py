@@ -11,7 +11,8 @@ from ..costs.job import Job
 from ..shape.from_code import MeasuredShape
 from ..shape.model_shape import ModelShape
 
-OLDER = {"ours", "sequence_parallel"}  # fields that records of runs have had, always with train.py's value
+# Fields that records of runs have had: always with train.py's value, or of what no formula asks any more.
+OLDER = {"ours", "sequence_parallel", "bounded", "fp32_weights"}
 
 
 def record(job: Job) -> dict[str, Any]:
@@ -31,14 +32,20 @@ def _plain(value: Any) -> Any:
 def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
-        known = {key: value for key, value in values.items() if key not in OLDER}
-        known["shape"] = _shape(values["shape"])
-        if compared := values.get("comparison"):
+        known = _known(values)
+        known["shape"] = _shape(known["shape"])
+        if compared := known.get("comparison"):
             known["comparison"] = compared | {"shape": _shape(compared.get("shape"))}
         return TypeAdapter(Job).validate_python(known, extra="forbid")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({shortened(str(error), 160)})"
         raise UserError(place, problem, "run the recipe once more") from None
+
+
+def _known(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _known(inner) for key, inner in value.items() if key not in OLDER}
 
 
 def _shape(values: Mapping[str, Any] | None) -> ModelShape | None:

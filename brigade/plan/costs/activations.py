@@ -2,7 +2,6 @@
 
 import functools
 import math
-from dataclasses import replace
 
 from ..shape.lora import ALL, all_linears
 from .adapters import NORM_STANDS, adapter_bytes
@@ -65,9 +64,6 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         back, largest = max(back, needed * t), max(largest, kept * t)
     whole += adapters_keep(job)
     largest += adapters_keep(job)
-    for one in s.one_of_each:
-        kept, needed = layer_bytes(replace(job, shape=one), moe=False)
-        back, largest = max(back, needed * t), max(largest, kept * t + adapters_keep(job))
     if s.sizes:
         largest = max(layer_bytes(one, s.moe_layers > 0)[0] * t + adapters_keep(one) for one, _ in job.alike)
     # Each layer's part of a second embedding is made before the layers: its norm's input, normalised, and the result.
@@ -81,12 +77,6 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     if job.checkpointing == "selective":
         kept = boundary + selectively_kept(job) * t / job.tensor
         return kept + before, max(0.0, largest - kept) + back
-    if job.checkpointing == "half":  # keeps every other product's output and attention's
-        inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
-        kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
-        # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
-        kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
-        return kept + before, max(0.0, whole - kept) + back
     return whole + before, back
 
 

@@ -154,8 +154,6 @@ def sharding_seconds(job: Job, net: Links, stage: Stage) -> tuple[float, float, 
         if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
             once = (once + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
         gather += once
-        if engine.collectives > 1:  # a bucket of hidden^2 elements each: with adapters far fewer
-            calls = min(calls, max(1.0, trained / job.shape.hidden**2))
         scatter += calls * net.half(reduced * trained / calls, sharing, stride)
         kept = engine.reduced * trained / sharing / layers
         across += layers * net.all_reduce(kept, holding // sharing, stride * sharing)

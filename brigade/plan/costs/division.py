@@ -29,18 +29,8 @@ class Division:
         return self.job.tensor > 1
 
     @property
-    def embedding(self) -> int:
-        """How many ranks of a tensor group the embedding is divided over."""
-        return self._ends[0]
-
-    @property
-    def head(self) -> int:
-        """How many ranks of a tensor group the output head is divided over."""
-        return self._ends[1]
-
-    @property
-    def _ends(self) -> tuple[int, int]:
-        """The divisors of (embedding, head).
+    def ends(self) -> tuple[int, int]:
+        """How many ranks of a tensor group (the embedding, the output head) is divided over.
 
         Transformers' plans divide both. Where the two are one weight, train.py's own division leaves it whole
         (train/parallel/tensor.py); AutoTP divides it, unless there are adapters (train/loop/deepspeed_engine.py), and leaves an

@@ -56,8 +56,6 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         yield from (replace(op, share=share * attending) for op in _attention_with_products(one))
     if shape.mixer and mixing:
         yield from (replace(op, share=mixing) for op in mixer_ops(job))
-    if beside:
-        yield _multipliers(job)
     if family.norms >= 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
@@ -104,15 +102,6 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     yield Op("out", "product", 2 * out[0] * out[1], out)
 
 
-def _multipliers(job: Job) -> Op:
-    """Return the products with numbers of what attention, mixer and MLP read and give, of the mixer's parts, keys and gate
-    (FalconH1DecoderLayer). They keep nothing."""
-    shape = job.shape
-    assert shape.mixer
-    multiplied = 5 * shape.hidden + shape.mixer.products[0][1] + shape.key_value_width / 2 + shape.ffn
-    return Op("multipliers", "pointwise", moved=4 * multiplied, moved_back=4 * multiplied)
-
-
 def _per_layer_input(job: Job) -> Iterator[Op]:
     """Yield what a layer does with its part of a second embedding: gate it, and project it into the residual stream."""
     h, width = job.shape.hidden, job.shape.per_layer_input
@@ -140,11 +129,8 @@ def _experts(job: Job) -> Iterator[Op]:
     yield from _mlp(job, shape.expert_ffn, top, experts)
     # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps the
     # copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
-    # Where weights are not cast to bf16, as with these norms, weighted outputs and their gradients are in fp32.
-    moved, back = 8 * h * top, 6 * h * top
-    if own_norms or shape.family.fp32_weights:
-        moved, back = 12 * h * top, (14 if own_norms else 12) * h * top
-    yield Op("dispatch", "pointwise", moved=moved, moved_back=moved, kept=4 * h * top, back=back)
+    moved = 8 * h * top
+    yield Op("dispatch", "pointwise", moved=moved, moved_back=moved, kept=4 * h * top, back=6 * h * top)
     if own_norms:
         yield _norm(job, "norm6", h, split=False)
 

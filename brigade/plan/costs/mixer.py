@@ -120,21 +120,20 @@ def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     """Yield Kimi's delta rule (ChunkKDAFunction), the gate of each channel before it, and the gated norm behind it.
 
     The gate is computed in fp32 by torch, one operation after the other: of KimiLinearForgetGate's autograd keeps a byte and
-    three tensors, of BailingHybridForgetGate's, which is bounded, two. The rule keeps it once more, as it came and summed up
+    three tensors. The rule keeps it once more, as it came and summed up
     within chunks, beside normalised queries and keys, values, and for each head two of a chunk's triangles. The norm is in fp32
     too, and no kernel has it.
     """
     width, heads, (*into, _) = mixer.heads * mixer.value_dim, mixer.heads, mixer.products
     between = sum(inner for inner, _ in into if inner != job.shape.hidden)  # what two of the products read
-    moved, kept = (36.0, 8) if mixer.bounded else (60.0, 13)
-    kept = kept * width + 2 * between
+    moved, kept = 60.0, 13 * width + 2 * between
     yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
     yield from _chunks_of_rule(mixer)
     states = 2 * width * mixer.key_dim / CHUNK
     moved = (
         12 * width + 12 * width + 22 * width + 4 * states
     )  # queries, keys and values put together and apart, and the rule
-    kept = (12 if mixer.bounded else 14) * width + heads * (4 * CHUNK + 10)
+    kept = 14 * width + heads * (4 * CHUNK + 10)
     back = 28 * width + 2 * states + heads * 8 * CHUNK + 6 * width
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)
     yield Op("gated norm", "pointwise", moved=46 * width, moved_back=69 * width, kept=16 * width, back=16 * width)

@@ -29,16 +29,11 @@ class Stage:
     head: float
     whole: float = 0.0
 
-    @property
-    def first(self) -> bool:
-        return self.place == 0
-
 
 def stages(job: Job) -> list[Stage]:
     """What each stage of the pipeline computes and holds; one stage where there is no pipeline."""
     s, t, parts = job.shape, job.tensor, division(job)
-    of_job = []
-    whole = parts.whole_norms
+    of_job, whole, (of_embedding, of_head) = [], parts.whole_norms, parts.ends
 
     def divided(parameters: float, undivided: float) -> float:
         return (parameters - undivided * whole) / t + undivided * whole
@@ -48,16 +43,14 @@ def stages(job: Job) -> list[Stage]:
     whole_per_layer = (s.dense_layers * s.undivided() + s.moe_layers * s.undivided(moe=True)) / s.layers * whole
     for place, layers in enumerate(parts.layers):
         first, last = place == 0, place == job.pipeline - 1
-        head = (
-            last * (s.head or (0 if first else s.vocab * s.hidden)) / parts.head
-        )  # a copy on the last where it is tied
-        embedding = first * s.embedding / parts.embedding
+        head = last * (s.head or (0 if first else s.vocab * s.hidden)) / of_head  # a copy on the last where it is tied
+        embedding = first * s.embedding / of_embedding
         experts = layers / s.layers * s.moe_layers * s.experts * s.expert / parts.experts
         ends = embedding + head + last * divided(s.final_norm, s.final_norm) + first * s.other
         psi = layers * per_layer + ends + experts
         trained = job.trained * parts.adapters * layers / s.layers if job.trained else psi - first * job.frozen_beside
         spread = experts if job.expert > 1 else 0.0
-        ends_whole = embedding * (parts.embedding == 1) + head * (parts.head == 1) + last * s.final_norm
+        ends_whole = embedding * (of_embedding == 1) + head * (of_head == 1) + last * s.final_norm
         undivided = layers * whole_per_layer + ends_whole * whole
         of_job.append(Stage(place, last, layers, psi, trained, spread, embedding, head, undivided))
     return of_job

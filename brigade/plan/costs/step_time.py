@@ -211,7 +211,7 @@ def head_seconds(job: Job, g: Gpu) -> tuple[float, float]:
     s, t, parts = job.shape, job.tokens, division(job)
     if s.scores:  # one number of an answer's last token
         return 0.0, 0.0
-    product = product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / parts.head)
+    product = product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / parts.ends[1])
     logits = s.vocab / parts.logits
     return product, 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / g.stream_rate
 

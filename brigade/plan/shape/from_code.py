@@ -15,7 +15,7 @@ from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
-from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_precision, sizes_of_layers
+from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_reads_fp32, sizes_of_layers
 from .lora import NAMES
 from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, Mixer, ModelShape
 from .remembered import remembered
@@ -149,7 +149,6 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
     key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
-    fp32_router, fp32_weights = router_precision(model, hidden) if moe else (False, False)
     family = Family(
         gated=gated,
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
@@ -157,8 +156,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
         fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
-        fp32_router=fp32_router,
-        fp32_weights=fp32_weights,
+        fp32_router=bool(moe) and router_reads_fp32(model, hidden),
         squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
         scaled=scales_logits(text.to_dict()),
         v_norm=any(name.endswith("v_norm") for name in first),
@@ -243,9 +241,8 @@ def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
         return None, list(layers)
     if kind == CHANNELS:
         gate = getattr(module, "forget_gate", None)
-        mixer = replace(mixer, bounded=getattr(gate, "safe_gate", False))
-        softplus = not hasattr(gate, "safe_gate")  # by operations of its own, in Kimi Linear
-        if mixer.convolved != inner + 2 * keys or gate is None or not (mixer.bounded or softplus):
+        known = getattr(gate, "safe_gate", True)  # a sigmoid's (Ling 3), or operations of its own, in Kimi Linear
+        if mixer.convolved != inner + 2 * keys or gate is None or not known:
             return None, list(layers)
     if kind == SCAN:  # with B, C and steps of one width for all channels
         mixer = replace(mixer, key_heads=1, value_dim=1)

@@ -52,38 +52,29 @@ def largest(sizes: tuple[LayerSizes, ...]) -> LayerSizes | None:
 
 def keeps_fp32(norm: Any) -> bool:
     """Return whether a norm's weight, on the meta device, multiplies in fp32, so that autograd keeps a second tensor in fp32."""
-    import torch
-
-    kept: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    inputs = torch.empty(2, norm.weight.numel(), dtype=torch.bfloat16, device="meta", requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        copy.deepcopy(norm).to(torch.bfloat16)(inputs)
-    return len({id(one) for one in kept if one.dtype == torch.float32 and one.shape == inputs.shape}) > 1
+    return len(_kept_in_fp32(norm, norm.weight.numel())) > 1
 
 
-def router_precision(model: Any, hidden: int) -> tuple[bool, bool]:
-    """Return whether the routers of a model on the meta device read an fp32 copy of what they are given in bf16, and whether the
-    weights that they give experts are in fp32. (False, False) where no router of it can be run by itself."""
-    import torch
-
-    kept: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    inputs = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta", requires_grad=True)
+def router_reads_fp32(model: Any, hidden: int) -> bool:
+    """Return whether the routers of a model on the meta device read an fp32 copy of what they are given in bf16. False where no
+    router of it can be run by itself."""
     try:
-        router = copy.deepcopy(routers(model)[0][0]).to(torch.bfloat16)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            given = router(inputs)
+        return bool(_kept_in_fp32(routers(model)[0][0], hidden))
     except Exception:  # of any kind: it wants more than hidden states, or is a part of something else
-        return False, False
-    reads = any(one.dtype == torch.float32 and one.shape == inputs.shape for one in kept)
-    weights = [one for one in given[1:] if isinstance(one, torch.Tensor) and one.is_floating_point()]
-    return reads, bool(weights) and weights[0].dtype == torch.float32
+        return False
+
+
+def _kept_in_fp32(module: Any, width: int) -> set[int]:
+    """Return which tensors of its inputs' shape in fp32 autograd keeps of a module in bf16, on the meta device."""
+    import torch
+
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    inputs = torch.empty(2, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        copy.deepcopy(module).to(torch.bfloat16)(inputs)
+    return {id(one) for one in kept if one.dtype == torch.float32 and one.shape == inputs.shape}

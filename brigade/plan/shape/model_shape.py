@@ -33,7 +33,6 @@ class Family:
     output_gate: bool = False
     squared: bool = False
     fp32_router: bool = False
-    fp32_weights: bool = False
     v_norm: bool = False
     capped: bool = False
     scaled: bool = False
@@ -65,7 +64,6 @@ class Mixer:
     convolved: elements per token that go through the short convolution
     heads, key_heads: for values, and for keys and queries (B and C of a state space, by its groups)
     key_dim, value_dim: rows and columns of a head's state; chunk: tokens that a state space computes at once
-    bounded: each channel's gate is a sigmoid, which the rule is given in bf16 (Ling 3, Bailing hybrids), and no softplus in fp32
     beside: its layers have attention too, and both read the same norm, each by a multiplier of its own (Falcon-H1)
     """
 
@@ -79,7 +77,6 @@ class Mixer:
     value_dim: int = 0
     chunk: int = 0
     letters: str = ""
-    bounded: bool = False
     beside: bool = False
 
     def adapted(self, targets: str, everywhere: bool) -> list[tuple[int, int]]:
@@ -190,19 +187,6 @@ class ModelShape:
             )
             for one in self.sizes
         ] or [(self, 1.0)]
-
-    @property
-    def one_of_each(self) -> "list[ModelShape]":
-        """Where each layer has one part only: shapes of one layer without experts, for each part that such layers have."""
-        if not self.apart or not self.mixer:
-            return []
-        attention = round(self.attending * self.layers)
-        numbers = ((self.mixer.layers, 1, 0), (self.mlp_layers, 0, 1), (attention, 0, 0))
-        return [
-            replace(self, layers=1, moe_layers=0, mlp_layers=mlp, mixer=replace(self.mixer, layers=mixing))
-            for layers, mixing, mlp in numbers
-            if layers
-        ]
 
     @property
     def attending(self) -> float:
