@@ -54,13 +54,15 @@ def rates(entries: list[Row], shape: Row, adapters: int | None, device: str) -> 
     tokens = [entry["tokens_per_second"] * entry["step_time"] for entry in entries]
     rate = sum(tokens) / sum(entry["step_time"] for entry in entries)
     attended = sum(e["attended_length"] * count for e, count in zip(entries, tokens, strict=True)) / sum(tokens)
+    known = hardware.gpu_of_device(device)
+    peak = known and known.bf16_tflops
     counted, done = flops_per_token(shape, adapters, attended)
     return {
         "step_time": statistics.median(entry["step_time"] for entry in entries),
         "attended_length": round(attended, 1),
         "tflops": rate * counted / 1e12,
-        "mfu": hardware.mfu(rate, counted, device),
-        "mfu_of_work_done": hardware.mfu(rate, done, device),
+        "mfu": flops.utilisation(rate, counted, peak) if peak else None,
+        "mfu_of_work_done": flops.utilisation(rate, done, peak) if peak else None,
         "reserved_memory_gib": entries[-1].get("reserved_memory_gib"),
     }
 

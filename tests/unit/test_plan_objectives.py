@@ -9,14 +9,13 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.errors import UserError
 from brigade.plan.choice.job_of_run import job_of_run
 from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.costs.activations import logit_bytes
 from brigade.plan.costs.comparing import looks_before_training, looks_of_a_step, reference_job, reference_weights
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
-from brigade.plan.costs.job import Comparison, Job, Replicas, usual_comparison
+from brigade.plan.costs.job import Comparison, Job, usual_comparison
 from brigade.plan.costs.step_time import forward_seconds, head_seconds, step_time
 from brigade.plan.hardware import gpu
 from brigade.plan.shape.find import named_shape
@@ -24,7 +23,6 @@ from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.objectives import OBJECTIVES
 from brigade.train.strategy import Strategy
-from brigade.train.strategy.axes import Axes
 
 ROOT = Path(__file__).parents[2]
 SHAPE, SMALL = (named_shape(str(ROOT / "recipes" / name)) for name in ("qwen3-8b", "qwen3-0.6b"))
@@ -92,7 +90,7 @@ def test_the_reference_is_the_recipe_s(words, reference, precomputed):
 def test_another_reference_has_its_own_size_and_none_is_an_error():
     found = of_recipe("--objective", "dpo", "--reference", "recipes/qwen3-0.6b")
     assert found.comparison.shape == replace(SMALL, name=found.comparison.shape.name)
-    assert found.comparison.comes_before and found.comparison.second and not found.comparison.stays
+    assert found.comparison.second and not found.comparison.stays
     assert job_of_record(yaml.safe_load(yaml.safe_dump(record(found))), "run.yaml") == found
     with pytest.raises(Exception, match="of the reference the formulas know no sizes"):
         of_recipe("--objective", "dpo", "--reference", "nowhere")
@@ -113,17 +111,6 @@ def test_eager_attention_is_given_padded_pairs_unless_they_are_packed():
 def test_liger_has_no_loss_of_single_tokens():
     assert of_recipe("--use_liger_kernel", "true").loss == "fused"
     assert of_recipe("--objective", "dpo", "--use_liger_kernel", "true").loss == "released"
-
-
-@pytest.mark.parametrize("wrong, problem", [
-    ({"comparison": SECOND, "tensor": 2}, "no second one beside it"),
-    ({"comparison": SECOND, "pipeline": 2, "engine": "stages"}, "no second one beside it"),
-    ({"shape": SHAPE.scoring, "tensor": 2}, "head is not divided"),
-    ({"comparison": usual_comparison("dpo", True), "replicas": Replicas(2)}, "train independently do not learn DPO"),
-])  # fmt: skip
-def test_what_a_run_refuses_is_no_job(wrong, problem):
-    with pytest.raises(UserError, match=problem):
-        replace(job(), **wrong)
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -294,9 +281,3 @@ def test_a_recipe_is_written_for_each_objective(capsys, tmp_path, objective, met
     assert recipe.training.objective == objective and not recipe.data.packing
     name = "kto-mix-14k" if objective == "kto" else "ultrafeedback_binarized"
     assert recipe.data.dataset_name == f"trl-lib/{name}" and recipe.training.learning_rate <= 1e-4
-
-
-def test_axes_beside_a_second_model_are_refused(capsys):
-    words = ["--objective", "dpo", "--precompute_ref_log_probs", "false"]
-    with pytest.raises(UserError, match="no second one beside it"):
-        of_recipe(*words, strategy=Strategy("ddp", "ddp", "", axes=Axes(tensor=2)))

@@ -60,11 +60,6 @@ def described_with_images(
     return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)
 
 
-def reads_images(recipe: Recipe) -> bool:
-    """Return whether rows of a recipe may have images."""
-    return recipe.data.images
-
-
 def of_recipe(
     recipe: Recipe, config: Mapping[str, Any], place: str, name: str, asked: Asked
 ) -> tuple[ModelShape, Images]:

@@ -21,7 +21,7 @@ from ..hardware import gpu
 from ..hardware.network import hold_name
 from ..shape.find import RECIPES, described, known_config, named_config
 from ..shape.tower import described_with_tower
-from .images import NOT_ASKED, Asked, reads_images
+from .images import NOT_ASKED, Asked
 from .job_of_run import NotCovered, job_of_run, largest_fit
 from .strategies import CHOICES, with_sizes
 
@@ -105,7 +105,7 @@ def job_of(
     beside = settings.recipe_path.with_name(BESIDE)
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
     hold_name(cluster.network or "", settings.place("network"))
-    hosts, seen = slots or hosts_of(settings), reads_images(settings.recipe)
+    hosts, seen = slots or hosts_of(settings), settings.recipe.data.images
     if asked and not seen:
         problem = "flags say how many images samples have, and this recipe reads none"
         raise UserError(str(settings.recipe_path), problem, "set data.images: true, or leave the flags out")

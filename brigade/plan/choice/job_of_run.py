@@ -20,7 +20,7 @@ from ..hardware import Gpu
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import ModelShape
-from .images import NOT_ASKED, Asked, adapter_widths, of_recipe, reads_images
+from .images import NOT_ASKED, Asked, adapter_widths, of_recipe
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -68,7 +68,7 @@ def job_of_run(
     _check(recipe, strategy, ranks, trained)
     name, images = model.model_name_or_path.rstrip("/").rpartition("/")[2], None
     try:
-        if reads_images(recipe):
+        if recipe.data.images:
             shape, images = of_recipe(recipe, config, place, name, asked)
         else:
             shape = described(config, place, name)
@@ -210,7 +210,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
         "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
-        "they know images beside activation_checkpointing true or false": reads_images(recipe)
+        "they know images beside activation_checkpointing true or false": recipe.data.images
         and training.activation_checkpointing not in (True, False),
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),

@@ -96,14 +96,9 @@ class Comparison:
         return self.reference == MODEL and not self.precomputed
 
     @property
-    def comes_before(self) -> bool:
-        """Whether a second model is in memory before the first step, and only then."""
-        return self.precomputed and self.shape is not None
-
-    @property
     def second(self) -> bool:
-        """Whether a second model is in memory at any time."""
-        return self.stays or self.comes_before
+        """Whether a second model is in memory at any time: for the whole run, or only before the first step."""
+        return self.stays or (self.precomputed and self.shape is not None)
 
 
 def usual_comparison(objective: str, adapters: bool) -> Comparison:
@@ -220,7 +215,6 @@ class Job:
         if self.pipeline > self.shape.layers:
             problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
             raise UserError("pipeline parallelism", problem, "use fewer stages")
-        self._check_comparison()
         if self.images:
             self._check_images(self.images)
 
@@ -239,21 +233,6 @@ class Job:
                 f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence of {self.sequence:,}"
             )
             raise UserError("images", problem, "give a larger max_length, or fewer or smaller images")
-
-    def _check_comparison(self) -> None:
-        """Raise UserError for an objective that train.py refuses under such a strategy (train/strategy/refused.yaml)."""
-        divided = self.tensor * self.pipeline * self.expert > 1
-        if divided and self.comparison.second:
-            problem = f"{self.axes} divides the model that is trained, and no second one beside it"
-            raise UserError(
-                "reference", problem, "leave out reference and precompute_ref_log_probs, or use ZeRO or FSDP2"
-            )
-        if divided and self.shape.scores:
-            problem = "a reward model's head is not divided"
-            raise UserError(f"{self.axes} parallelism", problem, "use ZeRO, FSDP2 or divided sequences")
-        if self.replicas.count > 1 and self.comparison.objective != SFT:
-            problem = f"replicas that train independently do not learn {self.comparison.title}"
-            raise UserError("sync_every", problem, "leave it out, or train with objective: sft")
 
     @property
     def alike(self) -> "list[tuple[Job, float]]":

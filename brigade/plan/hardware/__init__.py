@@ -10,7 +10,6 @@ from typing import Any
 
 from ...errors import UserError, nearest
 from ...errors.tables import table
-from ...train.model.flops import utilisation
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
@@ -151,9 +150,3 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
         if kind not in without:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
-
-
-def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
-    """Return the model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
-    device = gpu_of_device(device_name)
-    return utilisation(tokens_per_second_per_device, flops_per_token, device.bf16_tflops) if device else None

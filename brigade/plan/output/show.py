@@ -1,15 +1,13 @@
 """Print a plan: strategies side by side, one configuration in parts."""
 
-import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Collection
 from dataclasses import replace
 
 from rich.table import Table
 
-from ...errors.console import billions, counted, figure
+from ...errors.console import billions, counted, figure, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
@@ -37,8 +35,7 @@ def say(label: str, text: str) -> None:
 
 def columns() -> int | None:
     """Return the terminal's width, or what COLUMNS says; None for a file or a pipe."""
-    told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return max(40, shutil.get_terminal_size().columns) if told else None
+    return max(40, shutil.get_terminal_size().columns) if has_width() else None
 
 
 def wrapped(text: str, indent: int = 0) -> str:

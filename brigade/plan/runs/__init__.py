@@ -11,7 +11,6 @@ from ...train.recipe.schema import Recipe
 from ...train.strategy import Strategy
 from .. import hardware
 from ..choice import job_of_run
-from ..choice.images import reads_images
 from ..hardware import calibration
 from ..shape.find import described
 
@@ -54,7 +53,7 @@ def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: Wor
     sizes = (replica.size, replica.local_size)
     known, place = config.to_dict(), "the model's config"
     try:
-        job_of_run.check_texts(reads_images(recipe))
+        job_of_run.check_texts(recipe.data.images)
         fits = job_of_run.largest_fit(recipe, strategy, batch, *sizes, known, device, place)
         job_of_run.check_kernels(described(known, place))
         return fits
