@@ -236,7 +236,6 @@ class Job:
             f"{self.axes} parallelism": self.tensor * self.pipeline * self.context * self.expert > 1,
             "replicas that train independently": self.replicas.count > 1,
             f"objective {self.comparison.objective}": self.comparison.objective != SFT,
-            "weights in four bits": self.method == "qlora",
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), ""):
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")

@@ -16,7 +16,7 @@ def tower_job(job: Job) -> Job:
 
     Attention sees all patches of an image, or of a tile of it, on both sides: as much as a causal one of twice the length. Layers
     are recomputed where the decoder's are; a frozen tower keeps nothing to recompute. Kernels that are compiled, or Liger's, are
-    not for them.
+    not for them, and neither are weights in four bits.
     """
     images = job.images
     assert images
@@ -26,6 +26,7 @@ def tower_job(job: Job) -> Job:
         shape=replace(shape, window=2 * shape.window),
         sequence=max(1, round(images.per_sample * images.each.patches)),
         attended=2 * images.each.span,
+        method="lora" if job.method == "qlora" else job.method,
         trained=0,
         targets=job.targets if trains else "",
         dora=job.dora and trains,
