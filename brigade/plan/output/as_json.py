@@ -11,17 +11,6 @@ from ..costs.host_memory import host
 from ..costs.memory import GIB
 from .images import of_images
 
-# What a plan that does not fit has none of.
-OF_RUNS = (
-    "step_seconds",
-    "step_seconds_interval",
-    "seconds",
-    "tokens_per_second_per_gpu",
-    "mfu_percent",
-    "days_per_billion_tokens",
-    "gpu_hours_per_billion_tokens",
-    "usd_per_billion_tokens",
-)
 SCHEMA = 2  # changes where a key is renamed or removed
 
 
@@ -34,8 +23,7 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
             "fits": candidate.fits,
             "kernels": candidate.kernels,
         }
-        | _numbers(candidate.estimate, given)
-        | dict.fromkeys(() if candidate.fits else OF_RUNS)
+        | _numbers(candidate.estimate, given, candidate.fits)
         for candidate in answer.ranked
     ]
     place = answer.ranked.index(answer.winner) if answer.winner else None
@@ -47,7 +35,7 @@ def recipe_json(
 ) -> str:
     """Return the answer for a recipe: one plan, and the advice."""
     plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""}
-    plan |= _numbers(result, given)
+    plan |= _numbers(result, given, runs=True)
     return _whole([plan], 0, list(advice))
 
 
@@ -55,11 +43,12 @@ def _whole(plans: list[dict[str, Any]], chosen: int | None, advice: list[str]) -
     return json.dumps({"schema": SCHEMA, "chosen": chosen, "advice": advice, "plans": plans}, indent=1)
 
 
-def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
+def _numbers(result: Estimate, given: float | None, runs: bool) -> dict[str, Any]:
+    """Return the figures of a plan. runs: whether it fits, for else it has no time"""
     job, needs = result.job, host(result.job)
     hours = result.hours(BILLION) * job.gpus
     usd = price(result.gpu.kind, given)[0] * hours
-    numbers = {
+    numbers: dict[str, Any] = {
         "model": job.shape.name,
         "parameters": job.shape.parameters,
         "trained": job.trained or job.shape.parameters - job.frozen_beside,
@@ -96,6 +85,8 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "memory_gib": {name: value / GIB for name, value in vars(result.memory).items()},
         "host_gib": max(needs.loading, needs.training) / GIB,
         "checkpoint_gb": needs.checkpoint / 1e9,
+    }
+    times = {
         "step_seconds": result.time.total,
         "step_seconds_interval": list(result.time_interval()),
         "seconds": vars(result.time),
@@ -105,4 +96,5 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "gpu_hours_per_billion_tokens": hours,
         "usd_per_billion_tokens": usd or None,
     }
+    numbers |= times if runs else dict.fromkeys(times)
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in numbers.items()}

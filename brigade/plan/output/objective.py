@@ -9,8 +9,6 @@ from ..costs.estimate import Estimate
 from ..costs.memory import GIB
 from .show import say
 
-UNMEASURED = "No run was compared with this"
-
 
 def say_objective(result: Estimate, length: int) -> None:
     """Print nothing for supervised fine-tuning. length: tokens of a sample at most"""
@@ -18,7 +16,10 @@ def say_objective(result: Estimate, length: int) -> None:
     if comparison.objective == SFT:
         return
     rows = {PAIRS: f"pairs of answers, 2 x {length:,} tokens each", JUDGED: f"judged answers, {length:,} tokens each"}
-    say("learns", f"{comparison.title}, from {rows[comparison.rows]}; shorter ones take less. {UNMEASURED}")
+    say(
+        "learns",
+        f"{comparison.title}, from {rows[comparison.rows]}; shorter ones take less. No run was compared with this",
+    )
     for number, line in enumerate(_compared(result)):
         say("" if number else "compares", line)
 

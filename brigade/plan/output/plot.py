@@ -72,11 +72,6 @@ def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
     return [*shown[:-1], unfit] if unfit and all(candidate.fits for candidate in shown) else shown
 
 
-def verdict(candidate: Candidate) -> str:
-    """What a bar's label adds about a candidate that does not fit; "" where it fits."""
-    return "" if candidate.fits else ", host too small" if candidate.refused else ", does not fit"
-
-
 # ---- drawing -----------------------------------------------------------------------------------------------------
 def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
     """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .svg. Raises UserError for any other path."""
@@ -134,7 +129,8 @@ class Picture:
             beside = (
                 max(left[place], card) if candidate.fits else left[place]
             )  # right of both lines, which it would cross
-            said, at = f"{left[place]:,.0f} GiB{verdict(candidate)}", (min(beside, end), place)
+            lacks = "" if candidate.fits else ", host too small" if candidate.refused else ", does not fit"
+            said, at = f"{left[place]:,.0f} GiB{lacks}", (min(beside, end), place)
             offset, side = ((-7, 0), "right") if inside else ((7, 0), "left")
             axis.annotate(said, at, offset, textcoords="offset points", va="center", ha=side, fontsize=9, bbox=white)
         usable = (1 - ranked[0].margin) * card

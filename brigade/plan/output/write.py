@@ -120,12 +120,7 @@ def _of_preferences(workload: Workload) -> dict[str, str]:
     data, rates = known["data"][workload.comparison.rows], known["rates"][workload.objective]
     rate = rates["full" if workload.method == "full" else "adapters"]
     texts = {"preferences": data["dataset"], "columns": data["columns"]}
-    return texts | {"preference_rate": _number(rate), "why_rate": rates["source"], "warmup": "0.1"}
-
-
-def _number(rate: float) -> str:
-    digits, power = f"{rate:.1e}".split("e")
-    return f"{digits}e{int(power)}"
+    return texts | {"preference_rate": rate, "why_rate": rates["source"], "warmup": "0.1"}
 
 
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
