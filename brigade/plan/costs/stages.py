@@ -61,12 +61,6 @@ def gathered_bytes(job: Job, psi: float) -> float:
     return frozen_bytes(job, psi) if job.method == "qlora" else job.conventions.gathered * psi
 
 
-def offloaded_weights(job: Job, psi: float) -> float:
-    """Return the bytes of `psi` parameters as they come up from host memory: FSDP2 moves its fp32 shards, and casts them on the
-    GPU (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: all_gather_inputs)."""
-    return 4 * psi if job.engine == "fsdp2" and job.method == "full" else gathered_bytes(job, psi)
-
-
 @functools.singledispatch
 def frozen_bytes(job: Job, psi: float) -> float:
     """Return the bytes of weights under adapters: in bf16, or in linear layers four bits with nested constants (QLoRA).

@@ -17,7 +17,7 @@ from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import layer_ops
 from .operation import Op
-from .stages import offloaded_weights, stages
+from .stages import gathered_bytes, stages
 from .states import beside_matrices
 from .tower import tower_job
 
@@ -320,4 +320,4 @@ def _inputs_moving(job: Job, g: Gpu, layers: float) -> float:
 def _fetching(job: Job, g: Gpu, psi: float) -> float:
     """Return the seconds in which offloaded weights come up once."""
     rate = g.pcie_gb_s * 1e9 if job.offload == "all" else NVME / min(job.node_size, job.gpus)
-    return offloaded_weights(job, psi) / job.shard_ranks / rate
+    return gathered_bytes(job, psi) / job.shard_ranks / rate
