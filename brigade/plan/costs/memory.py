@@ -116,12 +116,15 @@ def _moments(job: Job, stage: Stage, kept: float, back: float) -> list[Memory]:
         head = engine.gradients * at_end
     elif job.deepspeed and job.method == "full" and job.data > 1:
         head = 2 * at_end
+    between = psi - stage.embedding - stage.head
+    first_made = between / max(stage.layers, 1) + last * at_end  # of a layer, and of the head
+    made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
     at_step, whole_pass = states.gradients, standing if job.stage < 3 else 0.0
     last_layer = back if job.checkpointing in ("selective", "full") else 0.0
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, standing),
-        Memory(weights, waiting, optimizer, kept + back, 0.0, standing),
+        Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing),
         Memory(weights, max(at_step, held), optimizer, last_layer + seen, 0.0, whole_pass),
         # Autocast's copies go with the backward pass.
         Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, whole_pass - 2 * psi * job.autocast),
