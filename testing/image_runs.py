@@ -70,7 +70,7 @@ RSLORA, DORA, QLORA, QDORA = "rsLoRA", "DoRA", "QLoRA", "QDoRA"
 TILED, CHECKPOINTING = "tiles", "checkpointing"
 SMALL = "AdamW, steps without an image"
 # How many times a model's learning rate adapters learn at. rsLoRA's scale is four times LoRA's.
-FACTORS = dict.fromkeys((ADAPTERS, EVERYWHERE, DORA, QLORA, QDORA), 5.0) | {RSLORA: 0.5}
+FACTORS = dict.fromkeys((ADAPTERS, EVERYWHERE, DORA), 5.0) | {QLORA: 2.5, QDORA: 2.5, RSLORA: 0.5}
 _ADAPTED = {"use_peft": True}
 _LORA = ["--use_peft", "true"]
 VARIANTS: dict[str, list[str]] = {
