@@ -1,4 +1,4 @@
-"""The table of docs/evidence/peer-keys.md that says what becomes of the keys of other tools' data sets.
+"""The tables of docs/evidence/peer-keys.md that say what becomes of the keys of other tools' data sets.
 
     python -m benchmarks.peer_keys           # write it again
     python -m benchmarks.peer_keys --check   # 1 where the page has another
@@ -11,12 +11,17 @@ from typing import Any
 from benchmarks.pages import EVIDENCE, REPOSITORY, command, markdown
 from brigade.train.recipe.files import read_yaml
 
-CASES: list[dict[str, Any]] = read_yaml(REPOSITORY / "testing/peer_keys.yaml")["keys"]
+_ALL: dict[str, list[dict[str, Any]]] = read_yaml(REPOSITORY / "testing/peer_keys.yaml")
+CASES, PREFERENCES = _ALL["keys"], _ALL["preferences"]
+
+
+def _table(cases: list[dict[str, Any]]) -> str:
+    lines = ([case["by"], case["key"], case["is"], case["how"]] for case in cases)
+    return markdown(["written by", "key", "is", "how"], lines)
 
 
 def tables() -> dict[str, str]:
-    lines = ([case["by"], case["key"], case["is"], case["how"]] for case in CASES)
-    return {"peer-keys": markdown(["written by", "key", "is", "how"], lines)}
+    return {"peer-keys": _table(CASES), "peer-preferences": _table(PREFERENCES)}
 
 
 def main() -> int:

@@ -98,7 +98,7 @@ def groups(what: str) -> dict[str, Group]:
     widest: tuple[Ends, ...] = ()
     if what == "memory":
         for run in runs():
-            if run.memory:
+            if run.memory and run.says_what:
                 rows[memory_group(run.job)].append((run, memory_error(run)))
     else:
         for run, error in itertools.chain.from_iterable(left_out(lambda run: run.source).values()):

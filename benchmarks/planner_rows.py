@@ -66,7 +66,7 @@ class Run:
     @property
     def says_what(self) -> bool:
         """Whether its source says which memory it measured."""
-        return "unknown" not in self.row["mem_kind"]
+        return table.says_what(self.row)
 
     @property
     def fits_speed(self) -> bool:

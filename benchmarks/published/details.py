@@ -40,6 +40,7 @@ IN_16_BITS = (
     r"(?:grad\w*|reduc\w*)(?:[ _-](?:reduc\w*|d?type|accum\w*|all.?reduce))?[ _-]*(?:in|:|=)[ _-]*(?:bf16|bfloat16)",
     r"grad_reduce_in_fp32[:= ]*(?:false|off)",
 )
+WHOLE_GRADIENTS = r"no_sync|gradients? (?:are |stay |kept )*whole"
 UNFUSED_LOSS = (
     r"(?:\bno|\bnot|without|w/o|\bun|\bnon)[ -]?fused[ -]*(?:linear[ -]*)?(?:ce\b|loss|(?:softmax )?cross)",
     r"(?:ce|cross.entropy)(?:[ _-]loss)?[ _-]fusion[:= ]*(?:false|off)",
@@ -130,6 +131,14 @@ def has_half_gradients(row: Mapping[str, str], engine: str) -> bool:
     if engine not in HALF_GRADIENTS:
         raise Inexpressible(f"gradients in bf16 are not modelled under the engine {engine}")
     return True
+
+
+def whole_gradients_of(row: Mapping[str, str], reduced: float) -> float:
+    """Return PublishedJob.whole_gradients. reduced: the bytes in which the engine reduces a gradient; FSDP keeps a sum in them
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: to_accumulated_grad_if_needed)"""
+    if not stated(row, WHOLE_GRADIENTS, "strategy", "kernels", "notes"):
+        return 0.0
+    return 4.0 if re.search(r"reduced in fp32|fp32 reduc", (row.get("precision") or "").lower()) else reduced
 
 
 def is_unfused_loss(row: Mapping[str, str]) -> bool:

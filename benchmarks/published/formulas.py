@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brigade.plan.costs import activations, communication, estimate, layer, memory, stages, step_time
+from brigade.plan.costs import activations, communication, conventions, estimate, layer, memory, stages, step_time
 from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, division
@@ -42,6 +42,12 @@ def _(job: PublishedJob, device: Gpu) -> float:
 @estimate.time_group.register
 def _(job: PublishedJob, device: Gpu) -> str:
     return "FP8" if job.fp8 else str(own(estimate.time_group)(replace(job, engine=family(job)), device))
+
+
+@estimate.memory_group.register
+def _(job: PublishedJob) -> str:
+    """What other programs keep is not known tensor by tensor, as it is of the engines that train.py has."""
+    return str(own(estimate.memory_group)(job)) if job.engine in conventions.ENGINES else "other programs"
 
 
 def family(job: PublishedJob) -> str:
@@ -104,7 +110,7 @@ def _(job: PublishedJob) -> Division:
 @stages.frozen_bytes.register
 def _(job: PublishedJob, psi: float) -> float:
     if job.method != "qlora":
-        return float(own(stages.frozen_bytes)(job, psi))
+        return float(own(stages.frozen_bytes)(job, psi)) * (2 if job.fp32_base else 1)
     s = job.shape
     experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
     whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
@@ -154,7 +160,8 @@ def _(job: PublishedJob) -> float:
     final_norm = (2 if job.one_kernel_norm else 6) * s.hidden * t / job.norm_ranks
     if job.engine == "fsdp2":
         loss, final_norm = "parallel", final_norm + 2 * s.hidden * t  # gathered for the head
-    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / job.tensor
+    parts = 1 if loss == "half" else job.tensor
+    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / parts
 
 
 @memory.moments.register
@@ -186,6 +193,13 @@ def _(job: PublishedJob, stage: Stage) -> float:
     if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
         return 2 * stage.parameters + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
     found = float(own(memory.buffers)(job, stage))
+    if job.fp32_base:
+        # Autocast keeps no copy of a weight that has no gradient (ATen/autocast_mode.cpp: cached_cast), so each product's 16-bit
+        # copy stays with what the product keeps for the backward pass: of a layer that is computed again, or of all.
+        layers = stage.parameters - stage.embedding
+        found += 2 * layers / (max(stage.layers, 1) if job.checkpointing == "full" else 1)
+    if job.stage >= 2 and job.accumulation > 1 and full:
+        found += job.whole_gradients * stage.parameters
     if engine.listed and job.stage >= 3:
         found += 2 * s.hidden * max(s.vocab, s.ffn, s.query_width)
     if engine.dummies and full and job.stage < 3:

@@ -54,6 +54,9 @@ class PublishedJob(Job):
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     half_gradients: gradients are in 16 bits where the engine's are usually not
     native: the framework brings modelling code of its own, not Transformers'
+    fp32_base: frozen weights are in fp32 under autocast, not in 16 bits
+    whole_gradients: bytes per parameter of the gradients that each rank keeps whole until a step's last micro-batch; 0 where
+        each micro-batch's are reduced
     """
 
     ulysses: bool = False
@@ -65,6 +68,12 @@ class PublishedJob(Job):
     step_in_backward: bool = False
     half_gradients: bool = False
     native: bool = False
+    fp32_base: bool = False
+    whole_gradients: float = 0.0
+
+    @property
+    def autocast(self) -> bool:
+        return self.fp32_base or super().autocast
 
     @property
     def driver(self) -> str:

@@ -54,8 +54,9 @@ OPTIMIZERS: Words[str] = (
     (r"adamw_torch|foreach", "adamw_torch"), (r"adam", "default"),
     (r"lion", "lion"), (r"sgd.*momentum|momentum.*sgd|^momentum", "sgd_momentum"), (r"sgd", "sgd"),
 )  # fmt: skip
+PURE = r"pure|true|\bno master|\bfull(y)? bf16|\ball bf16"
 PRECISIONS: Words[str] = (
-    (r"fp8|float8|mxfp8", "fp8"), (r"pure|true|\bno master|\bfull(y)? bf16|\ball bf16", "pure"),
+    (r"fp8|float8|mxfp8", "fp8"), (PURE, "pure"),
     (r"bf16|fp16|bfloat16|float16|\b16\b|16-|amp|mixed|half|nf4|4.?bit|int4", "mixed"),
 )  # fmt: skip
 ATTENTIONS: Words[Attention] = (
@@ -66,6 +67,7 @@ ATTENTIONS: Words[Attention] = (
 )  # fmt: skip
 # What computes the loss: with the head in one kernel, with it in tiles (TRL: chunked_nll), in tiles, by one kernel over logits.
 LOSSES: Words[str] = (
+    (r"loss in (bf16|16 bits)", "half"),
     (r"liger|fused.?linear|\bflce|cut.?(cross|ce\b)|\bcce\b", "fused"),
     (r"chunk\w*.?nll|chunk\w* loss (incl\w*\.?|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
     (r"chunk", "chunked"), (r"fused.?(ce\b|cross)", "kernel"),
@@ -136,6 +138,21 @@ def precision_of(row: Mapping[str, str]) -> str:
     if found := first(PRECISIONS, text, "" if text else "mixed"):
         return found
     raise Inexpressible(f"precision {row['precision']!r}: 16 bits and FP8 are modelled, fp32 is not")
+
+
+def keeps_no_fp32(row: Mapping[str, str]) -> bool:
+    """Return whether weights and moments are in 16 bits, whatever products are in."""
+    return bool(re.search(rf"{PURE}|\b(weights|param\w*) in (bf16|fp16|16 bits)", told(row, "precision")))
+
+
+def in_fp32_under_autocast(row: Mapping[str, str], engine: str, method: str) -> bool:
+    """Return whether frozen weights are in fp32. Raises Inexpressible where autocast reads fp32 weights that are sharded."""
+    text = told(row, "precision")
+    if not re.search(r"(over|on) (weights in )?fp32|(weights|base|model) (is |are |stays? |loaded )*in fp32", text):
+        return False
+    if engine not in ("ddp", "pure") and re.search(r"\b(amp|autocast)\b", text):
+        raise Inexpressible(f"precision {row['precision']!r}: autocast over sharded fp32 weights is not modelled")
+    return method == "lora" and engine in ("ddp", "pure")
 
 
 def method_of(row: Mapping[str, str]) -> str:

@@ -21,8 +21,9 @@ from .details import (
     link_of,
     node_size_of,
     refuse_details,
+    whole_gradients_of,
 )
-from .job import PublishedJob
+from .job import ENGINES, PublishedJob
 from .parse_columns import (
     ATTENTIONS,
     FUSED_KERNELS,
@@ -32,6 +33,8 @@ from .parse_columns import (
     checkpointing_of,
     engine_of,
     first,
+    in_fp32_under_autocast,
+    keeps_no_fp32,
     method_of,
     offload_of,
     optimizer_of,
@@ -118,7 +121,7 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
     own_adam = native or (traits["engine"] == "zero" and not re.search(UNNAMED, framework))
     is_fused = own_adam or re.search(FUSED_BY_DEFAULT, framework)
     optimizer = optimizer_of(row, "adamw_torch_fused" if is_fused else "adamw_torch")
-    if precision == "pure" and not (method != "full" and re.search(TRANSFORMERS, framework)):
+    if keeps_no_fp32(row) and not (method != "full" and re.search(TRANSFORMERS, framework)):
         traits["engine"] = _pure(traits["engine"])
     _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())
     how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in framework)
@@ -205,6 +208,8 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         ulysses=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
         optimizer=optimizer,
         native=native,
+        fp32_base=in_fp32_under_autocast(row, traits["engine"], method),
+        whole_gradients=whole_gradients_of(row, ENGINES[traits["engine"]].reduced),
         **traits,
     )
     if job.gpus != gpus:

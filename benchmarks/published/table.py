@@ -86,16 +86,19 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _intervals(result: Estimate, row: Mapping[str, str]) -> dict[str, str]:
-    """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured."""
+    """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured. Where it
+    does not say, that may be what torch allocates, or all that the card has in use."""
     fast, slow = result.time_interval()
     each = result.tokens_per_second_per_gpu * result.time.total
     low, high = (end / result.allocated_gib for end in result.memory_interval())
-    memory = result.allocated_gib if counts_allocated(row) else held_gib(result, row)
+    least = most = result.allocated_gib if counts_allocated(row) else held_gib(result, row)
+    if not says_what(row):
+        least, most = result.allocated_gib, held_gib(result, {"mem_kind": "device"})
     return {
         "pred_tok_s_gpu_low": f"{each / slow:.1f}",
         "pred_tok_s_gpu_high": f"{each / fast:.1f}",
-        "pred_mem_gib_low": f"{low * memory:.2f}",
-        "pred_mem_gib_high": f"{high * memory:.2f}",
+        "pred_mem_gib_low": f"{low * least:.2f}",
+        "pred_mem_gib_high": f"{high * most:.2f}",
     }
 
 
@@ -164,6 +167,12 @@ def figure(row: Mapping[str, str], *names: str) -> float | None:
 def counts_allocated(row: Mapping[str, str]) -> bool:
     """Return whether a row says that its memory is what torch allocated, against reserved or not said."""
     return any(word in row.get("mem_kind", "").lower() for word in ("alloc", "active", "analytic"))
+
+
+def says_what(row: Mapping[str, str]) -> bool:
+    """Return whether a row says which memory was measured."""
+    kind = row.get("mem_kind", "").lower()
+    return bool(kind.strip()) and "unknown" not in kind
 
 
 def errors(row: Mapping[str, str]) -> tuple[float | None, float | None]:

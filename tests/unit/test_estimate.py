@@ -220,7 +220,7 @@ def test_deepspeed_has_intervals_of_its_own():
         assert time_group(replace(of, method="lora"), A100) == "adapters, inside a host"
         assert not unseen("time", f"{engine}, inside a host")
     of_memory = [memory_group(one) for one in (zero, fsdp2)]
-    assert of_memory == ["DeepSpeed", "other engines"] and not any(unseen("memory", one) for one in of_memory)
+    assert of_memory == ["DeepSpeed", "DDP and FSDP2"] and not any(unseen("memory", one) for one in of_memory)
 
 
 @pytest.mark.parametrize("changes, kind, said", [

@@ -15,6 +15,7 @@ from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.costs.activations import layer_bytes, tower_bytes, tower_layer_bytes
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
+from brigade.plan.costs.stages import NF4, stages
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_config
@@ -137,10 +138,32 @@ def test_masks_of_images_cost_time_and_memory(in_the_repository):
     assert layer_bytes(with_masks, moe=False)[0] > layer_bytes(without, moe=False)[0]
 
 
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_each_rank_of_a_group_has_the_whole_tower_and_all_images_of_the_group(axis):
+    """As train.py runs them (docs/images.md): all else of a layer is divided."""
+    alone = job("gemma3", data=8)
+    group = replace(alone, data=4, **{axis: 2})
+    assert tower_bytes(group) == tower_bytes(alone)
+    assert step_time(group).images == pytest.approx(step_time(alone).images)
+    assert group.images.tower.parameters and stages(group)[0].parameters > alone.images.tower.parameters
+    divided = stages(alone)[0].parameters - stages(group)[0].parameters
+    assert divided <= (alone.shape.parameters - alone.shape.other) / 2
+    assert layer_bytes(group, moe=False)[0] * group.tokens < layer_bytes(alone, moe=False)[0] * alone.tokens
+
+
+def test_a_tower_stays_in_bf16_beside_weights_in_four_bits():
+    """As train.py loads it (train/model/load.py: quantization_config)."""
+    alone = replace(job("qwen3_vl"), trained=10**5, engine="ddp", stage=0, data=1)
+    lora, qlora = (replace(alone, method=method) for method in ("lora", "qlora"))
+    in_16_bits = first_stage_states(lora)[0].parameters - first_stage_states(qlora)[0].parameters
+    shape = lora.shape
+    assert in_16_bits == pytest.approx((2 - NF4) * (shape.layers * shape.dense_layer + shape.final_norm), rel=1e-6)
+    assert step_time(qlora).images == step_time(lora).images and tower_bytes(qlora) == tower_bytes(lora)
+    assert step_time(qlora).compute > step_time(lora).compute
+
+
 @pytest.mark.parametrize("wrong, problem", [
-    ({"tensor": 2}, "tensor 2 parallelism"),
-    ({"context": 2}, "sequence 2 parallelism"),
-    ({"method": "qlora", "trained": 10**5}, "weights in four bits"),
+    ({"pipeline": 2}, "pipeline 2 parallelism"),
     ({"replicas": Replicas(2)}, "train independently"),
     ({"sequence": 16}, "are more than a sequence of 16"),
 ])  # fmt: skip
@@ -235,7 +258,6 @@ def test_the_command_plans_a_model_with_images(plan):
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "20"], "are more than a sequence of 4,096"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--trace"], "of images nothing is traced"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--write", "x"], "a recipe of images is not written"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--method", "qlora"], "weights in four bits"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--liger"], "compared those with images"),
     (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--objective", "dpo"], "have texts only"),
     (["recipes/qwen3-8b/full.yaml", "--images-per-sample", "1"], "this recipe reads none"),

@@ -233,10 +233,9 @@ class Job:
     def _check_images(self, images: Images) -> None:
         """Raise UserError for images under what no formula counts them with, and for more than a sequence has room for."""
         reasons = {
-            f"{self.axes} parallelism": self.tensor * self.pipeline * self.context * self.expert > 1,
+            f"{self.axes} parallelism": self.pipeline * self.expert > 1,
             "replicas that train independently": self.replicas.count > 1,
             f"objective {self.comparison.objective}": self.comparison.objective != SFT,
-            "weights in four bits": self.method == "qlora",
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), ""):
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")

@@ -79,7 +79,8 @@ def frozen_bytes(job: Job, psi: float) -> float:
     """Return the bytes of weights under adapters: in bf16, or in linear layers four bits with nested constants (QLoRA).
 
     Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
-    only nn.Linear (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
+    only nn.Linear (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear). A vision tower and its projector
+    stay in bf16 too (train/model/load.py: quantization_config).
     """
     if job.method == "full":
         return 0.0
@@ -87,4 +88,5 @@ def frozen_bytes(job: Job, psi: float) -> float:
         return 2 * psi
     s = job.shape
     whole = (s.embedding + s.head + s.moe_layers * s.experts * s.expert) / job.tensor / job.pipeline
+    whole += job.images.tower.parameters + job.images.tower.projector if job.images else 0
     return 2 * whole + (NF4_CUT if job.tensor > 1 else NF4) * (psi - whole)

@@ -12,11 +12,12 @@ PIXEL = 4  # bytes of a number that a processor gives, as it lies in a micro-bat
 
 
 def tower_job(job: Job) -> Job:
-    """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images, on as many ranks.
+    """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images. Each rank of a tensor or
+    sequence group runs the whole tower on all images of the group (docs/images.md).
 
     Attention sees all patches of an image, or of a tile of it, on both sides: as much as a causal one of twice the length. Layers
     are recomputed where the decoder's are; a frozen tower keeps nothing to recompute. Kernels that are compiled, or Liger's, are
-    not for them.
+    not for them, and neither are weights in four bits.
     """
     images = job.images
     assert images
@@ -26,6 +27,9 @@ def tower_job(job: Job) -> Job:
         shape=replace(shape, window=2 * shape.window),
         sequence=max(1, round(images.per_sample * images.each.patches)),
         attended=2 * images.each.span,
+        tensor=1,
+        context=1,
+        method="lora" if job.method == "qlora" else job.method,
         trained=0,
         targets=job.targets if trains else "",
         dora=job.dora and trains,

@@ -5,15 +5,11 @@ import functools
 
 import pytest
 
-from benchmarks.pages import REPOSITORY
-from benchmarks.peer_keys import CASES
+from benchmarks.peer_keys import CASES, PREFERENCES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.rows import RowChunk
-from brigade.train.recipe.files import read_yaml
-
-PREFERENCES = read_yaml(REPOSITORY / "testing/peer_keys.yaml")["preferences"]
 
 
 @pytest.fixture(scope="module")
