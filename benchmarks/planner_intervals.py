@@ -14,10 +14,12 @@ from functools import cache
 from typing import Any
 
 from brigade.plan import hardware
+from brigade.plan.costs import conventions
 from brigade.plan.costs.estimate import memory_group, time_group
 
 from .planner_hosts import checkpoints, loading, published
-from .planner_rows import left_out, memory_error, runs, unseen_error
+from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers, unseen_error
+from .published.table import OTHER_PROGRAMS
 
 Rows = list[tuple[Any, float]]  # runs, or measured hosts, with predicted over measured
 Ends = tuple[float, float]
@@ -97,33 +99,43 @@ def groups(what: str) -> dict[str, Group]:
     rows: dict[str, Rows] = defaultdict(list)
     widest: tuple[Ends, ...] = ()
     if what == "memory":
-        for run in runs():
-            if run.memory and run.says_what:
+        for run in [*runs(), *strangers()]:
+            if run.memory and run.says_what and run.job.engine in conventions.ENGINES:
                 rows[memory_group(run.job)].append((run, memory_error(run)))
     else:
-        for run, error in itertools.chain.from_iterable(left_out(lambda run: run.source).values()):
-            rows[time_group(run.job, hardware.gpu(run.job.gpu))].append((run, 1 / error))
+        new = [(run, speed_error(run, {})) for run in strangers() if run.speed]
+        known = [*itertools.chain.from_iterable(left_out(lambda run: run.source).values()), *new]
+        for run, error in known:
+            if run.healthy:
+                rows[time_group(run.job, hardware.gpu(run.job.gpu))].append((run, 1 / error))
         chips: Rows = [
             (run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip and not run.job.fp8
         ]
         widest = (grouped(chips, lambda run: str(run.chip)).between,)
+    apart = {OTHER_PROGRAMS: grouped(first_seen())} if what == "memory" else {}
     found = {name: grouped(members) for name, members in sorted(rows.items())}
     widest += tuple(group.between for group in found.values() if not group.unseen)
     few = [row for group in found.values() if group.unseen for row in group.rows]
     unseen = grouped(few, fixed=widest)
-    held = {run.place: one for (run, _), one in zip(few, unseen.held, strict=True)}
+    held = {run.name: one for (run, _), one in zip(few, unseen.held, strict=True)}
     for name, group in found.items():
         if group.unseen:
-            inside = [held[run.place] for run, _ in group.rows]
+            inside = [held[run.name] for run, _ in group.rows]
             covers = covered(inside, (run.source for run, _ in group.rows))
             found[name] = replace(group, between=unseen.between, held=inside, covers=covers)
-    return found | {"unseen": unseen}
+    return found | {"unseen": unseen} | apart
 
 
-def within(what: str) -> dict[int, bool]:
-    """Return for a run's place whether it lies in the interval that the other sources give."""
+def first_seen() -> Rows:
+    """Return the memory of programs that nobody had compared, as it was predicted then. Their code has been read since."""
+    known = [run for run in strangers() if run.memory and run.says_what and run.name in first_sight()]
+    return [(run, float(first_sight()[run.name]["pred_mem_gib"]) / run.memory) for run in known if run.memory]
+
+
+def within(what: str) -> dict[str, bool]:
+    """Return for a run's name whether it lies in the interval that the other sources give."""
     found = groups(what).values()
-    return {run.place: held for group in found for (run, _), held in zip(group.rows, group.held, strict=True)}
+    return {run.name: held for group in found for (run, _), held in zip(group.rows, group.held, strict=True)}
 
 
 @cache

@@ -39,13 +39,17 @@ HEALTHY = 20.0  # percent of MFU below which a run waits for something that no f
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A row that can be expressed. place: among its table's; memory, speed: what was measured, or None."""
+    """A row that can be expressed. memory, speed: what was measured, or None."""
 
-    place: int
     row: dict[str, str]
     job: PublishedJob
     memory: float | None
     speed: float | None
+
+    @property
+    def name(self) -> str:
+        """The row's name, which no row of another table has."""
+        return self.row["id"]
 
     @property
     def source(self) -> str:
@@ -84,6 +88,18 @@ def runs() -> list[Run]:
     return expressible(TABLES)
 
 
+@cache
+def strangers() -> list[Run]:
+    """Every expressible row of the table that no constant is fitted to."""
+    return expressible(("strangers",))
+
+
+@cache
+def first_sight() -> dict[str, dict[str, str]]:
+    """What was said of each of strangers() when it was first seen, by its name."""
+    return {row["id"]: row for row in table.read_plain(DATA / "first_sight.csv")}
+
+
 def expressible(names: Iterable[str]) -> list[Run]:
     """Every expressible row of those tables."""
     found: list[Run] = []
@@ -96,7 +112,7 @@ def expressible(names: Iterable[str]) -> list[Run]:
                 continue
             ok = row["status"] == "ok"
             memory, speed = ((table.figure(row, name) if ok else None) for name in ("peak_mem_gib", "tok_s_gpu"))
-            found.append(Run(len(found), row, job, memory, speed))
+            found.append(Run(row, job, memory, speed))
     return found
 
 

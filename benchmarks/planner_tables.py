@@ -58,10 +58,10 @@ def trivial(run: Run, others: list[Run]) -> float:
     return statistics.median(measured_mfu(one) for one in same) / measured_mfu(run)
 
 
-def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[int, bool]) -> str:
+def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[str, bool]) -> str:
     """The table of left-out groups, beside a model that knows nothing but the median MFU of the others.
 
-    within: a run's place -> whether it lies in the interval that the other sources give
+    within: a run's name -> whether it lies in the interval that the other sources give
     """
     lines = []
     every, plain = [], []
@@ -99,10 +99,10 @@ def textbook(run: Run) -> float:
     return (12 * trained / shared[0] + 2 * trained / shared[1] + (2 * trained + frozen) / shared[2]) / GIB
 
 
-def memory_left_out(within: Mapping[int, bool]) -> str:
+def memory_left_out(within: Mapping[str, bool]) -> str:
     """Return the errors by source, beside those of the textbook's states, times what the others' runs had of them.
 
-    within: a run's place -> whether it lies in the interval that the others give
+    within: a run's name -> whether it lies in the interval that the others give
     """
     lines = []
     measured = [run for run in runs() if run.memory]
@@ -199,14 +199,14 @@ def beside_simumax() -> str:
     return markdown(["of", "rows", "the planner: median", "worst", "SimuMax: median", "worst"], lines)
 
 
-def counted(within: Mapping[int, bool], members: Iterable[Run]) -> str:
+def counted(within: Mapping[str, bool], members: Iterable[Run]) -> str:
     """Count how many of those runs lie in the others' interval, of those of which that is known."""
-    known = [within[run.place] for run in members if run.place in within]
+    known = [within[run.name] for run in members if run.name in within]
     return f"{sum(known)} of {len(known)}" if known else ""
 
 
-def by_engine(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
-    """Return the errors by engine, a key of ENGINES. times, memory: a run's place -> whether it lies in the others' interval"""
+def by_engine(times: Mapping[str, bool], memory: Mapping[str, bool]) -> str:
+    """Return the errors by engine, a key of ENGINES. times, memory: a run's name -> whether it lies in the others' interval"""
     lines = []
     for engine in dict.fromkeys(run.job.engine for run in runs()):
         members = [run for run in runs() if run.job.engine == engine]

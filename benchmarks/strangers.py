@@ -3,32 +3,28 @@
     python -m benchmarks.strangers            # writes their tables in docs/evidence/planner-accuracy.md
     python -m benchmarks.strangers --check    # 1 where the page has others
 
-No constant and no interval is made of these rows. What `plan` says now is compared with what they measured.
+No constant is fitted to these rows. What `plan` says now is compared with what they measured. Intervals are made of them too
+(planner_intervals.py); a row is counted as held where it lies in the interval that the other sources give.
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import memory_group, time_group
+from brigade.plan.costs.estimate import MANY, memory_group, time_group
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, command, markdown
-from .planner_rows import DATA, HEALTHY, Run, expressible, memory_error, run_verdict, speed_error
+from .planner_intervals import within
+from .planner_rows import DATA, HEALTHY, Run, first_sight, memory_error, run_verdict, runs, speed_error, strangers
 from .planner_tables import by_set, first_choices, spread
 from .published import table
 from .published.table import counts_allocated, predict
 
 PAGE = EVIDENCE / "planner-accuracy.md"
 NAMES = ("strangers",)
-
-
-@cache
-def strangers() -> list[Run]:
-    return expressible(NAMES)
 
 
 def measured(run: Run) -> str:
@@ -57,6 +53,23 @@ def errors() -> str:
     return markdown(["what", "sources", "rows", "median", "p90", "bias"], lines)
 
 
+def at_first_sight() -> str:
+    """What was said of these rows when they were first seen: errors, and how many lay in the interval that was printed then."""
+    lines: list[list[Any]] = []
+    for what, column in (("memory", "pred_mem_gib"), ("speed", "pred_tok_s_gpu")):
+        known = [
+            (run, first_sight()[run.name]) for run in strangers() if getattr(run, what) and run.name in first_sight()
+        ]
+        for number in ("1", "2"):
+            of = [(run, row) for run, row in known if row["round"] == number]
+            off = spread(float(row[column]) / getattr(run, what) for run, row in of)
+            held = sum(
+                float(row[f"{column}_low"]) <= getattr(run, what) <= float(row[f"{column}_high"]) for run, row in of
+            )
+            lines.append([what, number, len({run.source for run, _ in of}), *off, f"{held} of {len(of)}"])
+    return markdown(["what", "round", "sources", "rows", "median", "p90", "bias", "in the interval"], lines)
+
+
 def verdicts() -> str:
     """Count what could be estimated, and what was said of runs that failed and that ran."""
     known, rows = strangers(), table.read(DATA / "strangers.csv")
@@ -82,24 +95,19 @@ def refused() -> str:
     return markdown(["refused", "because"], [[", ".join(names), reason] for reason, names in reasons.items()])
 
 
-def inside(run: Run, what: str, seen: float | None) -> bool:
-    """Return whether what was measured lies in the interval that `plan` prints. what: a column of predict()"""
-    answer = predict(run.row)
-    return float(answer[f"{what}_low"]) <= (seen or 0.0) <= float(answer[f"{what}_high"])
-
-
 def place(run: Run) -> str:
     return "inside a host" if run.job.nodes == 1 else "across hosts"
 
 
 def coverage() -> str:
-    """Count the rows in the 80 % interval that `plan` prints: of all, by interval, by place, and by engine.
+    """Count the rows in the 80 % interval that other sources give: of all, by interval, by place, and by engine.
 
     Times are of runs in 16 bits with an MFU above HEALTHY.
     """
     timed = [run for run in strangers() if run.speed and run.healthy and not run.job.fp8]
-    memory = {run: inside(run, "pred_mem_gib", run.memory) for run in strangers() if run.memory}
-    times = {run: inside(run, "pred_tok_s_gpu", run.speed) for run in timed}
+    inside = {what: within(what) for what in ("memory", "time")}
+    memory = {run: inside["memory"][run.name] for run in strangers() if run.memory and run.says_what}
+    times = {run: inside["time"][run.name] for run in timed}
 
     def interval(run: Run) -> str:
         return f"`{time_group(run.job, hardware.gpu(run.job.gpu))}`"
@@ -126,15 +134,39 @@ def coverage() -> str:
     return markdown(["of", "interval, place or engine", "sources", "rows", "in the interval"], lines)
 
 
+def scaling() -> str:
+    """Compare runs of FSDP that differ in their ranks only, some over more than MANY: speed against that on the fewest ranks."""
+    alike: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in [*runs(), *strangers()]:
+        job = run.job
+        if run.speed and job.stage == 3 and not job.deepspeed and job.pipeline == 1:
+            alike[run.source, run.model, job.gpu, job.micro_batch, job.sequence, job.driver].append(run)
+    lines = []
+    for (source, model, *_), members in alike.items():
+        whole = sorted((run for run in members if run.job.shard_ranks == run.job.gpus), key=lambda run: run.job.gpus)
+        if len(whole) < 2 or whole[-1].job.gpus <= MANY:
+            continue
+        first = whole[0]
+        for run in [*whole[1:], *(run for run in members if run not in whole and run.job.gpus > MANY)]:
+            assert run.speed and first.speed
+            speed = run.speed / first.speed
+            lines.append([source, model, first.job.gpus, run.job.gpus, run.job.shard_ranks, f"{speed:.2f}",
+                          f"{speed * speed_error(run, {}) / speed_error(first, {}):.2f}"])  # fmt: skip
+    head = ["source", "model", "ranks", "against ranks", "that share a copy", "speed of each, times", "by `plan`"]
+    return markdown(head, lines)
+
+
 def tables() -> dict[str, str]:
     os.environ[calibration.VARIABLE] = ""  # the factors of nobody's own cluster
     return {
         "strangers": errors(),
+        "first-sight": at_first_sight(),
         "strangers-verdicts": verdicts(),
         "strangers-refused": refused(),
         "strangers-coverage": coverage(),
         "strangers-sets": by_set(NAMES, strangers()),
         "strangers-choices": first_choices(strangers()),
+        "scaling": scaling(),
     }
 
 

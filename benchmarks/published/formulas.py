@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brigade.plan.costs import activations, communication, conventions, estimate, layer, memory, stages, step_time
+from brigade.plan.costs import activations, communication, estimate, layer, memory, stages, step_time
 from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, division
@@ -42,12 +42,6 @@ def _(job: PublishedJob, device: Gpu) -> float:
 @estimate.time_group.register
 def _(job: PublishedJob, device: Gpu) -> str:
     return "FP8" if job.fp8 else str(own(estimate.time_group)(replace(job, engine=family(job)), device))
-
-
-@estimate.memory_group.register
-def _(job: PublishedJob) -> str:
-    """What other programs keep is not known tensor by tensor, as it is of the engines that train.py has."""
-    return str(own(estimate.memory_group)(job)) if job.engine in conventions.ENGINES else "other programs"
 
 
 def family(job: PublishedJob) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors import UserError
-from brigade.plan.costs.estimate import Estimate, estimate
+from brigade.plan.costs.estimate import Estimate, estimate, factors
 from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible
@@ -29,6 +29,9 @@ PREDICTED = (
     "pred_tok_s_gpu_high",
     "pred_mem_gib_low",
     "pred_mem_gib_high",
+)
+OTHER_PROGRAMS = (
+    "other programs"  # of intervals.yaml: programs as they were first seen (benchmarks/planner_intervals.py)
 )
 # The columns that either format has to have. Others of published.csv that are not there count as empty: dp and grad_acc follow
 # from the GPUs and the batch, the optimizer is AdamW, the precision bf16.
@@ -86,11 +89,14 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _intervals(result: Estimate, row: Mapping[str, str]) -> dict[str, str]:
-    """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured. Where it
-    does not say, that may be what torch allocates, or all that the card has in use."""
+    """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured.
+
+    Where it does not say, that may be what torch allocates, or all that the card has in use. What a program keeps that nobody has
+    compared is less sure than what train.py keeps, by which `fits` judges it.
+    """
     fast, slow = result.time_interval()
     each = result.tokens_per_second_per_gpu * result.time.total
-    low, high = (end / result.allocated_gib for end in result.memory_interval())
+    low, high = factors("memory", OTHER_PROGRAMS)
     least = most = result.allocated_gib if counts_allocated(row) else held_gib(result, row)
     if not says_what(row):
         least, most = result.allocated_gib, held_gib(result, {"mem_kind": "device"})

@@ -157,10 +157,9 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
-@functools.singledispatch
 def memory_group(job: Job) -> str:
-    """Return the runs that a job's memory is judged by. Of experts on several ranks one may get more tokens than its share."""
-    return "experts on several ranks" if job.expert > 1 else "DeepSpeed" if job.deepspeed else "DDP and FSDP2"
+    """Return the runs that a job's memory is judged by."""
+    return "offload" if job.offload else "DeepSpeed" if job.deepspeed else "DDP and FSDP2"
 
 
 @functools.singledispatch

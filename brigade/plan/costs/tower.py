@@ -12,8 +12,9 @@ PIXEL = 4  # bytes of a number that a processor gives, as it lies in a micro-bat
 
 
 def tower_job(job: Job) -> Job:
-    """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images. Each rank of a tensor or
-    sequence group runs the whole tower on all images of the group (docs/images.md).
+    """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images.
+
+    Each rank of a tensor or sequence group runs the whole tower on all images of the group (docs/images.md).
 
     Attention sees all patches of an image, or of a tile of it, on both sides: as much as a causal one of twice the length. Layers
     are recomputed where the decoder's are; a frozen tower keeps nothing to recompute. Kernels that are compiled, or Liger's, are
