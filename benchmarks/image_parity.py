@@ -50,9 +50,10 @@ METHODS = {
 }
 TENSOR = {"ddp_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
 SEQUENCE = {"ddp_sp2": 2, "zero3_sp2": 2, "fsdp2_sp2": 4}
+LORA = {"single": 1, "ddp": 3, "zero3": 3, "fsdp2": 3}
 IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "mistral3")
 COMPARED = "qwen3_vl"  # the model of variants and methods
-PARTS = ("strategies", "methods", "axes")
+PARTS = ("strategies", "methods", "lora", "axes")
 
 
 def alone(case: Case) -> Case:
@@ -77,8 +78,8 @@ class Grid(NamedTuple):
         )
 
 
-def of_models(columns: dict[str, int], models: Iterable[str]) -> Grid:
-    lines = {model.removesuffix(EVEN): [Case(model, *each, TOWER) for each in columns.items()] for model in models}
+def of_models(columns: dict[str, int], models: Iterable[str], variant: str = TOWER) -> Grid:
+    lines = {model.removesuffix(EVEN): [Case(model, *each, variant) for each in columns.items()] for model in models}
     return Grid("model", columns, lines)
 
 
@@ -97,6 +98,8 @@ def main() -> None:
         grids |= {"image-parity": of_models(UNDER, MODELS), "image-variants": of_variants(VARIANTS)}
     if "methods" in only:
         grids["image-methods"] = of_variants(METHODS)
+    if "lora" in only:
+        grids["image-lora"] = of_models(LORA, MODELS, EVERYWHERE)
     if "axes" in only:
         grids |= {"image-tensor": of_models(TENSOR, IN_TENSOR_GROUPS), "image-sequence": of_models(SEQUENCE, IN_PARTS)}
     with_loop = [case for grid in grids.values() for line in grid.lines.values() for case in line]

@@ -37,10 +37,15 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         return f"{self.model}, {self.strategy} on {self.ranks}" + (f", {self.variant}" if self.variant else "")
 
+    @property
+    def rate(self) -> float:
+        """The learning rate, but for AdamW's (SMALL)."""
+        return RATES[self.model] * FACTORS.get(self.variant, 1.0)
+
     def run(self, folder: Path, *further: str, **more: Any) -> dict[str, Any]:
         """Return this case for testing.runs. further: flags behind all others; more: as there"""
         flags = ["--recipe", str(folder / "images.yaml"), "--model_name_or_path", str(folder / self.model)]
-        flags += as_flags(learning_rate=RATES[self.model])
+        flags += as_flags(learning_rate=self.rate)
         if self.model.removesuffix(EVEN) in SINGLE:
             flags += as_flags(train_file=str(folder / "train-single.jsonl"))
         # A step has two micro-batches or more of each rank, and filler in the last ones.
@@ -64,8 +69,10 @@ EVERYWHERE = "LoRA on tower, too"
 RSLORA, DORA, QLORA, QDORA = "rsLoRA", "DoRA", "QLoRA", "QDoRA"
 TILED, CHECKPOINTING = "tiles", "checkpointing"
 SMALL = "AdamW, steps without an image"
-_ADAPTED = {"use_peft": True, "learning_rate": 0.5}
-_LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
+# How many times a model's learning rate adapters learn at. rsLoRA's scale is four times LoRA's.
+FACTORS = dict.fromkeys((ADAPTERS, EVERYWHERE, DORA), 5.0) | {QLORA: 2.5, QDORA: 2.5, RSLORA: 0.5}
+_ADAPTED = {"use_peft": True}
+_LORA = ["--use_peft", "true"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32", "--max_length", "512"],
@@ -88,7 +95,7 @@ VARIANTS: dict[str, list[str]] = {
     CHECKPOINTING: ["--activation_checkpointing", "true"],
     ADAPTERS: _LORA,
     EVERYWHERE: [*_LORA, "--lora_parts", "language,vision_tower"],
-    RSLORA: [*_LORA, "--use_rslora", "true", "--learning_rate", "0.05"],  # four times LoRA's scale
+    RSLORA: [*_LORA, "--use_rslora", "true"],
     DORA: [*_LORA, "--use_dora", "true"],
     QLORA: [*_LORA, "--load_in_4bit", "true"],
     QDORA: [*_LORA, "--load_in_4bit", "true", "--use_dora", "true"],
@@ -147,7 +154,7 @@ OF_LOOP: dict[str, dict[str, Any]] = {
     TOWER: {"freeze_vision_tower": False},
     ADAPTERS: _ADAPTED,
     EVERYWHERE: _ADAPTED | {"adapts_tower": True},
-    RSLORA: _ADAPTED | {"use_rslora": True, "learning_rate": 0.05},
+    RSLORA: _ADAPTED | {"use_rslora": True},
     DORA: _ADAPTED | {"use_dora": True},
     QLORA: _ADAPTED | {"load_in_4bit": True},
     QDORA: _ADAPTED | {"load_in_4bit": True, "use_dora": True},
@@ -164,7 +171,7 @@ def loop_of(case: Case) -> str:
 def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tuple[list[dict[str, float]], float]:
     """Return what the plain loop says of the steps of a case, and of the held-out rows at the end."""
     model, processor = folder / case.model, processor_of(folder / case.model)
-    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": RATES[case.model]}
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "seed": 0, "learning_rate": case.rate}
     history, trained = plain_images.train(
         rows["train-single" if case.model.removesuffix(EVEN) in SINGLE else "train"], folder, model, processor,
         **shared | OF_LOOP[loop_of(case)],

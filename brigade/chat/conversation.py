@@ -76,7 +76,7 @@ class Conversation:
         try:
             return self.encoder.prompt([*self._messages(), _asked(question, images)], self.images(images))
         except BadRow as error:
-            raise _refused(error) from None
+            raise _refused(error, "leave the image out, or " if images else "") from None
 
     def _rendered(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         try:
@@ -89,8 +89,7 @@ def _asked(question: str, images: Sequence[ImageSource]) -> dict[str, Any]:
     return {"role": "user", "content": MARK * len(images) + question}
 
 
-def _refused(error: BadRow) -> UserError:
+def _refused(error: BadRow, other_cure: str = "") -> UserError:
     """The error for a chat that the template refuses: most of those that do, refuse a system message."""
-    return UserError(
-        "the conversation", str(error.args[0]), "leave --system out where the template takes no system message"
-    )
+    cure = f"{other_cure}leave --system out where the template takes no system message"
+    return UserError("the conversation", str(error.args[0]), cure)

@@ -69,6 +69,7 @@ def test_names_of_other_tools_get_advice(load, mistake):
 @pytest.mark.parametrize("word, answer", [
     ("--lora_rank=8", "lora_r here"), ("--lora-rank", "lora_r here"), ("--rope_scaling", "rope_parameters here"),
     ("--cutoff_len", "max_length here"), ("--micro_batch_size", "per_device_train_batch_size here"),
+    ("--gamma_beta_ratio", "simpo_gamma to beta times it"), ("--rpo_alpha", "write your own"),
     ("--flash_attn", "attn_implementation here"), ("--output", "output_dir here"), ("--local_ran", "use one of"),
 ])  # fmt: skip
 def test_a_flag_of_another_tool(mistake, word, answer):

@@ -36,6 +36,7 @@ PAD = 96
     (["--objective", "dpo", "--use_peft", "--load_in_4bit", "--reference", "model", "--precompute_ref_log_probs", "false"],
      "a second model is not in 4 bits"),
     (["--objective", "kto", "--metric_for_best_model", "eval_rewards/accuracies"], "objective kto does not read it"),
+    (["--objective", "dpo", "--loss_type", "ipo"], "'ipo' is an objective of its own"),
     (["--objective", "grpo"], "'grpo' is not sft, dpo"),
 ])  # fmt: skip
 def test_a_key_that_would_not_be_read_is_refused(words, problem):

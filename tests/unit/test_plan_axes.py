@@ -199,7 +199,7 @@ def test_the_page_says_why_where_it_chooses_the_slower_one():
     slower = [
         (name, why) for best, name, plain, why in cells if int(plain.replace(",", "")) > int(best.replace(",", ""))
     ]
-    assert len(cells) > 10 and slower and all(why for _, why in slower)
+    assert len(cells) > 10 and all(why for _, why in slower)
     assert {why for name, why in slower if "offload" in name} <= {": hosts' memory not told", ": may not fit"}
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from benchmarks import planner, planner_rows, strangers
+from benchmarks import planner, planner_intervals, planner_rows, strangers
 from benchmarks.published import table
 from brigade.plan import hardware
 from testing.published_row import ROW
@@ -38,14 +38,25 @@ def test_nothing_is_fitted_to_strangers():
     assert all(not column(name, of) & column(strangers.NAMES[0], of) for name, of in fitted)
 
 
-def test_a_stranger_is_judged_by_the_interval_that_plan_prints(monkeypatch):
-    job, answer = table.expressed(ROW).job, table.predict(ROW)
-    memory, speed = float(answer["pred_mem_gib"]), float(answer["pred_tok_s_gpu"])
-    runs = [
-        planner_rows.Run(place, ROW | {"mfu_pct": "40", "set": name}, job, memory * off, speed * off)
-        for place, (name, off) in enumerate({"near": 1.0, "far": 3.0}.items())
-    ]
-    monkeypatch.setattr(strangers, "strangers", lambda: runs)
+def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):
+    job = table.expressed(ROW).job
+    near, far, silent = (
+        planner_rows.Run(ROW | {"id": name, "set": name, "mfu_pct": "40", "mem_kind": kind}, job, 20.0, 1000.0)
+        for name, kind in (("near", "max_allocated"), ("far", "max_allocated"), ("silent", "unknown"))
+    )
+    monkeypatch.setattr(strangers, "strangers", lambda: [near, far, silent])
+    monkeypatch.setattr(strangers, "within", lambda what: {"near": True, "far": False, "silent": what == "time"})
     counts = [line.split(" | ") for line in strangers.coverage().splitlines()[2:]]
     assert {line[0] for line in counts} == {"| memory", "| time"}
-    assert {tuple(line[2:]) for line in counts} == {("2", "2", "1 (50%) |")}
+    assert {tuple(line[2:]) for line in counts if line[0] == "| memory"} == {("2", "2", "1 (50%) |")}
+    assert {tuple(line[2:]) for line in counts if line[0] == "| time"} == {("3", "3", "2 (67%) |")}
+
+
+def test_other_programs_have_what_was_said_at_first_sight():
+    """Not what is said since their code was read: another program's has not been."""
+    seen, known = dict(planner_intervals.first_seen()), planner_rows.first_sight()
+    assert len(seen) > 90 and all(run.says_what for run in seen)
+    soon = {run.name: ratio for run, ratio in seen.items()}
+    now = {run.name: planner_rows.memory_error(run) for run in seen}
+    assert soon["kempnerforge-014"] < 0.4 < 0.9 < now["kempnerforge-014"]
+    assert {row["round"] for row in known.values()} == {"1", "2"}

@@ -192,7 +192,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
     )
     if job.expert > 1:
-        say("", "a rank may get more tokens for its experts than its share: hence so much at most")
+        say("", "a rank that gets more tokens for its experts than its share needs more: no interval has that")
     if result.may_fit and not result.fits:
         say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))

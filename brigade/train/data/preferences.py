@@ -199,11 +199,10 @@ def _label(row: Row) -> bool:
     key = row.there(("label", "kto_tag"))
     value = row.get(key) if key else None
     if key is None or value is None:
-        there = ", ".join(map(repr, row.content))
+        name, there = row.name(key or "label"), ", ".join(map(repr, row.content))
+        missing = f"column {name!r} holds nothing" if key else f"no column {name!r}, only {there}"
         cure = "give each row label: true or false, or name yours: columns: {label: ...}"
-        raise BadRow(
-            f"nothing says whether the answer is a good one: no column {row.name('label')!r}, only {there}", cure
-        )
+        raise BadRow(f"nothing says whether the answer is a good one: {missing}", cure)
     desirable = LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
     if desirable is None:
         raise BadRow(f"column {row.name(key)!r} is {shown(value)}, neither true nor false", "write true or false")

@@ -153,7 +153,7 @@ class Chats:
             raise BadRow(problem, "drop the row, or name a chat_template that writes each image once")
         if not images:
             return text
-        expansions = tuple(self.images.expansion(image.width, image.height) for image in images)
+        expansions = tuple(self._expansion(image) for image in images)
         begins = [begin for begin, _ in places]
         grown = [0, *accumulate(len(expansion) - len(token) for expansion in expansions)]
 
@@ -173,6 +173,14 @@ class Chats:
             images=images,
             expansions=expansions,
         )
+
+    def _expansion(self, image: ImageSource) -> str:
+        try:
+            text: str = self.images.expansion(image.width, image.height)
+            return text
+        except BadRow as error:
+            problem, cure = error.args
+            raise BadRow(f"the image {image.path!r}: {problem}" if image.path else problem, cure) from None
 
     @functools.cached_property
     def takes_lists(self) -> bool:

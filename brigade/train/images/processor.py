@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError, first_line
-from ..data.images import ImageSource
+from ..data.images import DROP, ImageSource
+from ..data.rows import BadRow
 from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
 from ..model import parts
@@ -73,17 +74,21 @@ class Processor:
 
     def expansion(self, width: int, height: int) -> str:
         """Return the text that stands for an image of that many pixels, in place of its image_token: the processor makes it for
-        a blank image, for it depends on nothing but the size."""
+        a blank image, for it depends on nothing but the size. Raises BadRow for a size that it does not take."""
         from PIL import Image
 
         if (width, height) not in self._expansions:
-            made = self.own(
-                images=[Image.new("RGB", (width, height))],
-                text=[self.image_token],
-                return_text_replacement_offsets=True,
-                do_rescale=False,  # what takes time, and changes colours only
-                do_normalize=False,
-            )
+            try:
+                made = self.own(
+                    images=[Image.new("RGB", (width, height))],
+                    text=[self.image_token],
+                    return_text_replacement_offsets=True,
+                    do_rescale=False,  # what takes time, and changes colours only
+                    do_normalize=False,
+                )
+            except ValueError as error:  # Qwen's of an image 200 times as long as wide
+                problem = f"the model's processor takes no image of {width:,} x {height:,} pixels: {first_line(error)}"
+                raise BadRow(problem, f"crop it; {DROP}") from None
             ((replaced,),) = made["text_replacement_offsets"]
             self._expansions[width, height] = replaced["replacement"]
         return self._expansions[width, height]

@@ -183,6 +183,15 @@ def check_targets(settings: Settings, config: Any) -> None:
             raise UserError(
                 place, f"kernels of {name}'s Mamba layers read the weight of {target!r} past an adapter", cure
             )
+    for part in section.lora_parts if targets else ():
+        own = linear_layers(model, [part])
+        if not any(fits(layer, target) for layer in own for target in targets):
+            problem = f"none of {', '.join(map(repr, targets))} fits a linear layer of the {part.replace('_', ' ')}"
+            raise UserError(
+                place,
+                f"{problem}, which lora_parts names",
+                f"its linear layers: {_grouped(own)}; or leave {part} out of lora_parts",
+            )
     for wanted in section.lora_modules_to_save:
         if not any(fits(module, wanted) for module in modules):
             with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ...errors import UserError, did_you_mean, shortened, shown
 from ...errors.tables import table
+from .objectives import OBJECTIVES
 from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
 _TABLE = table(Path(__file__).with_name("other_names.yaml"))
@@ -70,6 +71,9 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         value = value.get(key) if isinstance(value, dict) else value
     elif value is None:
         return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
+    if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
+        cure = f"set objective: {value}, and leave loss_type out"
+        return UserError(place, f"{shown(value)} is an objective of its own", cure)
     return UserError(place, f"{shown(value)} is not {wanted}", f"give {wanted}")
 
 

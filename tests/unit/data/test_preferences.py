@@ -230,7 +230,8 @@ JUDGE = {"prompt": "How warm?", "completion": "Very."}
 
 
 @pytest.mark.parametrize("row, said, cure", [
-    (JUDGE, "no column 'label', only 'prompt', 'completion'", "columns: {label"), (JUDGE | {"label": None}, "no column", "label"),
+    (JUDGE, "no column 'label', only 'prompt', 'completion'", "columns: {label"),
+    (JUDGE | {"label": None}, "column 'label' holds nothing", "label: true or false"),
     *((JUDGE | {"label": value}, "neither true nor false", "true or false") for value in (2, "good", 0.5, "", [1])),
     (JUDGE | {"label": True, "completion": ""}, "answer in column 'completion' is empty", "add"),
     ({"messages": [ASK], "label": True}, "answer in column 'messages' is empty", "add"),

@@ -182,6 +182,16 @@ def test_merged_adapters_compute_the_same(kind, settings_of, written, picture, t
     assert (adapted - plain).abs().max() > 1e-2 and (merged - adapted).abs().max() < 1e-4
 
 
+def test_a_part_is_refused_in_which_no_name_fits(settings_of, mistake):
+    """Qwen3-VL's tower has qkv, and no q_proj: it would silently get no adapters."""
+    flags = ["--use_peft", "--lora_parts", "language,vision_tower", "--lora_target_modules"]
+    settings = settings_of("qwen3_vl", *flags, "q_proj")
+    said = mistake(adapters.check_targets, settings, load_config(settings))
+    assert "vision tower" in said and "'q_proj'" in said and "qkv (2)" in said
+    settings = settings_of("qwen3_vl", *flags, "q_proj,qkv")
+    adapters.check_targets(settings, load_config(settings))
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "internvl"])
 def test_only_the_language_model_is_in_four_bits(kind, settings_of):
     settings = settings_of(kind, "--use_peft", "--load_in_4bit", "--lora_parts", "language,vision_tower")

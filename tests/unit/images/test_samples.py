@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from brigade.errors import UserError
 from brigade.train.data.prepare import prepare
 from brigade.train.data.store import IGNORED
 from testing.vision_configs import KINDS, MODELS
@@ -59,3 +60,24 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
         learned = own.tokenizer.decode([int(label) for label in sample["labels"] if label != IGNORED])
         end = MODELS[kind]["end"]
         assert [part.strip() for part in learned.split(end)] == [*answers, ""]
+
+
+def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(written, load, tmp_path, monkeypatch):
+    """Qwen's take none that is more than 200 times as long as wide; skip_bad_rows leaves such a row out."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
+    rows = [[asked("How are you?"), answer("Well.")], [thin(tmp_path), answer("A line.")]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in rows))
+    (tmp_path / "held.jsonl").write_text(json.dumps({"messages": CHATS[1]}).replace("Well", "Ill"))
+    data = {"dataset_name": None, "train_file": str(tmp_path / "rows.jsonl"), "chat_template": None, "images": True}
+    data |= {"validation_file": str(tmp_path / "held.jsonl")}
+    own = written("qwen3_vl")
+    with pytest.raises(UserError) as raised:
+        prepare(load(data=data), copy.deepcopy(own.tokenizer), own.processor)
+    assert raised.value.place.endswith("rows.jsonl, line 2") and "thin.png" in raised.value.problem
+    prepared = prepare(load(data=data | {"skip_bad_rows": True}), copy.deepcopy(own.tokenizer), own.processor)
+    assert len(prepared.train) == 1
+
+
+def thin(folder):
+    return {"role": "user", "content": [{"type": "image", "image": str(folder / "thin.png")}]}

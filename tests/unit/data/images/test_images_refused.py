@@ -11,7 +11,7 @@ from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.images import ImageRules
 from brigade.train.data.layout import TEMPLATES
-from testing.images import IMAGE, SMALL, A, Processor, asked, encoded
+from testing.images import IMAGE, SMALL, TEMPLATE, A, Processor, asked, encoded
 
 
 def given(*images, question="<image>"):
@@ -114,6 +114,14 @@ def test_a_template_that_writes_no_images_is_named(encode, mistake):
     message = mistake(encode, row, (TEMPLATES / "chatml.jinja").read_text())
     assert f"does not write {IMAGE} for an image" in message and "the model's own" in message
     assert not encode({"messages": [asked("Hi."), A]}, (TEMPLATES / "chatml.jinja").read_text()).bad
+
+
+def test_an_images_tokens_in_an_answer_are_never_learned(encode, problem):
+    """A template whose marks for the assistant's part take the images of the question in, too."""
+    wrong = TEMPLATE.replace("<image>", "{% generation %}<image>{% endgeneration %}")
+    assert "tokens of an image would be learned" in problem(
+        encode({"messages": [asked("<image>?"), A], "image": "a.png"}, wrong)
+    )
 
 
 def test_a_tokenizer_without_the_processors_token_is_named(tokenizer, knowing, mistake):
