@@ -286,7 +286,7 @@ def test_parameters_of_a_rank_are_those_of_the_model_that_transformers_builds(na
     for stage in stages(divided):
         own = range(*layers[stage.place : stage.place + 2])
         counted = sum(n for key, n in sizes.items() if (at := re.search(r"layers\.(\d+)\.", key)) and int(at[1]) in own)
-        ends = {"embed": stage.first or (tied and stage.last), "lm_head": stage.last, "model.norm": stage.last}
+        ends = {"embed": stage.place == 0 or (tied and stage.last), "lm_head": stage.last, "model.norm": stage.last}
         counted += sum(n for key, n in sizes.items() for end, has in ends.items() if end in key and has)
         assert stage.parameters == pytest.approx(counted, rel=1e-9)
 
