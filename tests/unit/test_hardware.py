@@ -3,8 +3,8 @@
 import pytest
 
 from brigade.errors import UserError
-from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device, mfu
-from brigade.train.model.flops import flops_per_token
+from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device
+from brigade.train.model.flops import flops_per_token, utilisation
 
 
 # Names as torch.cuda.get_device_name() gives them.
@@ -26,7 +26,7 @@ def test_known_names(name, tflops):
     "", "cpu", "Tesla P100-PCIE-16GB", "NVIDIA H20Z", "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
 ])  # fmt: skip
 def test_unknown_names(name):
-    assert gpu_of_device(name) is None and mfu(1000.0, 1e9, name) is None
+    assert gpu_of_device(name) is None
 
 
 @pytest.mark.parametrize("name", [
@@ -99,5 +99,5 @@ def test_flops_of_a_token_by_hand():
 
 def test_utilisation_is_in_percent_of_the_peak():
     # 989e12 / 1e9 tokens/s would be all of it
-    assert mfu(989_000, 1e9, "NVIDIA H200") == pytest.approx(100)
-    assert mfu(98_900, 1e9, "NVIDIA H200") == pytest.approx(10)
+    assert utilisation(989_000, 1e9, gpu_of_device("NVIDIA H200").bf16_tflops) == pytest.approx(100)
+    assert utilisation(98_900, 1e9, gpu_of_device("NVIDIA H200").bf16_tflops) == pytest.approx(10)
