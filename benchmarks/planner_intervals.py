@@ -19,7 +19,7 @@ from brigade.plan.costs.estimate import memory_group, time_group
 
 from .planner_hosts import checkpoints, loading, published
 from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers, unseen_error
-from .published.table import OTHER_PROGRAMS
+from .published.reserved import OTHER_PROGRAMS
 
 Rows = list[tuple[Any, float]]  # runs, or measured hosts, with predicted over measured
 Ends = tuple[float, float]

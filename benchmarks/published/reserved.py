@@ -7,7 +7,7 @@ gradients, and all that comes and goes in a step (activations, logits, gathered 
 import re
 from collections.abc import Mapping
 
-from brigade.plan.costs.estimate import Estimate
+from brigade.plan.costs.estimate import Estimate, factors
 from brigade.plan.costs.layer import exchanged_width
 from brigade.plan.costs.memory import GIB, moments, stream_pool
 from brigade.plan.costs.states import first_stage_states
@@ -16,6 +16,9 @@ from .formulas import moving_bytes
 from .job import PublishedJob
 from .parse_columns import told
 
+OTHER_PROGRAMS = (
+    "other programs"  # of intervals.yaml: programs as they were first seen (benchmarks/planner_intervals.py)
+)
 ON_A_CARD_WITH_ROOM = 3  # times what ZeRO-3's streams hold at least (stream_pool): POOLS_AT_MOST's runs
 
 
@@ -26,14 +29,16 @@ def reserved_gib(result: Estimate) -> float:
 
 
 def verdict(result: Estimate, row: Mapping[str, str]) -> str:
-    """Return whether the run of that row fits: "yes" as `plan` means it, at the upper end of the memory's interval; "maybe" where
-    the expected figure does; else "no". Blocks of CUDA graphs are only theirs and never given back, so all reserved has
-    to be there (torch/cuda/graphs.py: graph_pool_handle)."""
+    """Return whether the run of that row fits: "yes" at the upper end of the memory's interval, too; "maybe" where the expected
+    figure does; else "no". Blocks of CUDA graphs are only theirs and never given back, so all reserved has to be there
+    (torch/cuda/graphs.py: graph_pool_handle)."""
     if re.search(r"cuda.?graphs?\b", told(row, "kernels", "notes")):
         may_fit = _wanted_gib(result) + result.context / GIB <= result.gpu.memory_gib
     else:
         may_fit = result.may_fit
-    return "no" if not may_fit else "yes" if result.fits else "maybe"
+    _, high = factors("memory", OTHER_PROGRAMS)
+    fits = result.fits and high * result.allocated_gib + result.context / GIB <= result.gpu.memory_gib
+    return "no" if not may_fit else "yes" if fits else "maybe"
 
 
 def _wanted_gib(result: Estimate) -> float:

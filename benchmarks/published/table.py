@@ -14,7 +14,7 @@ from brigade.plan.costs.estimate import Estimate, estimate, factors
 from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible
-from .reserved import reserved_gib, verdict
+from .reserved import OTHER_PROGRAMS, reserved_gib, verdict
 from .rows import as_published, job_of_row
 
 PREDICTED = (
@@ -29,9 +29,6 @@ PREDICTED = (
     "pred_tok_s_gpu_high",
     "pred_mem_gib_low",
     "pred_mem_gib_high",
-)
-OTHER_PROGRAMS = (
-    "other programs"  # of intervals.yaml: programs as they were first seen (benchmarks/planner_intervals.py)
 )
 # The columns that either format has to have. Others of published.csv that are not there count as empty: dp and grad_acc follow
 # from the GPUs and the batch, the optimizer is AdamW, the precision bf16.
@@ -92,7 +89,7 @@ def _intervals(result: Estimate, row: Mapping[str, str]) -> dict[str, str]:
     """Return the ends of the 80 % intervals: of the speed, and of the memory that the row's mem_kind says was measured.
 
     Where it does not say, that may be what torch allocates, or all that the card has in use. What a program keeps that nobody has
-    compared is less sure than what train.py keeps, by which `fits` judges it.
+    compared is less sure than what train.py keeps.
     """
     fast, slow = result.time_interval()
     each = result.tokens_per_second_per_gpu * result.time.total
