@@ -19,6 +19,7 @@ from brigade.train.model.flops import flops_per_token
 
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")
+STRANGERS = ("strangers",)  # to whose rows no constant is fitted
 # GPU kinds that share their `sustained`: the same chip at the same power.
 CHIPS = {
     "A100 40GB": "A100",
@@ -90,8 +91,8 @@ def runs() -> list[Run]:
 
 @cache
 def strangers() -> list[Run]:
-    """Every expressible row of the table that no constant is fitted to."""
-    return expressible(("strangers",))
+    """Every expressible row of STRANGERS."""
+    return expressible(STRANGERS)
 
 
 @cache

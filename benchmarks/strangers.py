@@ -18,13 +18,23 @@ from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, command, markdown
 from .planner_intervals import within
-from .planner_rows import DATA, HEALTHY, Run, first_sight, memory_error, run_verdict, runs, speed_error, strangers
+from .planner_rows import (
+    DATA,
+    HEALTHY,
+    STRANGERS,
+    Run,
+    first_sight,
+    memory_error,
+    run_verdict,
+    runs,
+    speed_error,
+    strangers,
+)
 from .planner_tables import by_set, first_choices, spread
 from .published import table
 from .published.table import counts_allocated, predict
 
 PAGE = EVIDENCE / "planner-accuracy.md"
-NAMES = ("strangers",)
 
 
 def measured(run: Run) -> str:
@@ -164,7 +174,7 @@ def tables() -> dict[str, str]:
         "strangers-verdicts": verdicts(),
         "strangers-refused": refused(),
         "strangers-coverage": coverage(),
-        "strangers-sets": by_set(NAMES, strangers()),
+        "strangers-sets": by_set(STRANGERS, strangers()),
         "strangers-choices": first_choices(strangers()),
         "scaling": scaling(),
     }

@@ -146,13 +146,15 @@ def keeps_no_fp32(row: Mapping[str, str]) -> bool:
 
 
 def in_fp32_under_autocast(row: Mapping[str, str], engine: str, method: str) -> bool:
-    """Return whether frozen weights are in fp32. Raises Inexpressible where autocast reads fp32 weights that are sharded."""
+    """Return whether frozen weights are in fp32. Raises Inexpressible where they, or what autocast reads, are sharded."""
     text = told(row, "precision")
     if not re.search(r"(over|on) (weights in )?fp32|(weights|base|model) (is |are |stays? |loaded )*in fp32", text):
         return False
-    if engine not in ("ddp", "pure") and re.search(r"\b(amp|autocast)\b", text):
+    if method == "full" and not re.search(r"\b(amp|autocast)\b", text):
+        return False  # which FSDP2 casts when it gathers them
+    if method == "qlora" or engine not in ("ddp", "pure"):
         raise Inexpressible(f"precision {row['precision']!r}: autocast over sharded fp32 weights is not modelled")
-    return method == "lora" and engine in ("ddp", "pure")
+    return method == "lora"
 
 
 def method_of(row: Mapping[str, str]) -> str:

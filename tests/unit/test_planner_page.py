@@ -34,8 +34,8 @@ def test_nothing_is_fitted_to_strangers():
         return {row[of] for row in table.read(planner_rows.DATA / f"{name}.csv")}
 
     fitted = [(name, of) for name in planner_rows.TABLES for of in ("id", "set", "source")]
-    assert strangers.NAMES[0] not in planner_rows.TABLES
-    assert all(not column(name, of) & column(strangers.NAMES[0], of) for name, of in fitted)
+    assert planner_rows.STRANGERS[0] not in planner_rows.TABLES
+    assert all(not column(name, of) & column(planner_rows.STRANGERS[0], of) for name, of in fitted)
 
 
 def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):

@@ -33,6 +33,15 @@ def test_autocast_over_sharded_fp32_weights_is_refused(task):
     found = table.predict(ROW | {"task": task, "strategy": "FSDP full_shard", "precision": OVER_FP32})
     assert "autocast over sharded fp32 weights" in found["reason"] and not found["pred_mem_gib"]
     assert made(strategy="FSDP2", precision="bf16 compute, fp32 params").engine == "fsdp2"
+    assert made(strategy="FSDP2", precision="bf16 (mixed): weights in fp32").engine == "fsdp2"
+
+
+@pytest.mark.parametrize("changes", [
+    {"task": "lora", "strategy": "FSDP2"}, {"task": "lora", "strategy": "DeepSpeed ZeRO-3"}, LORA | {"task": "qlora"},
+])  # fmt: skip
+def test_frozen_weights_in_fp32_that_no_formula_counts_are_refused(changes):
+    found = table.predict(ROW | changes | {"precision": "bf16 (mixed), base in fp32"})
+    assert "fp32 weights" in found["reason"] and not found["pred_mem_gib"]
 
 
 def test_weights_in_16_bits_are_so_whatever_products_are_in():
