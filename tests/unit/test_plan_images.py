@@ -70,7 +70,7 @@ def test_a_layer_keeps_what_autograd_saves(kind):
     row = towers()[kind]
     lists = [
         module
-        for name, module in model.model.named_modules()
+        for name, module in model.named_modules()
         if isinstance(module, torch.nn.ModuleList) and name.startswith(row["tower"]) and name not in row["projector"]
     ]
     layers = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))

@@ -157,24 +157,24 @@ def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
     """
     import torch
 
-    core, kind, vision = model.model, model.config.model_type, model.config.vision_config
+    kind, vision = model.config.model_type, model.config.vision_config
     beside = tuple(row["projector"])
 
     def projects(name: str) -> bool:
         return any(name == part or name.startswith(f"{part}.") for part in beside)
 
-    of_tower = [n for n, _ in core.named_modules() if f"{n}.".startswith(f"{row['tower']}.") and not projects(n)]
-    counts = {name: parameter.numel() for name, parameter in core.named_parameters()}
+    of_tower = [n for n, _ in model.named_modules() if f"{n}.".startswith(f"{row['tower']}.") and not projects(n)]
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     projector = sum(count for name, count in counts.items() if projects(name))
     parameters = sum(count for n, count in counts.items() if n.startswith(f"{row['tower']}.") and not projects(n))
-    lists = [module for name in of_tower if isinstance(module := core.get_submodule(name), torch.nn.ModuleList)]
+    lists = [module for name in of_tower if isinstance(module := model.get_submodule(name), torch.nn.ModuleList)]
     layers = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))
     shape = _shape(kind, vision, layers, parameters, any("rotary" in name.lower() for name in of_tower))
-    linears = [(n, m) for n, m in core.named_modules() if isinstance(m, torch.nn.Linear)]
+    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     products = [(m.in_features, m.out_features) for n, m in linears if projects(n)]
     # Gemma 3's projector multiplies by a parameter of its own.
     in_linears = {id(m.weight) for _, m in linears}
-    others = [p for n, p in core.named_parameters() if projects(n) and p.dim() == 2 and id(p) not in in_linears]
+    others = [p for n, p in model.named_parameters() if projects(n) and p.dim() == 2 and id(p) not in in_linears]
     patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
     channels = getattr(vision, "in_channels", 0) or getattr(vision, "num_channels", 0) or 3
     return Tower(

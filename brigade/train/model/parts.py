@@ -60,7 +60,7 @@ def _paths(config: Any) -> dict[str, str]:
     """Return path in the model -> part, the longest path first. {} for models that are not in vision_models.yaml."""
     row = known().get(config.model_type, {})
     named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
-    paths = {f"model.{path}": part for part, given in named.items() for path in given}
+    paths = {path: part for part, given in named.items() for path in given}
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
 
 
@@ -115,12 +115,12 @@ def _unread(model: Any) -> dict[str, Any]:
     if row is None:
         return {}
     modules = dict(base.named_modules())
-    names = [f"model.{path}" for path in row.get("unread", ())]
+    names = [*row.get("unread", ())]
     if count := getattr(config.vision_config, "num_hidden_layers", None):
         chosen = getattr(config, "vision_feature_layer", -1)
         # Of the hidden states before the first layer and after each.
         last = max(each % (count + 1) for each in ([chosen] if isinstance(chosen, int) else chosen))
-        inside = [name for name in modules if any(name.startswith(f"model.{path}.") for path in row["tower"])]
+        inside = [name for name in modules if any(name.startswith(f"{path}.") for path in row["tower"])]
         layers = next(
             (n for n in inside if type(modules[n]).__name__ == "ModuleList" and len(modules[n]) == count), None
         )

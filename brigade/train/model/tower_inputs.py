@@ -25,7 +25,7 @@ def take_over(model: Any) -> None:
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     row = parts.known().get(whole.config.model_type, {})
     if row.get("grids") and hasattr(whole.config, "vision_config"):
-        whole.model.get_submodule(row["tower"][0]).register_forward_pre_hook(_add, with_kwargs=True)
+        whole.get_submodule(row["tower"][0]).register_forward_pre_hook(_add, with_kwargs=True)
 
 
 def _add(tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
