@@ -50,6 +50,16 @@ def test_a_state_that_goes_on_from_sample_to_sample_is_found(family, how, monkey
     assert packed_samples.method_of(config, how)[0] == packed_samples.NOTHING
 
 
+def test_tokens_that_are_counted_from_a_row_s_beginning_are_found(monkeypatch):
+    """Llama 4 scales queries by the number of tokens before them, from the 8,192nd on."""
+    config = AutoConfig.for_model("llama4_text")
+    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.POSITIONS
+    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    monkeypatch.setattr(sample_by_sample, "count_within_samples", lambda model: None)
+    assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.NOTHING
+
+
 @pytest.mark.parametrize("family, packing, lengths, longest", [
     ("gpt_oss", False, [90, 20, 30], 140), ("gpt_oss", False, [30] * 3, 30), ("gpt_oss", False, [30], 30),
     ("gpt_oss", True, [64] * 4, 64), ("llama", False, [30] * 32, 960),

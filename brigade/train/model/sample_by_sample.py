@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data.collate import BORDERS, on_host
 from ..upstream.experts import gather_whole
+from ..upstream.llama4_places import count_within_samples
 from ..upstream.stateful_layers import is_stateful
 
 # The longest sample of a group has at most this many times the tokens of its shortest, so that less than a third is padding.
@@ -58,11 +59,13 @@ class Samples:
 
 
 def divide(model: Any) -> Samples | None:
-    """Let the stateful layers of a causal language model compute samples by themselves, or return None where it has none.
+    """Let the stateful layers of a causal language model compute samples by themselves, or return None where it has none. Layers
+    that count tokens (Llama 4's) count those of their sample.
 
     model: with adapters or without; it is changed in place, before an engine wraps it
     """
     samples, names = Samples(), list[str]()
+    count_within_samples(model)
     for name, layer in model.named_modules():
         if is_stateful(layer) and not any(name.startswith(f"{outer}.") for outer in names):
             names.append(name)

@@ -57,13 +57,15 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-_SPANS = re.compile(r"(window|window_size|window_len|chunk_size|block_size|local_attention|index_topk(_blocks)?)$")
+_SPANS = re.compile(
+    r"(window|window_size|window_len|chunk_size|block_size|local_attention|index_topk(_blocks)?|floor_scale)$"
+)
 SPAN = 8
 
 
 def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose layers look back at most SPAN tokens, where they do not see all of them, and compress as many to
-    one."""
+    """Return a config whose layers look back at most SPAN tokens, where they do not see all of them, compress as many to one, and
+    treat those behind as many otherwise (Llama 4's floor_scale)."""
     short: dict[str, Any] = {
         key: min(value, SPAN) for key, value in config.items() if _SPANS.search(key) and isinstance(value, int)
     }
