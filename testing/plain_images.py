@@ -33,6 +33,7 @@ TOWERS = {
     "qwen3_vl": ("model.visual.patch_embed.", "model.visual.pos_embed.", "model.visual.blocks."),
     "qwen3_5": ("model.visual.patch_embed.", "model.visual.pos_embed.", "model.visual.blocks."),
     "smolvlm": ("model.vision_model.",),
+    "llama4": ("vision_model.",),
 }
 
 

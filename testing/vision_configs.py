@@ -89,6 +89,11 @@ _IMAGES_FIRST = """{% for message in messages %}{{ '<|im_start|>' + message.role
 {% generation %}{{ '\\n' + part.text }}{% endgeneration %}{% else %}{{ '\\n' + part.text }}{% endif %}{% endfor %}\
 {{ '<|im_end|>' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+_HEADERS = (
+    "{{ '<|begin_of_text|>' }}{% for message in messages %}{{ '<|header_start|>' + message.role + '<|header_end|>\\n\\n' }}"
+    + _PARTS.replace("IMAGE", "<|image|>")
+    + "{{ '<|eot|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\\n\\n' }}{% endif %}"
+)
 _USER_ASSISTANT = (
     "{% for message in messages %}{{ message.role.upper() + ': ' }}"
     + _PARTS.replace("IMAGE", "<image>\n")
@@ -263,6 +268,28 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "processor": {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2},
         "template": _instructions("[IMG]"),
+    },
+    "llama4": {
+        "config": {
+            # A layer with chunks and experts, and one without rotary embeddings that scales queries from the eighth token on.
+            "text_config": _TEXT | {
+                "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2, "moe_layers": [0], "intermediate_size_mlp": 128,
+                "num_local_experts": 4, "attention_chunk_size": 12, "floor_scale": 8,
+            },
+            "vision_config": _SMALL | {
+                "pixel_shuffle_ratio": 0.5, "intermediate_size": 128, "projector_input_dim": 48, "projector_output_dim": 48,
+                "vision_output_dim": 48,
+            },
+        },
+        "ids": {"image_token_index": "<|patch|>", "boi_token_index": "<|image_start|>", "eoi_token_index": "<|image_end|>"},
+        "tokens": [
+            "<|begin_of_text|>", "<|header_start|>", "<|header_end|>", "<|eot|>", "<|image|>", "<|patch|>", "<|image_start|>",
+            "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>",
+        ],
+        "end": "<|eot|>",
+        "images": _HALF | {"image_processor_type": "Llama4ImageProcessorFast", "size": _SQUARE, "max_patches": 4},
+        "processor": {"processor_class": "Llama4Processor", "patch_size": 4, "pixel_shuffle_ratio": 0.5},
+        "template": _HEADERS,
     },
 }  # fmt: skip
 # Kinds of each way in which models differ: of positions, masks, tiles. Tests of all others are slow ones.

@@ -171,7 +171,6 @@ def read_processor(
 
     Raises UserError where there are none, or where they are another class's or cannot compute without torchvision.
     """
-    from transformers import AutoImageProcessor
     from transformers.image_processing_backends import PilBackend
 
     from ..upstream import image_masks, image_processors
@@ -181,8 +180,7 @@ def read_processor(
     kind = image_processors.processor_class(models()[config.model_type].processor)
     try:
         arguments, _ = kind.get_processor_dict(source, revision=revision or "main")
-        how = {"config": config, "backend": "pil", "trust_remote_code": False}
-        image_processor = AutoImageProcessor.from_pretrained(source, revision=revision, **how)
+        image_processor = image_processors.read_image_processor(source, revision, config)
     except Exception as error:
         problem = f"no processor of images at {source!r}: {first_line(error)}"
         cure = "name a directory or a repository with a preprocessor_config.json: model.processor_name_or_path"

@@ -13,9 +13,7 @@ from .sizes import elements, untaught
 
 MODELS = Path(__file__).with_name("vision_models.yaml")
 # What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
-_WRAPPERS = re.compile(
-    r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.(?=model\.|lm_head)"
-)
+_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.")
 
 
 def known() -> dict[str, dict[str, Any]]:

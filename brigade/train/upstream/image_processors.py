@@ -2,7 +2,7 @@
 
 Transformers 5.23 builds no processor of Qwen, InternVL, SmolVLM, LLaVA-OneVision or Gemma 4 without torchvision, which wants a
 processor of videos (processing_utils.py: check_argument_for_proper_class). Their images can be computed with PIL, and no video
-is read here.
+is read here. Llama 4's images it computes with torchvision only; llama4_images.py does it with PIL.
 """
 
 import copy
@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from transformers import FeatureExtractionMixin, video_processing_utils
+from transformers import AutoImageProcessor, FeatureExtractionMixin, video_processing_utils
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
+
+from .llama4_images import Llama4ImageProcessorPil
 
 
 class NoVideos(video_processing_utils.BaseVideoProcessor):
@@ -65,6 +67,22 @@ def _images_of_pixtral() -> Iterator[None]:
         yield
     finally:
         del sys.modules[wanted]
+
+
+# By the name in preprocessor_config.json: what Transformers has with torchvision only, with PIL.
+_WITH_PIL = {"Llama4ImageProcessor": Llama4ImageProcessorPil}
+
+
+def read_image_processor(source: str, revision: str | None, config: Any) -> Any:
+    """Return the image processor of a directory or of a repository on the Hub, with PIL where there is one.
+
+    config: the model's
+    """
+    settings, _ = Llama4ImageProcessorPil.get_image_processor_dict(source, revision=revision)
+    if kind := _WITH_PIL.get(str(settings.get("image_processor_type")).removesuffix("Fast")):
+        return kind.from_dict(settings)
+    how = {"config": config, "backend": "pil", "trust_remote_code": False}
+    return AutoImageProcessor.from_pretrained(source, revision=revision, **how)
 
 
 def build_processor(kind: type[ProcessorMixin], arguments: dict[str, Any], tokenizer: Any, image_processor: Any) -> Any:

@@ -34,7 +34,7 @@ def count_within_samples(model: Any) -> None:
     model: with its adapters, if it gets some; it is changed in place
     """
     for layer in model.modules():
-        attention = getattr(layer, "self_attn", None)
+        attention: Any = getattr(layer, "self_attn", None)
         if type(attention).__name__ != "Llama4TextAttention" or attention.use_rope:
             continue
         if attention.attn_temperature_tuning:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoImageProcessor
 
 from brigade.errors import UserError
 from brigade.train.data.rows import BadRow
 from brigade.train.images import processor as processors
+from brigade.train.upstream.image_processors import read_image_processor
 from testing.vision_configs import KINDS, MODELS
 
 SIZES = [(32, 32), (48, 20), (17, 60)]
@@ -41,7 +41,7 @@ def test_an_image_that_the_processor_does_not_take_is_a_fault_of_its_row(written
 def test_an_image_has_as_many_embeddings_as_tokens(kind, written, picture):
     model = written(kind)
     made = model.model()
-    pixels = AutoImageProcessor.from_pretrained(model.folder, backend="pil")
+    pixels = read_image_processor(str(model.folder), None, model.config)
     for number, size in enumerate(SIZES):
         image = picture(number, *size).open()
         tensors = model.processor.tensors([image])
@@ -49,7 +49,8 @@ def test_an_image_has_as_many_embeddings_as_tokens(kind, written, picture):
         arguments |= {"patch_size": 8} if kind == "mistral3" else {}
         assert torch.equal(tensors["pixel_values"], pixels([image], return_tensors="pt", **arguments)["pixel_values"])
         tensors.pop("batch_num_images", None)
-        features = made.model.get_image_features(**tensors, return_dict=True).pooler_output
+        features = made.get_image_features(**tensors, return_dict=True)
+        features = features.last_hidden_state if kind == "llama4" else features.pooler_output
         count = sum(feature.shape[:-1].numel() for feature in features)
         assert (
             model.tokenizer(model.processor.expansion(*size))["input_ids"].count(model.processor.image_token_id)
@@ -124,8 +125,8 @@ def test_a_processor_is_loaded_where_rows_have_images(written):
 
 
 def test_a_model_that_is_not_proven_is_refused(written):
-    model, config = written("gemma3"), SimpleNamespace(model_type="llama4", vision_config={})
-    with pytest.raises(UserError, match="llama4") as caught:
+    model, config = written("gemma3"), SimpleNamespace(model_type="mllama", vision_config={})
+    with pytest.raises(UserError, match="mllama") as caught:
         processors.load(settings(), model.tokenizer, config, str(model.folder))
     assert caught.value.place == "recipe.yaml: model_name_or_path" and "qwen2_5_vl" in caught.value.cure
 

@@ -1,0 +1,125 @@
+"""Llama 4's images with PIL: Transformers 5.23 computes them with torchvision only (llama4/image_processing_llama4.py).
+
+Sizes, tiles and roundings to bf16 are those of Transformers' own class. PIL and torchvision round some colours of a scaled image
+differently, by one of 255 (tests/unit/images/test_llama4_images.py compares the two where torchvision is installed).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.image_processing_backends import PilBackend
+from transformers.image_processing_utils import BatchFeature
+from transformers.image_utils import PILImageResampling, SizeDict
+from transformers.processing_utils import ImagesKwargs
+
+Size = tuple[int, int]  # height and width
+
+
+class Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]
+    """What a preprocessor_config.json says of Llama 4's images besides what all say. max_patches: the most tiles of an image"""
+
+    max_patches: int
+    resize_to_max_canvas: bool
+
+
+class Llama4ImageProcessorPil(PilBackend):
+    """Cuts an image into tiles of one size, and adds one that shows all of it where there are several."""
+
+    resample = PILImageResampling.BILINEAR
+    image_mean = [0.5, 0.5, 0.5]
+    image_std = [0.5, 0.5, 0.5]
+    size = {"height": 336, "width": 336}
+    do_resize = True
+    do_rescale = True
+    do_normalize = True
+    do_convert_rgb = True
+    max_patches = 16
+    resize_to_max_canvas = False
+    valid_kwargs = Settings
+
+    def _preprocess(
+        self,
+        images: list[np.ndarray],
+        size: SizeDict,
+        resample: Any,
+        max_patches: int,
+        resize_to_max_canvas: bool,
+        return_tensors: Any = None,
+        do_resize: bool = True,
+        **colours: Any,
+    ) -> BatchFeature:
+        """Return "pixel_values", the tiles of all images in fp32, and "aspect_ratios", how many tiles each is high and wide.
+
+        images: uint8, (3, height, width) each. Raises ValueError for tiles that are no squares, and for images as they are.
+        """
+        if not do_resize or size.height != size.width:
+            raise ValueError("Llama 4 cuts images into squares of one size")
+        tiles, ratios = [], []
+        for image in images:
+            canvas, inside = sizes(image.shape[1:], size.height, max_patches, resize_to_max_canvas)
+            below, beside = canvas[0] - inside[0], canvas[1] - inside[1]
+            scaled = np.pad(self.resize(image, SizeDict(*inside), resample), ((0, 0), (0, below), (0, beside)))
+            down, across = canvas[0] // size.height, canvas[1] // size.width
+            cut = scaled.reshape(3, down, size.height, across, size.width).transpose(1, 3, 0, 2, 4)
+            of_image = [cut.reshape(-1, 3, size.height, size.width)]
+            if down * across > 1:
+                of_image.append(self.resize(image, size, resample)[None])
+            tiles.append(_coloured(np.concatenate(of_image), **colours))
+            ratios.append(np.array([down, across]))
+        pixels = torch.cat(tiles) if return_tensors else tiles
+        return BatchFeature({"pixel_values": pixels, "aspect_ratios": ratios}, tensor_type=return_tensors)
+
+
+def _coloured(
+    tiles: np.ndarray,
+    do_rescale: bool,
+    rescale_factor: float,
+    do_normalize: bool,
+    image_mean: Any,
+    image_std: Any,
+    **_: Any,
+) -> torch.Tensor:
+    """Return tiles in fp32, where they are both rescaled and normalised with the roundings of bf16."""
+    colours = torch.from_numpy(tiles)
+    if do_rescale:
+        colours = (colours.bfloat16() if do_normalize else colours) * rescale_factor
+    if do_normalize:
+        mean, std = (torch.tensor(each, dtype=colours.dtype)[:, None, None] for each in (image_mean, image_std))
+        colours = (colours - mean) / std
+    return colours.float()
+
+
+def canvases(most: int, side: int) -> Iterator[Size]:
+    """Yield the sizes in pixels of all grids of at most so many tiles, which are squares of this side."""
+    for tiles in range(1, most + 1):
+        for down in range(1, tiles + 1):
+            if tiles % down == 0:
+                yield down * side, tiles // down * side
+
+
+def sizes(image: Size, side: int, most: int, enlarge: bool = False) -> tuple[Size, Size]:
+    """Return the size of the canvas that an image gets, and what it is scaled to within it: without distortion, and enlarged to
+    one tile at most, unless `enlarge`, in which case it fills the canvas.
+
+    image: in pixels; side: of a tile; most: tiles
+    The canvas is the one that enlarges least, or where none does, that makes smaller least; of several the smallest. Ratios are
+    rounded as in Transformers: to fp32 where a canvas decides them.
+    """
+    every = list(canvases(most, side))
+    scales = [min(np.float32(h) / np.float32(image[0]), np.float32(w) / np.float32(image[1])) for h, w in every]
+    larger = [scale for scale in scales if scale >= 1]
+    chosen = (max(larger) if enlarge else min(larger)) if larger else max(scales)
+    canvas = min((size for size, scale in zip(every, scales, strict=True) if scale == chosen), key=math.prod)
+    wanted: list[Any] = []
+    for own, whole in zip(image, canvas, strict=True):
+        least = max(own, side)
+        wanted.append(np.float32(whole) if enlarge or whole < least else least)
+    high, wide = wanted[0] / image[0], wanted[1] / image[1]
+    if wide < high:
+        inside = min(math.floor(image[0] * wide), int(wanted[0])), int(wanted[1])
+    else:
+        inside = int(wanted[0]), min(math.floor(image[1] * high), int(wanted[1]))
+    return canvas, (max(inside[0], 1), max(inside[1], 1))

@@ -1,0 +1,61 @@
+"""Llama 4's tiles with PIL are those of Transformers' class, which needs torchvision."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil, sizes
+
+# (image, canvas, the image within it), height and width each, as Transformers' functions gave them for 16 tiles of 336.
+RECORDED = [
+    ((336, 336), (336, 336), (336, 336)), ((480, 640), (672, 672), (480, 640)), ((1080, 1920), (1008, 1680), (945, 1680)),
+    ((32, 32), (336, 336), (336, 336)), ((20, 48), (336, 336), (140, 336)), ((60, 17), (336, 336), (336, 95)),
+    ((3000, 100), (3024, 336), (3000, 100)), ((337, 336), (672, 336), (337, 336)), ((700, 1500), (1008, 1680), (700, 1500)),
+    ((4000, 4000), (1344, 1344), (1344, 1344)), ((1, 900), (336, 1008), (1, 900)),
+]  # fmt: skip
+ENLARGED = [((336, 336), (1344, 1344), (1344, 1344)), ((640, 480), (1344, 1008), (1344, 1007))]
+
+
+@pytest.mark.parametrize("image, canvas, inside", RECORDED)
+def test_sizes_are_those_of_transformers(image, canvas, inside):
+    assert sizes(image, 336, 16) == (canvas, inside)
+
+
+@pytest.mark.parametrize("image, canvas, inside", ENLARGED)
+def test_an_image_that_fills_its_canvas(image, canvas, inside):
+    assert sizes(image, 336, 16, enlarge=True) == (canvas, inside)
+
+
+def test_tiles_come_row_by_row_and_the_whole_image_last():
+    pixels = np.repeat(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, 16, axis=0).repeat(16, axis=1)
+    processor = Llama4ImageProcessorPil(size={"height": 16, "width": 16}, max_patches=6)
+    image = Image.fromarray(pixels).convert("RGB")
+    plain = processor([image], do_rescale=False, do_normalize=False, return_tensors="pt")
+    assert plain["aspect_ratios"].tolist() == [[2, 3]]
+    tiles = plain["pixel_values"]
+    assert tiles.shape == (7, 3, 16, 16) and tiles[:6, 0, 8, 8].tolist() == [0, 40, 80, 120, 160, 200]
+    assert tiles[6, 0, 0, 0] == 0 and tiles[6, 0, -1, -1] == 200
+    # As the original, in bf16: 200 / 255 is 0.78515625 there.
+    whole = processor([image], return_tensors="pt")["pixel_values"]
+    assert whole[5, 0, 8, 8] == (0.78515625 - 0.5) / 0.5 and torch.equal(whole, whole.bfloat16().float())
+
+
+def test_an_image_s_rest_of_the_canvas_is_black():
+    processor = Llama4ImageProcessorPil(size={"height": 16, "width": 16}, max_patches=4)
+    made = processor([Image.new("RGB", (20, 10), "white")], return_tensors="pt")["pixel_values"]
+    assert made.shape[0] == 3 and made[1, 0, 0, 3] == 1 and made[1, 0, 0, 4] == -1 and made[0, 0, 10, 0] == -1
+
+
+def test_pixels_are_nearly_those_of_torchvision():
+    pytest.importorskip("torchvision")
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+
+    draw = np.random.default_rng(0)
+    for size in ((500, 300), (90, 700), (336, 336), (20, 30)):
+        image = Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8))
+        found, other = (
+            kind()([image], return_tensors="pt") for kind in (Llama4ImageProcessorPil, Llama4ImageProcessor)
+        )
+        assert torch.equal(found["aspect_ratios"], other["aspect_ratios"])
+        assert (found["pixel_values"] - other["pixel_values"].float()).abs().max() <= 2 / 128
