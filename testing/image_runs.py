@@ -19,20 +19,9 @@ LOOSER = {"qwen3_5": 1e-4, "gemma4": 1e-4}
 STEPS, BATCH = 6, 8
 # Model type -> a learning rate at which the loss moves and rounding does not show.
 MODELS = dict.fromkeys(
-    (
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "qwen3_5",
-        "gemma3",
-        "gemma4",
-        "smolvlm",
-        "internvl",
-        "llava_onevision",
-        "mistral3",
-        "llama4",
-    ),
+    ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3", "llama4"),
     0.1,
-) | {"qwen3_5": 0.02, "gemma4": 0.02}
+) | {"qwen3_5": 0.02, "gemma4": 0.02, "llama4": 0.02}  # fmt: skip
 # With a vocabulary that ranks of a tensor group can divide; the same model of that type otherwise.
 EVEN = "-even"
 RATES = MODELS | {f"{model}{EVEN}": rate for model, rate in MODELS.items()}

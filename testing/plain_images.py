@@ -113,10 +113,13 @@ def load(folder: str | Path, freeze_vision_tower: bool = True) -> Any:
 
 def with_adapters(model: Any, keys: Keys) -> Any:
     """Return the model with PEFT's adapters on all linear layers of its language model, or of its tower, too. With load_in_4bit
-    the values of the former are those that NF4 has of them, computed once, in fp32."""
+    the values of the former are those that NF4 has of them, computed once, in fp32. The output layer gets none, and nor does Llama
+    4's router, a linear layer that returns two things."""
     from peft import LoraConfig, get_peft_model
 
-    inside = {module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}
+    linears = {module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}
+    head = model.get_output_embeddings()  # which lies in what Llama 4 calls its decoder
+    inside = {module for module in linears if module is not head and not type(module).__name__.endswith("Router")}
     for module in inside if keys.load_in_4bit else ():
         module.weight.data = _in_4bit(module.weight.data)
     tower = TOWERS[model.config.model_type] if keys.adapts_tower else ()

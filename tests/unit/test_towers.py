@@ -13,6 +13,7 @@ from brigade.train.model.location import load_config
 from brigade.train.model.sizes import beyond_texts, parameter_count
 from brigade.train.model.tiny import shrink
 from testing.shipped import shipped
+from testing.vision_models import write_vision_model
 
 # The class of the decoder without its tower, and where its weights lie in the published model.
 DECODERS = {"mistral3": "Ministral3ForCausalLM", "gemma4": "Gemma4ForCausalLM"}
@@ -70,3 +71,18 @@ def test_what_it_carries_besides_is_counted_apart(published):
 
 def beside(model):
     return sum(parameter_count(part) for part in beyond_texts(model).values())
+
+
+def test_a_language_model_of_files_that_hold_a_tower(load, mistake, tmp_path):
+    """Llama 4's, which Transformers builds without it; nothing else may be left over."""
+    folder = write_vision_model(tmp_path / "model", "llama4")
+    settings = load("--model_name_or_path", str(folder))
+    loaded = load_base(settings, weights(settings, load_config(settings)), torch.float32).eval()
+    whole = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    ids = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, whole(ids).logits)
+    assert parameter_count(loaded, trained=True) == parameter_count(loaded) == parameter_count(whole) - beside(whole)
+    tensors = load_file(folder / "model.safetensors") | {"language_model.stray": torch.ones(2)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "none of the model's (1): language_model.stray" in mistake(weights, settings, load_config(settings))

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import UserError, first_line
 from ..recipe import remote_code
 from ..upstream import causal_models, unpickling, without_zero3
-from . import scores
+from . import parts, scores
 from .config_json import published_quantization
 from .finite import AGAIN
 
@@ -31,7 +31,7 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
     architecture leaves out on purpose are Transformers' own business. It reads no weights.
     """
     import torch
-    from transformers import Mxfp4Config
+    from transformers import AutoConfig, Mxfp4Config
 
     remote_code.check_kernels(source, source, None, trust_remote_code)
     causal_models()
@@ -58,7 +58,11 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
         of_experts = "weights of its experts are missing or of another shape"
         problem = of_experts if "conversion" in str(error) else first_line(error)
         raise UserError(source, problem, AGAIN) from None
-    name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(report["unexpected_keys"])
+    name, names = type(model).__name__, dict(model.named_parameters())
+    # Transformers' language model of Llama 4 is built without the tower that its files hold.
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    beside = () if images else tuple(f"{path}." for path in parts.beside_language(config))
+    unknown = sorted(key for key in report["unexpected_keys"] if not key.startswith(beside))
     shapes = sorted(report["mismatched_keys"])
     faults = {
         f"weights of {name} that its files lack": sorted(report["missing_keys"]),
