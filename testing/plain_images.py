@@ -113,8 +113,8 @@ def load(folder: str | Path, freeze_vision_tower: bool = True) -> Any:
 
 def with_adapters(model: Any, keys: Keys) -> Any:
     """Return the model with PEFT's adapters on all linear layers of its language model, or of its tower, too. With load_in_4bit
-    the values of the former are those that NF4 has of them, computed once, in fp32. The output layer gets none, and nor does Llama
-    4's router, a linear layer that returns two things."""
+    the values of the former are those that NF4 has of them, computed once, in fp32. Neither the output layer nor Llama 4's
+    router, a linear layer that returns two things, gets any."""
     from peft import LoraConfig, get_peft_model
 
     linears = {module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}

@@ -31,6 +31,9 @@ SMALL: dict[str, Any] = {
         "model_type": "siglip_vision_model", "vision_use_head": False, **VISION}},
     "mistral3": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": {
         "model_type": "pixtral", **VISION, "head_dim": 16}},
+    "llama4": {"text_config": TEXT | {"intermediate_size_mlp": 96, "num_local_experts": 4, "no_rope_layers": [1, 0]},
+               "vision_config": VISION | {"intermediate_size": 256, "projector_input_dim": 80, "projector_output_dim": 80,
+                                          "vision_output_dim": 80}},
 }  # fmt: skip
 
 

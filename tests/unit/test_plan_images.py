@@ -37,6 +37,9 @@ def cache(tmp_path_factory):
 # ---- memory ----------------------------------------------------------------------------------------------------------
 def see(model, kind):
     """Run the tower of a small model, and return how many patches it had."""
+    if kind == "llama4":
+        model.vision_model(torch.randn(4, 3, 64, 64).bfloat16())
+        return 4 * 65
     core = model.model
     if kind.startswith("qwen"):
         patch = core.visual.config.patch_size
@@ -52,7 +55,7 @@ def see(model, kind):
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl",
-                                  "llava_onevision", "mistral3"])  # fmt: skip
+                                  "llava_onevision", "mistral3", "llama4"])  # fmt: skip
 def test_a_layer_keeps_what_autograd_saves(kind):
     """The tower's own code in bf16, on a CPU: what its second layer saves, against the formula."""
     torch.manual_seed(0)

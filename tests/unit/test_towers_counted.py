@@ -8,6 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
@@ -21,6 +22,7 @@ from brigade.plan.shape.built import build
 from brigade.plan.shape.find import named_config
 from brigade.plan.shape.image_tokens import image_of
 from brigade.plan.shape.tower import described_with_tower, row_of, towers
+from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil
 from testing.small_towers import config, shown
 
 SIZES = [(1024, 1024), (640, 480), (3000, 500), (100, 700), (5000, 4000), (30, 40), (1500, 901)]
@@ -47,7 +49,7 @@ def test_parameters_are_the_model_s(kind):
     assert tower.projector == sum(sizes[name] for name in projects) > 0
     assert tower.parameters == sum(sizes[name] for name in sees) > tower.in_layers > 0
     assert shape.other == tower.parameters + tower.projector
-    language = ("model.language_model.", "model.text_model.", "lm_head.")
+    language = ("model.language_model.", "model.text_model.", "lm_head.", "language_model.")
     assert not [name for name in sizes if name not in {*sees, *projects} and not name.startswith(language)]
 
 
@@ -129,6 +131,16 @@ def test_tokens_in_lines(size):
     )
     found = image("mistral3", size, vision_config={"image_size": 1540, "patch_size": 14})
     assert found.features == high // 28 * (wide // 28) and found.tokens == found.features + high // 28
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tokens_of_llama_4_s_tiles(size):
+    processor = Llama4ImageProcessorPil(size={"height": 64, "width": 64})
+    made = processor(np.zeros((size[1], size[0], 3), dtype=np.uint8), return_tensors="pt")
+    text = Llama4Processor._prompt_split_image(None, made["aspect_ratios"][0].tolist(), 16)
+    found, tiles = image("llama4", size), len(made["pixel_values"])
+    assert (found.patches, found.features) == (tiles * 65, tiles * 16) and found.features == text.count("<|patch|>")
+    assert found.tokens == text.count("<|")
 
 
 def test_an_image_is_scaled_before():

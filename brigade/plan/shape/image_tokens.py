@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import UserError
+from ...train.upstream.llama4_sizes import sizes
 
 Numbers = Mapping[str, Any]
 
@@ -175,6 +176,21 @@ def _lines(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
     return Image(features * merge**2, features * merge**2, features, features, features + down + rule["beside"])
 
 
+def _tiles(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
+    """Llama 4's: a canvas of tiles that enlarges the image least, and one more tile that shows all of it where there are several.
+
+    Each tile of the canvas has a token behind it.
+    """
+    vision = config["vision_config"]
+    tile = _side(vision["image_size"])
+    canvas, _ = sizes((height, width), tile, rule["most"])
+    cut = canvas[0] // tile * (canvas[1] // tile)
+    patches = (tile // _side(vision["patch_size"])) ** 2
+    tiles, separators = (cut + 1, cut) if cut > 1 else (1, 0)
+    span, features = patches + rule["cls"], tiles * int(patches * vision["pixel_shuffle_ratio"] ** 2)
+    return Image(tiles * span, span, features, features, features + separators + rule["beside"])
+
+
 def _refused(width: int, height: int, why: str) -> UserError:
     return UserError("image size", f"{width:,} x {height:,} pixels: {why}", "give another --image-size")
 
@@ -187,4 +203,5 @@ RULES: dict[str, Callable[[Numbers, Numbers, int, int], Image]] = {
     "canvas": _canvas,
     "pinpoints": _pinpoints,
     "lines": _lines,
+    "tiles": _tiles,
 }

@@ -4,8 +4,6 @@ Sizes, tiles and roundings to bf16 are those of Transformers' own class. PIL and
 differently, by one of 255 (tests/unit/images/test_llama4_images.py compares the two where torchvision is installed).
 """
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from transformers.image_processing_utils import BatchFeature
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.processing_utils import ImagesKwargs
 
-Size = tuple[int, int]  # height and width
+from .llama4_sizes import sizes
 
 
 class Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -90,36 +88,3 @@ def _coloured(
         mean, std = (torch.tensor(each, dtype=colours.dtype)[:, None, None] for each in (image_mean, image_std))
         colours = (colours - mean) / std
     return colours.float()
-
-
-def canvases(most: int, side: int) -> Iterator[Size]:
-    """Yield the sizes in pixels of all grids of at most so many tiles, which are squares of this side."""
-    for tiles in range(1, most + 1):
-        for down in range(1, tiles + 1):
-            if tiles % down == 0:
-                yield down * side, tiles // down * side
-
-
-def sizes(image: Size, side: int, most: int, enlarge: bool = False) -> tuple[Size, Size]:
-    """Return the size of the canvas that an image gets, and what it is scaled to within it: without distortion, and enlarged to
-    one tile at most, unless `enlarge`, in which case it fills the canvas.
-
-    image: in pixels; side: of a tile; most: tiles
-    The canvas is the one that enlarges least, or where none does, that makes smaller least; of several the smallest. Ratios are
-    rounded as in Transformers: to fp32 where a canvas decides them.
-    """
-    every = list(canvases(most, side))
-    scales = [min(np.float32(h) / np.float32(image[0]), np.float32(w) / np.float32(image[1])) for h, w in every]
-    larger = [scale for scale in scales if scale >= 1]
-    chosen = (max(larger) if enlarge else min(larger)) if larger else max(scales)
-    canvas = min((size for size, scale in zip(every, scales, strict=True) if scale == chosen), key=math.prod)
-    wanted: list[Any] = []
-    for own, whole in zip(image, canvas, strict=True):
-        least = max(own, side)
-        wanted.append(np.float32(whole) if enlarge or whole < least else least)
-    high, wide = wanted[0] / image[0], wanted[1] / image[1]
-    if wide < high:
-        inside = min(math.floor(image[0] * wide), int(wanted[0])), int(wanted[1])
-    else:
-        inside = int(wanted[0]), min(math.floor(image[1] * high), int(wanted[1]))
-    return canvas, (max(inside[0], 1), max(inside[1], 1))

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil, sizes
+from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil
+from brigade.train.upstream.llama4_sizes import sizes
 
 # (image, canvas, the image within it), height and width each, as Transformers' functions gave them for 16 tiles of 336.
 RECORDED = [
