@@ -45,6 +45,7 @@ DEFINED = {
     "transformers/models/afmoe/modeling_afmoe.py": ["expert_bias"],
     "transformers/models/llama4/modeling_llama4.py": [
         "Llama4TextAttention",
+        "Llama4UnfoldConvolution",
         "attn_temperature_tuning",
         "use_rope",
         "floor_scale",

@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, FeatureExtractionMixin, video_proce
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
-from .llama4_images import Llama4ImageProcessorPil
+from .llama4_images import Llama4ImageProcessorPil, take_pixels_in_any_precision
 
 
 class NoVideos(video_processing_utils.BaseVideoProcessor):
@@ -69,18 +69,15 @@ def _images_of_pixtral() -> Iterator[None]:
         del sys.modules[wanted]
 
 
-# By the name in preprocessor_config.json: what Transformers has with torchvision only, with PIL.
-_WITH_PIL = {"Llama4ImageProcessor": Llama4ImageProcessorPil}
-
-
 def read_image_processor(source: str, revision: str | None, config: Any) -> Any:
     """Return the image processor of a directory or of a repository on the Hub, with PIL where there is one.
 
     config: the model's
     """
     settings, _ = Llama4ImageProcessorPil.get_image_processor_dict(source, revision=revision)
-    if kind := _WITH_PIL.get(str(settings.get("image_processor_type")).removesuffix("Fast")):
-        return kind.from_dict(settings)
+    if str(settings.get("image_processor_type")).removesuffix("Fast") == "Llama4ImageProcessor":
+        take_pixels_in_any_precision()
+        return Llama4ImageProcessorPil.from_dict(settings)
     how = {"config": config, "backend": "pil", "trust_remote_code": False}
     return AutoImageProcessor.from_pretrained(source, revision=revision, **how)
 

@@ -88,3 +88,20 @@ def _coloured(
         mean, std = (torch.tensor(each, dtype=colours.dtype)[:, None, None] for each in (image_mean, image_std))
         colours = (colours - mean) / std
     return colours.float()
+
+
+def take_pixels_in_any_precision() -> None:
+    """Let Llama 4's tower take pixels in another precision than that of its weights, as towers of other models do.
+
+    Pixels are numbers that bf16 can hold, so that none is changed (llama4/modeling_llama4.py: Llama4UnfoldConvolution).
+    """
+    from transformers.models.llama4.modeling_llama4 import Llama4UnfoldConvolution as Patches
+
+    plain = Patches.forward
+    if plain.__module__ != Patches.__module__:  # once
+        return
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return plain(self, hidden_states.to(self.linear.weight.dtype))
+
+    Patches.forward = forward  # type: ignore[method-assign]

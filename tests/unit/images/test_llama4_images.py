@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil
 from brigade.train.upstream.llama4_sizes import sizes
@@ -60,3 +61,13 @@ def test_pixels_are_nearly_those_of_torchvision():
         )
         assert torch.equal(found["aspect_ratios"], other["aspect_ratios"])
         assert (found["pixel_values"] - other["pixel_values"].float()).abs().max() <= 2 / 128
+
+
+def test_a_tower_in_bf16_takes_pixels_in_fp32(written, picture):
+    model = written("llama4")
+    made = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.bfloat16)
+    pixels = model.processor.tensors([picture(1, 32, 32).open()])["pixel_values"]
+    assert pixels.dtype == torch.float32
+    with torch.no_grad():
+        given = (made.get_image_features(each).last_hidden_state for each in (pixels, pixels.bfloat16()))
+        assert torch.equal(*given)

@@ -313,13 +313,14 @@ def test_divided_models_with_images(pick, mistake):
 
 @pytest.mark.parametrize("kind, axis, why", [
     ("gemma4", "tensor", "reads a row of the embedding"), ("qwen3_vl", "tensor", "no tensor-parallel plan"),
+    ("llama4", "tensor", "moe_tp_experts"), ("llama4", "sequence", "would need a mask"),
     ("gemma3", "sequence", "would need a mask"), ("qwen3_5", "sequence", "look at other tokens than by attention"),
 ])  # fmt: skip
 def test_models_that_ranks_cannot_divide(kind, axis, why, settings_of, mistake):
     settings = settings_of(kind)
     config = load_config(settings)
     strategy = Strategy("ddp", "ddp", "here", axes=Axes(**{axis: 2}))
-    kernels = SimpleNamespace(attention="sdpa" if kind == "gemma3" else attention.VARLEN, why="")
+    kernels = SimpleNamespace(attention="sdpa" if kind in ("gemma3", "llama4") else attention.VARLEN, why="")
     run = SimpleNamespace(settings=settings, strategy=strategy, world=world(), kernels=kernels)
     assert why in mistake(checks.check, run, config)
 
