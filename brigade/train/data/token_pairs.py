@@ -17,7 +17,7 @@ def refusal(parts: Sequence[Part], max_length: int) -> BadRow | None:
     parts: of a judged answer, or of the chosen and the rejected one
     """
     names = ("chosen answer", "rejected answer") if len(parts) == 2 else ("answer",)
-    for name, (ids, mask) in zip(names, parts, strict=True):
+    for name, (_, mask) in zip(names, parts, strict=True):
         if mask[1:max_length].any():  # nothing comes before the first token that could predict it
             continue
         if not mask.any():
