@@ -51,7 +51,7 @@ METHODS = {
 TENSOR = {"ddp_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
 SEQUENCE = {"ddp_sp2": 2, "zero3_sp2": 2, "fsdp2_sp2": 4}
 LORA = {"single": 1, "ddp": 3, "zero3": 3, "fsdp2": 3}
-IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "mistral3")
+IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "llava/pixtral", "mistral3")
 COMPARED = "qwen3_vl"  # the model of variants and methods
 PARTS = ("strategies", "methods", "lora", "axes")
 

@@ -129,9 +129,9 @@ def _split(kind: str) -> dict[str, Any]:
     }
 
 
-# Model type -> "config", without ids; "ids": keys of the config -> tokens; "tokens": special ones; "named": tokens by the names
-# that the tokenizer itself has for them; "end": the token that ends a turn; "images": preprocessor_config.json; "processor":
-# processor_config.json; "template".
+# Kind of vision_models.yaml -> "config", without ids; "ids": keys of the config -> tokens; "tokens": special ones; "named":
+# tokens by the names that the tokenizer itself has for them; "end": the token that ends a turn; "images":
+# preprocessor_config.json; "processor": processor_config.json; "template".
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _qwen(_rope(2, 3, 3), {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}, "Qwen2VLProcessor"),
     "qwen2_5_vl": _qwen(_rope(2, 3, 3), {"window_size": 16, "fullatt_block_indexes": [1]}, "Qwen2_5_VLProcessor"),
@@ -221,7 +221,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "processor": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
         "template": _chatml("<IMG_CONTEXT>\n"),
     },
-    "llava": {
+    "llava/clip_vision_model": {
         "config": {
             "text_config": _LLAMA, "vision_config": _SMALL | {"model_type": "clip_vision_model"}, "image_seq_length": 16,
         },
@@ -234,6 +234,24 @@ MODELS: dict[str, dict[str, Any]] = {
             "num_additional_image_tokens": 1,
         },
         "template": _USER_ASSISTANT,
+    },
+    "llava/pixtral": {
+        "config": {
+            "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": _TOWER | {"model_type": "pixtral", "image_size": 32, "patch_size": 8},
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        },
+        "ids": {"image_token_index": "[IMG]"},
+        "tokens": [
+            "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+        ],
+        "end": "</s>",
+        "images": {
+            "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 32},
+            "patch_size": {"height": 8, "width": 8},
+        },
+        "processor": {"processor_class": "PixtralProcessor", "patch_size": 8},
+        "template": _instructions("[IMG]"),
     },
     "llava_onevision": {
         "config": {"text_config": _QWEN2, "vision_config": _SIGLIP, **_ANYRES},
