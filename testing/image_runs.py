@@ -61,7 +61,7 @@ class Case(NamedTuple):
 # Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
 IN_TENSOR_GROUPS = (
     f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", f"smolvlm{EVEN}", "internvl", f"llava_onevision{EVEN}",
-    "llava/pixtral", "mistral3",
+    f"llava/pixtral{EVEN}", "mistral3",
 )  # fmt: skip
 TENSOR_GROUPS = {"ddp_tp2": 2, "zero1_tp2": 2, "zero2_tp2": 4, "zero3_tp2": 2, "fsdp2_tp2": 4}
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES, **axes.STRATEGIES}
