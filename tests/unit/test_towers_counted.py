@@ -18,7 +18,7 @@ from brigade.errors import UserError
 from brigade.plan.choice.images import Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
 from brigade.plan.shape.built import build
-from brigade.plan.shape.find import named_config
+from brigade.plan.shape.find import described, named_config
 from brigade.plan.shape.image_tokens import image_of
 from brigade.plan.shape.tower import described_with_tower, row_of, towers
 from testing.small_towers import config, shown
@@ -64,6 +64,12 @@ def test_models_without_formulas_are_refused_by_name(in_the_repository):
         row_of({"model_type": "idefics2", "vision_config": {"hidden_size": 8}}, "x")
     with pytest.raises(UserError, match=r"(?s)'llava/siglip_vision_model'.*no formula counts its vision tower"):
         row_of({"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}}, "x")
+
+
+def test_a_model_of_images_that_is_no_language_model_is_planned_with_them():
+    """Its tower stands in a config.json as plain values."""
+    with pytest.raises(UserError, match="plan it with --images-per-sample"):
+        described(config("llava/pixtral"), "x")
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

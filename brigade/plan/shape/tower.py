@@ -65,7 +65,7 @@ class Tower:
 
 @functools.cache
 def towers() -> dict[str, dict[str, Any]]:
-    """Return the rows of towers.yaml by parts.key_of(), with tower, projector and masks of vision_models.yaml."""
+    """Return the rows of towers.yaml by parts.kind_of(), with tower, projector and masks of vision_models.yaml."""
     known = parts.known()
     return {
         kind: row
@@ -76,12 +76,11 @@ def towers() -> dict[str, dict[str, Any]]:
 
 def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
-    vision = config.get("vision_config")
-    if not vision:
+    if not config.get("vision_config"):
         raise UserError(
             place, "the model reads no images: its config.json has no vision_config", "plan it without them"
         )
-    kind = parts.key_of(str(config.get("model_type")), vision.get("model_type"))
+    kind = parts.kind_of(config)
     if kind not in towers():
         known = ", ".join(sorted(towers()))
         raise UserError(

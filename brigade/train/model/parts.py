@@ -24,19 +24,19 @@ def known() -> dict[str, dict[str, Any]]:
     return models
 
 
-def key_of(model_type: str, tower: str | None) -> str:
-    """Return by which key vision_models.yaml has such models, if it has them: model_type, or "model_type/tower" where there are
-    such keys of that model_type.
-
-    tower: the model_type of the vision_config, if there is one
-    """
-    by_tower = any(key.startswith(f"{model_type}/") for key in known())
-    return f"{model_type}/{tower}" if by_tower else model_type
-
-
 def kind_of(config: Any) -> str:
-    """Return the key in vision_models.yaml of models of this config, a PreTrainedConfig."""
-    return key_of(config.model_type, getattr(getattr(config, "vision_config", None), "model_type", None))
+    """Return the key in vision_models.yaml of models of this config, if they are there: its model_type, or
+    "model_type/tower" where that file tells the towers of a model_type apart.
+
+    config: of Transformers, or a config.json
+    """
+    model_type, tower = (_value(each, "model_type") for each in (config, _value(config, "vision_config")))
+    by_tower = any(key.startswith(f"{model_type}/") for key in known())
+    return f"{model_type}/{tower}" if by_tower else str(model_type)
+
+
+def _value(config: Any, key: str) -> Any:
+    return config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
 
 
 def row_of(config: Any) -> dict[str, Any]:
