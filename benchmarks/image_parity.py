@@ -2,6 +2,7 @@
 
     python -m benchmarks.image_parity                        # -> docs/evidence/images.md
     python -m benchmarks.image_parity --only methods axes    # only these tables anew, a part of the cases
+    python -m benchmarks.image_parity --models mistral3      # only this model's lines, beside those that are there
 
 The cases are those of testing/image_runs.py; those of one world size share one process group.
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, TABLE, markdown, where, write
 from testing.image_rows import write_rows
 from testing.image_runs import (
     ADAPTERS,
@@ -51,9 +52,10 @@ METHODS = {
 TENSOR = {"ddp_tp2": 2, "zero3_tp2": 2, "fsdp2_tp2": 4}
 SEQUENCE = {"ddp_sp2": 2, "zero3_sp2": 2, "fsdp2_sp2": 4}
 LORA = {"single": 1, "ddp": 3, "zero3": 3, "fsdp2": 3}
-IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "mistral3")
+IN_PARTS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "llava/pixtral", "mistral3")
 COMPARED = "qwen3_vl"  # the model of variants and methods
 PARTS = ("strategies", "methods", "lora", "axes")
+PAGE = EVIDENCE / "images.md"
 
 
 def alone(case: Case) -> Case:
@@ -89,10 +91,29 @@ def of_variants(variants: dict[str, str]) -> Grid:
     return Grid(f"{COMPARED} with", columns, lines)
 
 
+def beside_others(name: str, table: str, order: Sequence[str]) -> str:
+    """Return the page's table of this name with the lines of another one added, or in place of those of the same model.
+
+    Raises ValueError where the page's has other columns.
+    """
+    head, rule, *new = table.splitlines()
+    head_there, _, *there = next(found[3] for found in TABLE.findall(PAGE.read_text()) if found[1] == name).splitlines()
+    if head_there != head:
+        raise ValueError(f"{PAGE}: {name} has other columns: {head_there}")
+    lines = {line.split("|")[1].strip(): line for line in [*there, *new]}
+    return "\n".join([head, rule, *(lines[model] for model in order if model in lines)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which tables; default: all")
-    only = parser.parse_args().only
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, help="only these models' lines; the page keeps its others"
+    )
+    options = parser.parse_args()
+    only, models = options.only, options.models
+    if models and where()["versions"] not in PAGE.read_text():
+        parser.error(f"{PAGE} was measured with other versions: leave out --models")
     grids: dict[str, Grid] = {}
     if "strategies" in only:
         grids |= {"image-parity": of_models(UNDER, MODELS), "image-variants": of_variants(VARIANTS)}
@@ -102,11 +123,17 @@ def main() -> None:
         grids["image-lora"] = of_models(LORA, MODELS, EVERYWHERE)
     if "axes" in only:
         grids |= {"image-tensor": of_models(TENSOR, IN_TENSOR_GROUPS), "image-sequence": of_models(SEQUENCE, IN_PARTS)}
+    orders = {name: [*grid.lines] for name, grid in grids.items()}
+    if models:
+        chosen = {
+            name: {model: line for model, line in grid.lines.items() if model in models} for name, grid in grids.items()
+        }
+        grids = {name: grid._replace(lines=chosen[name]) for name, grid in grids.items() if chosen[name]}
     with_loop = [case for grid in grids.values() for line in grid.lines.values() for case in line]
     adapted = [
         Case(COMPARED, strategy, 2 if variant == SMALL else ranks, variant)
         for strategy, ranks in SEVERAL.items()
-        for variant in (ADAPTED if "strategies" in only else ())
+        for variant in (ADAPTED if "strategies" in only and not models else ())
     ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -121,6 +148,8 @@ def main() -> None:
         for case in adapted:
             found[case] = worst(logs[case], [entry for entry in logs[alone(case)] if "loss" in entry])
     tables = {name: grid.markdown(found) for name, grid in grids.items()}
+    if models:
+        tables = {name: beside_others(name, table, orders[name]) for name, table in tables.items()}
     if adapted:
         further = [
             [text, "compared with", *(cell(found[case]) for case in adapted if case.variant == variant)]
@@ -128,7 +157,7 @@ def main() -> None:
         ]
         tables["image-variants"] = grids["image-variants"].markdown(found, further)
         tables["image-versions"] = f"Versions: {where()['versions']}."
-    write(EVIDENCE / "images.md", tables)
+    write(PAGE, tables)
 
 
 if __name__ == "__main__":

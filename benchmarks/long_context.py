@@ -1,13 +1,14 @@
-"""What one rank's activations need for a row of 128k tokens: with its tokens over several ranks, and with tiles.
+"""What one rank's activations need for a row of 128k tokens, or for a pair of such answers: over several ranks, and with tiles.
 
     python -m benchmarks.long_context            # traces -> results/long_context.jsonl, docs/evidence/long-context.md
     python -m benchmarks.long_context --draw     # the table from the results that are there
 
 Each model's own code in Transformers runs forward and backward on tensors without data, as in docs/evidence/traced.md, with
-Brigade's own all-to-alls and tiles: bf16, activation checkpointing, flash attention, and a label for every token.
+Brigade's own all-to-alls, tiles and losses: bf16, activation checkpointing, flash attention, and a label for every token.
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,19 +27,26 @@ RESULTS = pages.RESULTS / "long_context.jsonl"
 PAGE = EVIDENCE / "long-context.md"
 MODELS = ("qwen3-8b", "llama-3.1-8b")
 TOKENS = 131_072
+ANSWERS = {"sft": 1, "dpo": 2}  # of TOKENS each, end to end in a row
 RANKS = (1, 2, 4, 8)
 TILES: dict[str, tuple[Any, Any]] = {"none": (None, None), "loss": ("auto", None), "loss and MLP": ("auto", "auto")}
 
 
-def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS) -> Any:
-    """A rank's trace_settings.Trace, of its part of a row of so many tokens."""
+def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS, by_token: bool = False) -> Any:
+    """A rank's trace_settings.Trace, of its part of a row of so many tokens. by_token: whether the loss is each token's"""
+    from brigade.train.model import token_losses
     from brigade.train.parallel import sequence, tiled
     from testing import stand_ins, traced_model
 
     part = tokens // ranks
 
     def change(model: Any) -> dict[str, Any]:
-        tiled.apply(model, loss, mlp)
+        if by_token and not loss:
+            token_losses.apply(model)
+        tiled.apply(model, loss, mlp, by_token)
+        if by_token:
+            losses = model.loss_function
+            model.loss_function = lambda *given, **named: losses(*given, **named).sum()
         if ranks == 1:
             return {}
         sequence.install(stand_ins.FLASH, dist.new_group(list(range(ranks))))
@@ -52,43 +60,34 @@ def rows() -> Iterator[Row]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=max(RANKS))
-    for model in MODELS:
+    for model, objective in itertools.product(MODELS, ANSWERS):
         recipe = known_config(model)
         assert recipe
         config = read_config(recipe)
-        for name, tiles in TILES.items():
-            for ranks in RANKS:
-                found = trace(config, ranks, *tiles)
-                figures = {"kept": found.kept, "back": found.back, "loss": found.loss}
-                yield {
-                    "model": model,
-                    "tiles": name,
-                    "ranks": ranks,
-                    "tokens": TOKENS,
-                    **figures,
-                    "versions": versions(),
-                }
+        for (name, (loss, mlp)), ranks in itertools.product(TILES.items(), RANKS):
+            found = trace(config, ranks, loss, mlp, TOKENS * ANSWERS[objective], by_token=objective != "sft")
+            figures = {"kept": found.kept, "back": found.back, "loss": found.loss}
+            about = {"model": model, "objective": objective, "tiles": name, "ranks": ranks, "tokens": TOKENS}
+            yield {**about, **figures, "versions": versions()}
     dist.destroy_process_group()
 
 
 def tables() -> dict[str, str]:
     results = pages.read(RESULTS)
-    head = [
-        "model",
-        "tiles",
-        "ranks of a row",
-        "kept by all layers",
-        "beside, in a layer",
-        "beside, in the loss",
-        "together",
-    ]
+    versions = f"Versions: {pages.in_words(results[0]['versions'])}."
+    names = {"sft": "long-context", "dpo": "long-context-pairs"}
+    found = {names[objective]: [row for row in results if row["objective"] == objective] for objective in ANSWERS}
+    return {name: f"{_table(rows)}\n\n{versions}" for name, rows in found.items()}
+
+
+def _table(rows: list[Row]) -> str:
+    beside = ["kept by all layers", "beside, in a layer", "beside, in the loss", "together"]
     lines = []
-    for row in results:
+    for row in rows:
         most = row["kept"] + max(row["back"], row["loss"])
         figures = (f"{row_bytes / 2**30:,.1f} GiB" for row_bytes in (row["kept"], row["back"], row["loss"], most))
         lines.append([row["model"], row["tiles"], row["ranks"], *figures])
-    versions = pages.in_words(results[0]["versions"])
-    return {"long-context": f"{markdown(head, lines)}\n\nVersions: {versions}."}
+    return markdown(["model", "tiles", "ranks of a row", *beside], lines)
 
 
 def main() -> None:

@@ -17,10 +17,12 @@ TOLERANCE = 1e-5  # relative
 # A gradient's norm is rounded more where weights are multiplied again and again: gates, recurrences.
 LOOSER = {"qwen3_5": 1e-4, "gemma4": 1e-4}
 STEPS, BATCH = 6, 8
-# Model type -> a learning rate at which the loss moves and rounding does not show.
+# Kind of vision_models.yaml -> a learning rate at which the loss moves and rounding does not show.
 MODELS = dict.fromkeys(
-    ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "mistral3", "llama4"),
-    0.1,
+    (
+        "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl", "llava_onevision", "llava/pixtral",
+        "mistral3", "llama4",
+    ), 0.1
 ) | {"qwen3_5": 0.02, "gemma4": 0.02, "llama4": 0.02}  # fmt: skip
 # With a vocabulary that ranks of a tensor group can divide; the same model of that type otherwise.
 EVEN = "-even"
@@ -52,13 +54,14 @@ class Case(NamedTuple):
         # A step has two micro-batches or more of each rank, and filler in the last ones.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *VARIANTS[self.variant], *further]
-        name = more.pop("name", str(self))
+        name = more.pop("name", str(self).replace("/", "-"))  # it becomes a file's name
         return {"name": name, "flags": [*flags, "--output_dir", str(folder / "outputs" / name)], **more}
 
 
 # Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
 IN_TENSOR_GROUPS = (
-    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", f"smolvlm{EVEN}", "internvl", f"llava_onevision{EVEN}", "mistral3",
+    f"qwen2_5_vl{EVEN}", f"qwen3_5{EVEN}", "gemma3", f"smolvlm{EVEN}", "internvl", f"llava_onevision{EVEN}",
+    f"llava/pixtral{EVEN}", "mistral3",
 )  # fmt: skip
 TENSOR_GROUPS = {"ddp_tp2": 2, "zero1_tp2": 2, "zero2_tp2": 4, "zero3_tp2": 2, "fsdp2_tp2": 4}
 STRATEGIES: dict[str, list[str]] = {"single": [], **parity.STRATEGIES, **axes.STRATEGIES}

@@ -27,6 +27,7 @@ TOWERS = {
     "gemma3": ("model.vision_tower.",),
     "gemma4": ("model.vision_tower.",),
     "internvl": ("model.vision_tower.",),
+    "llava": ("model.vision_tower.",),
     "llava_onevision": ("model.vision_tower.",),
     "mistral3": ("model.vision_tower.",),
     "qwen2_5_vl": ("model.visual.patch_embed.", "model.visual.blocks."),

@@ -59,7 +59,7 @@ class Tokens(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model says of one answer, fp32 scalars. logp: sum over its tokens; tokens: how many; reference: the reference's sum.
+    """What a model says of one answer, fp64 scalars. logp: sum over its tokens; tokens: how many; reference: the reference's sum.
     A reward model's logp is its score"""
 
     logp: torch.Tensor
@@ -207,11 +207,11 @@ def steps(items: int, keys: Keys) -> Iterator[list[int]]:
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
 def logp_of(model: Any, sample: Tokens) -> torch.Tensor:
-    """Return the sum of an answer's log-probabilities."""
+    """Return the sum of an answer's log-probabilities, in fp64."""
     ids = torch.tensor([sample.ids])
     predicted = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     of_tokens = predicted.gather(1, ids[0, 1:, None])[:, 0]
-    return of_tokens[sample.first - 1 : sample.end - 1].sum()
+    return of_tokens[sample.first - 1 : sample.end - 1].double().sum()
 
 
 def score_of(model: Any, sample: Tokens) -> torch.Tensor:

@@ -9,6 +9,7 @@ TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}  # fmt: skip
 VISION = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
           "image_size": 64, "patch_size": 8}  # fmt: skip
+PIXTRAL = {"model_type": "pixtral", **VISION, "head_dim": 16}
 QWEN = {"depth": 3, "hidden_size": 64, "intermediate_size": 160, "num_heads": 4, "out_hidden_size": 64}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
           "linear_key_head_dim": 8, "linear_value_head_dim": 8}  # fmt: skip
@@ -29,8 +30,9 @@ SMALL: dict[str, Any] = {
         "image_size": [64, 64], "patch_size": [8, 8]}},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": {
         "model_type": "siglip_vision_model", "vision_use_head": False, **VISION}},
-    "mistral3": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": {
-        "model_type": "pixtral", **VISION, "head_dim": 16}},
+    "llava/pixtral": {"text_config": {"model_type": "mistral", **TEXT}, "vision_feature_layer": -1,
+                      "vision_feature_select_strategy": "full", "vision_config": PIXTRAL},
+    "mistral3": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": PIXTRAL},
     "llama4": {"text_config": TEXT | {"intermediate_size_mlp": 96, "num_local_experts": 4, "no_rope_layers": [1, 0]},
                "vision_config": VISION | {"intermediate_size": 256, "projector_input_dim": 80, "projector_output_dim": 80,
                                           "vision_output_dim": 80}},
@@ -38,8 +40,8 @@ SMALL: dict[str, Any] = {
 
 
 def config(kind: str) -> dict[str, Any]:
-    """Return a small model's config.json. kind: its model_type"""
-    return {"model_type": kind, **SMALL[kind]}
+    """Return a small model's config.json. kind: its key in towers.yaml"""
+    return {"model_type": kind.partition("/")[0], **SMALL[kind]}
 
 
 def shown(

@@ -134,9 +134,31 @@ def _split(kind: str) -> dict[str, Any]:
     }
 
 
-# Model type -> "config", without ids; "ids": keys of the config -> tokens; "tokens": special ones; "named": tokens by the names
-# that the tokenizer itself has for them; "end": the token that ends a turn; "images": preprocessor_config.json; "processor":
-# processor_config.json; "template".
+def _squares(
+    tower: dict[str, Any], features: str, beside: int, images: dict[str, Any], **config: Any
+) -> dict[str, Any]:
+    """LLaVA, whose images are squares. features: all of the tower's (full), or all but the first (default); beside: how many of
+    them are no patch"""
+    read = {"vision_feature_select_strategy": features}
+    return {
+        "config": {"text_config": _LLAMA, "vision_config": _SMALL | tower, **read, **config},
+        "ids": {"image_token_index": "<image>"},
+        "tokens": ["<s>", "</s>", "<image>"],
+        "end": "</s>",
+        "images": images,
+        "processor": {
+            "processor_class": "LlavaProcessor",
+            "patch_size": 4,
+            "num_additional_image_tokens": beside,
+            **read,
+        },
+        "template": _USER_ASSISTANT,
+    }
+
+
+# Kind of vision_models.yaml -> "config", without ids; "ids": keys of the config -> tokens; "tokens": special ones; "named":
+# tokens by the names that the tokenizer itself has for them; "end": the token that ends a turn; "images":
+# preprocessor_config.json; "processor": processor_config.json; "template".
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _qwen(_rope(2, 3, 3), {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}, "Qwen2VLProcessor"),
     "qwen2_5_vl": _qwen(_rope(2, 3, 3), {"window_size": 16, "fullatt_block_indexes": [1]}, "Qwen2_5_VLProcessor"),
@@ -226,19 +248,31 @@ MODELS: dict[str, dict[str, Any]] = {
         "processor": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
         "template": _chatml("<IMG_CONTEXT>\n"),
     },
-    "llava": {
+    "llava/clip_vision_model": _squares(
+        {"model_type": "clip_vision_model"}, "default", 1,
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 16}, "crop_size": _SQUARE},
+    ),
+    "llava/siglip_vision_model": _squares(
+        {"model_type": "siglip_vision_model"}, "full", 0,
+        _HALF | {"image_processor_type": "SiglipImageProcessor", "size": _SQUARE}, vision_feature_layer=-1,
+    ),
+    "llava/pixtral": {
         "config": {
-            "text_config": _LLAMA, "vision_config": _SMALL | {"model_type": "clip_vision_model"}, "image_seq_length": 16,
+            "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": _TOWER | {"model_type": "pixtral", "image_size": 32, "patch_size": 8},
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
         },
-        "ids": {"image_token_index": "<image>"},
-        "tokens": ["<s>", "</s>", "<image>"],
+        "ids": {"image_token_index": "[IMG]"},
+        "tokens": [
+            "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+        ],
         "end": "</s>",
-        "images": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 16}, "crop_size": _SQUARE},
-        "processor": {
-            "processor_class": "LlavaProcessor", "patch_size": 4, "vision_feature_select_strategy": "default",
-            "num_additional_image_tokens": 1,
+        "images": {
+            "image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 32},
+            "patch_size": {"height": 8, "width": 8},
         },
-        "template": _USER_ASSISTANT,
+        "processor": {"processor_class": "PixtralProcessor", "patch_size": 8},
+        "template": _instructions("[IMG]"),
     },
     "llava_onevision": {
         "config": {"text_config": _QWEN2, "vision_config": _SIGLIP, **_ANYRES},

@@ -11,8 +11,10 @@ from .vision_configs import MODELS
 def write_vision_model(folder: Path, model_type: str, divisor: int = 1) -> Path:
     """Write a model of this type with random weights, the same each time, with its tokenizer, processor and chat template.
 
-    model_type: one of MODELS; divisor: a number that divides its vocabulary. It has two layers of 64 and a tower of two
-    layers of 32, in fp32. An image is 4 to 60 tokens, and weights are large enough for it to move each logit behind it.
+    model_type: one of MODELS, the tower's behind it where that is named, too; divisor: a number that divides its vocabulary
+
+    It has two layers of 64 and a tower of two layers of 32, in fp32. An image is 4 to 60 tokens, and weights are large enough for
+    it to move each logit behind it.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
@@ -36,7 +38,9 @@ def write_vision_model(folder: Path, model_type: str, divisor: int = 1) -> Path:
         config["text_config"]["vocab_size_per_layer_input"] = words
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[model_type](**config), dtype=torch.float32)
+        made = AutoModelForImageTextToText.from_config(
+            CONFIG_MAPPING[model_type.partition("/")[0]](**config), dtype=torch.float32
+        )
         with torch.no_grad():
             for parameter in made.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -17,7 +17,7 @@ from brigade.train.objective.load import loss_of, options_of
 from brigade.train.objective.log_probabilities import sums
 from brigade.train.parallel import tiled
 from brigade.train.parallel.sequence import DividedSequences
-from brigade.train.recipe import flags
+from brigade.train.recipe import flags, objectives
 from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
 from testing.ranks import REPOSITORY
 
@@ -61,6 +61,18 @@ def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
     assert f"`simpo_gamma` {ObjectiveKeys.model_fields['simpo_gamma'].default}" in "\n".join(rows)
 
 
+@pytest.mark.parametrize("given, said", [
+    ([], None),
+    (["--objective", "dpo"], "DPO, loss_type sigmoid, beta 0.1; reference: model, computed before training"),
+    (["--objective", "ipo", "--use_peft"], "IPO, beta 0.1; reference: adapters_off, computed in each step"),
+    (["--objective", "dpo", "--reference", "other", "--precompute_ref_log_probs", "false", "--loss_type", "hinge"],
+     "DPO, loss_type hinge, beta 0.1; reference: other, computed in each step"),
+    (["--objective", "simpo"], "SimPO, beta 2"), (["--objective", "reward"], "a reward model"),
+], ids=str)  # fmt: skip
+def test_the_opening_table_says_what_is_compared_with_what(given, said):
+    assert objectives.describe(flags.load(given).recipe).get("objective") == said
+
+
 # ---- a loss of one's own -----------------------------------------------------------------------------------------
 def test_the_documented_loss_of_ones_own_works():
     own = REPOSITORY / "docs/examples/cal_dpo.py"
@@ -96,6 +108,12 @@ def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():
     assert found == {"loss": 1.0, "rewards/chosen": 2.0, "rewards/rejected": -1.0, "rewards/margins": 3.0}
     one_kind = {"rewards/chosen": (values, good), "rewards/rejected": (values, good & ~good)}
     assert means_of(Result(values, one_kind)) == {"loss": 1.0, "rewards/chosen": 2.0}
+
+
+def test_a_loss_without_the_reference_that_it_needs_is_told_to_name_one(tmp_path, mistake):
+    (tmp_path / "own.py").write_text("def loss(pairs, options): return pairs.log_ratios[0], {}")
+    training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
+    assert "name one: reference: model" in mistake(loss_of, training, "here")
 
 
 # ---- log-probabilities -------------------------------------------------------------------------------------------
@@ -152,7 +170,7 @@ def test_log_probabilities_are_those_of_each_answer_by_itself(model, padding_fre
     batch = Collate(PAD, padding_free, False, False, multiple=8, rows=PAIRS)((given, 4))
     with torch.no_grad():
         found = sums(twin(**inputs_of(batch), use_cache=False, num_items_in_batch=4).loss, batch[ANSWERS])
-    torch.testing.assert_close(found, alone(model, given), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, alone(model, given).double(), rtol=1e-5, atol=1e-5)
 
 
 def test_parts_of_divided_sequences_add_up(model):
@@ -172,6 +190,16 @@ def test_parts_of_divided_sequences_add_up(model):
     everything = torch.zeros(whole["shift_labels"].numel())
     everything[:begin] = losses[:begin]
     torch.testing.assert_close(found, sums(everything, whole[ANSWERS]))
+
+
+def test_a_log_ratio_of_131072_tokens_is_not_rounded():
+    tokens = 2**17
+    losses = 4 + torch.rand(tokens, generator=torch.Generator().manual_seed(0))
+    others = losses + 2.0**-20  # which fp32 holds
+    given = {RUNS: torch.tensor([tokens]), WHICH: torch.tensor([0])}
+    assert float(sums(losses, given) - sums(others, given)) == pytest.approx(tokens * 2.0**-20, rel=1e-6)
+    halves = [sums(half, {RUNS: torch.tensor([tokens // 2]), WHICH: torch.tensor([0])}) for half in losses.chunk(2)]
+    assert float(halves[0] + halves[1] - sums(losses, given)) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_micro_batch_of_filler_has_no_answer_and_keeps_its_place_in_the_graph():
@@ -220,7 +248,7 @@ def test_a_score_is_read_where_transformers_reads_it(model, tmp_path):
             wanted.append(plain(torch.from_numpy(ids.astype(np.int64))[None]).logits.detach()[0, 0])
     with torch.no_grad():
         found = sums(reward(**inputs_of(batch), use_cache=False).loss, batch[ANSWERS])
-    torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, torch.stack(wanted).double(), rtol=1e-5, atol=1e-5)
 
 
 def scores_options(folder, config):

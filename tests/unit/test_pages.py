@@ -84,3 +84,15 @@ def test_a_table_without_a_marker_is_named():
     assert pages.filled(text, {"one": "new"}) == text.replace("old", "new")
     with pytest.raises(KeyError, match="two"):
         pages.filled(text, {"two": "new"})
+
+
+def test_lines_of_some_models_stand_beside_the_others(monkeypatch, tmp_path):
+    module = importlib.import_module("benchmarks.image_parity")
+    there = pages.markdown(["model", "ddp"], [["first", "1"], ["third", "3"]])
+    (tmp_path / "page.md").write_text(f"<!-- table: t (python -m x) -->\n{there}\n<!-- end -->")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
+    new = pages.markdown(["model", "ddp"], [["second", "2"], ["third", "33"]])
+    expected = pages.markdown(["model", "ddp"], [["first", "1"], ["second", "2"], ["third", "33"]])
+    assert module.beside_others("t", new, ["first", "second", "third"]) == expected
+    with pytest.raises(ValueError, match="other columns"):
+        module.beside_others("t", pages.markdown(["model", "zero3"], [["first", "1"]]), ["first"])

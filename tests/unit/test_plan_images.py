@@ -55,7 +55,7 @@ def see(model, kind):
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "smolvlm", "internvl",
-                                  "llava_onevision", "mistral3", "llama4"])  # fmt: skip
+                                  "llava_onevision", "llava/pixtral", "mistral3", "llama4"])  # fmt: skip
 def test_a_layer_keeps_what_autograd_saves(kind):
     """The tower's own code in bf16, on a CPU: what its second layer saves, against the formula."""
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from brigade.errors import UserError
 from brigade.plan.choice.images import Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
 from brigade.plan.shape.built import build
-from brigade.plan.shape.find import named_config
+from brigade.plan.shape.find import described, named_config
 from brigade.plan.shape.image_tokens import image_of
 from brigade.plan.shape.tower import described_with_tower, row_of, towers
 from brigade.train.upstream.llama4_images import Llama4ImageProcessorPil
@@ -64,11 +64,19 @@ def test_models_without_formulas_are_refused_by_name(in_the_repository):
         described_with_tower(*named_config("qwen3-8b"))
     with pytest.raises(UserError, match=r"(?s)'idefics2'.*no formula counts its vision tower"):
         row_of({"model_type": "idefics2", "vision_config": {"hidden_size": 8}}, "x")
+    with pytest.raises(UserError, match=r"(?s)'llava/siglip_vision_model'.*no formula counts its vision tower"):
+        row_of({"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}}, "x")
+
+
+def test_a_model_of_images_that_is_no_language_model_is_planned_with_them():
+    """Its tower stands in a config.json as plain values."""
+    with pytest.raises(UserError, match="plan it with --images-per-sample"):
+        described(config("llava/pixtral"), "x")
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 def image(kind, size, **values):
-    whole = CONFIG_MAPPING[kind].from_dict(config(kind)).to_dict()
+    whole = CONFIG_MAPPING[kind.partition("/")[0]].from_dict(config(kind)).to_dict()
     for section, changes in values.items():
         whole[section] = {**whole[section], **changes} if isinstance(changes, dict) else changes
     return image_of(towers()[kind], whole, *size)
@@ -125,12 +133,13 @@ def test_tokens_of_pinpoints(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tokens_in_lines(size):
-    high, wide = get_resize_output_image_size(
-        np.zeros((size[1], size[0], 3), dtype=np.uint8), size=(1540, 1540), patch_size=28
-    )
-    found = image("mistral3", size, vision_config={"image_size": 1540, "patch_size": 14})
-    assert found.features == high // 28 * (wide // 28) and found.tokens == found.features + high // 28
+@pytest.mark.parametrize("kind, longest, patch, merge", [("mistral3", 1540, 14, 2), ("llava/pixtral", 1024, 16, 1)])
+def test_tokens_in_lines(kind, longest, patch, merge, size):
+    side, pixels = patch * merge, np.zeros((size[1], size[0], 3), dtype=np.uint8)
+    high, wide = get_resize_output_image_size(pixels, size=(longest, longest), patch_size=side)
+    found = image(kind, size, vision_config={"image_size": longest, "patch_size": patch})
+    assert found.features == high // side * (wide // side) and found.tokens == found.features + high // side
+    assert found.patches == merge**2 * found.features
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -165,8 +165,11 @@ def _pinpoints(rule: Numbers, config: Numbers, width: int, height: int) -> Image
 
 
 def _lines(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
-    """Pixtral's: the longest side is bounded, sides are multiples of a merged patch, and one more token ends each row."""
-    vision, merge = config["vision_config"], config["spatial_merge_size"]
+    """Pixtral's: the longest side is bounded, sides are multiples of a merged patch, and one more token ends each row.
+
+    Only Mistral 3 merges patches.
+    """
+    vision, merge = config["vision_config"], config.get("spatial_merge_size", 1)
     longest, unit = _side(vision["image_size"]), _side(vision["patch_size"]) * merge
     ratio = max(width, height) / longest
     if ratio > 1:

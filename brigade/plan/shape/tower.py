@@ -65,7 +65,7 @@ class Tower:
 
 @functools.cache
 def towers() -> dict[str, dict[str, Any]]:
-    """Return the rows of towers.yaml by model_type, with tower, projector and masks of vision_models.yaml."""
+    """Return the rows of towers.yaml by parts.kind_of(), with tower, projector and masks of vision_models.yaml."""
     known = parts.known()
     return {
         kind: row
@@ -76,17 +76,17 @@ def towers() -> dict[str, dict[str, Any]]:
 
 def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
-    kind = config.get("model_type")
     if not config.get("vision_config"):
         raise UserError(
             place, "the model reads no images: its config.json has no vision_config", "plan it without them"
         )
+    kind = parts.kind_of(config)
     if kind not in towers():
         known = ", ".join(sorted(towers()))
         raise UserError(
             f"model_type {kind!r}", "no formula counts its vision tower", f"plan one of {known}, or {MEASURE}"
         )
-    return towers()[str(kind)]
+    return towers()[kind]
 
 
 def described_with_tower(

@@ -54,7 +54,7 @@ def answers_of(
         found[DESIRABLE] = torch.from_numpy(np.concatenate([np.zeros(0, bool), *given]))
     given = [sequence[REFERENCE] for sequence in sequences if REFERENCE in sequence]
     if given or not len(which):  # nothing is known of nothing
-        found[REFERENCE] = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *given]))
+        found[REFERENCE] = torch.from_numpy(np.concatenate([np.zeros(0), *given]))
     return found
 
 

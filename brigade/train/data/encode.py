@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
-from ..recipe.objectives import ANSWERS, PAIRS
+from ..recipe.objectives import ANSWERS
 from . import preferences, token_pairs
 from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
@@ -104,9 +104,6 @@ class LoadedEncoder:
             if not isinstance(texts, tuple):
                 dropped.append((len(samples), BAD if texts else EMPTY))
                 continue
-            if self.encoder.rows == PAIRS and token_pairs.is_lost(parts, longest):
-                dropped.append((len(samples), CUT if max(len(ids) for ids, _ in parts) > longest else WHOLE))
-                continue
             for text, (ids, mask) in zip(texts, parts, strict=True):
                 fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
                 counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
@@ -152,7 +149,7 @@ class LoadedEncoder:
         if longest > self.encoder.max_length and not self.encoder.truncation:
             problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
-        return token_pairs.refusal(parts) if len(parts) == 2 else None
+        return token_pairs.refusal(parts, self.encoder.max_length) if parts and self.encoder.rows != ANSWERS else None
 
     def _texts(self, row: Any, columns: Columns, reader: ImageReader | None) -> tuple[Text, ...] | BadRow | None:
         """Return the texts of a row: one, or two of a pair."""

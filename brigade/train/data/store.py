@@ -87,7 +87,7 @@ class Samples(Sequence[TokenSequence]):
         return len(self._counts)
 
     def read_reference(self, file: Path) -> None:
-        """Give each sample the log-probability of its answer under a reference. file: fp32 (samples in the store, 1 or 2)"""
+        """Give each sample the log-probability of its answer under a reference. file: fp64 (samples in the store, 1 or 2)"""
         self._reference = np.load(file)
 
     def _sample(self, sample: int) -> tuple[np.ndarray, np.ndarray]:

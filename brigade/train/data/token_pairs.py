@@ -1,4 +1,6 @@
-"""Whether the tokens of two answers make a pair. Apart from preferences.py, which lint reads without numpy."""
+"""Whether the tokens of answers can be compared. Apart from preferences.py, which lint reads without numpy."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -6,14 +8,25 @@ from .preferences import DROP, SAME
 from .rows import BadRow
 
 Part = tuple[np.ndarray, np.ndarray]  # token ids, and which of them are supervised
+LONGER = "raise max_length, or drop the row"
 
 
-def refusal(parts: list[Part]) -> BadRow | None:
-    """Return why the tokens of two answers cannot be used; None where they can."""
-    return BadRow(SAME, DROP) if np.array_equal(parts[0][0], parts[1][0]) else None
+def refusal(parts: Sequence[Part], max_length: int) -> BadRow | None:
+    """Return why the tokens of a row's answers cannot be compared; None where they can.
 
-
-def is_lost(parts: list[Part], max_length: int) -> bool:
-    """Return whether within max_length nothing is left of one of two answers, or both are the same."""
-    better, worse = (ids[:max_length] for ids, _ in parts)
-    return np.array_equal(better, worse) or not all(mask[1:max_length].any() for _, mask in parts)
+    parts: of a judged answer, or of the chosen and the rejected one
+    """
+    names = ("chosen answer", "rejected answer") if len(parts) == 2 else ("answer",)
+    for name, (_, mask) in zip(names, parts, strict=True):
+        if mask[1:max_length].any():  # nothing comes before the first token that could predict it
+            continue
+        if not mask.any():
+            return BadRow(f"no token of the {name} is learned", DROP)
+        return BadRow(f"nothing of the {name} is left within max_length ({max_length:,} tokens)", LONGER)
+    if len(parts) == 2:
+        (better, _), (worse, _) = parts
+        if np.array_equal(better, worse):
+            return BadRow(SAME, DROP)
+        if np.array_equal(better[:max_length], worse[:max_length]):
+            return BadRow(f"chosen and rejected are the same within max_length ({max_length:,} tokens)", LONGER)
+    return None

@@ -37,7 +37,7 @@ BLANKS = [(32, 32), (64, 32), (128, 32), (256, 32)]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What this room reads of a model type in model/vision_models.yaml, which has each field's meaning."""
+    """What this room reads of a kind in model/vision_models.yaml, which has each field's meaning."""
 
     processor: str
     masks: bool
@@ -49,7 +49,7 @@ class Model:
 
 @functools.cache
 def models() -> Mapping[str, Model]:
-    """Return what model/vision_models.yaml says: model type -> Model."""
+    """Return what model/vision_models.yaml says: kind -> Model."""
     names = {field.name for field in dataclasses.fields(Model)}
     return {
         kind: Model(**{name: entry[name] for name in names & entry.keys()}) for kind, entry in parts.known().items()
@@ -64,7 +64,7 @@ class Processor:
     """
 
     def __init__(self, processor: Any, config: "PreTrainedConfig") -> None:
-        self.config, self.model = config, models()[config.model_type]
+        self.config, self.model = config, models()[parts.kind_of(config)]
         self.image_token: str = processor.image_token
         self.image_token_id: int = config.image_token_id
         self.most_images = self.model.most_images
@@ -175,9 +175,10 @@ def read_processor(
 
     from ..upstream import image_masks, image_processors
 
-    if models()[config.model_type].masks:
+    model = models()[parts.kind_of(config)]
+    if model.masks:
         image_masks.correct_masks()
-    kind = image_processors.processor_class(models()[config.model_type].processor)
+    kind = image_processors.processor_class(model.processor)
     try:
         arguments, _ = kind.get_processor_dict(source, revision=revision or "main")
         image_processor = image_processors.read_image_processor(source, revision, config)

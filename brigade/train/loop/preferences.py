@@ -60,7 +60,7 @@ class Preferences(Feature):
         heartbeat.enter(heartbeat.FORWARD)
         self.add_references(micro_batches)
         if self.rows == JUDGED:
-            ratios = torch.zeros(2, device=self.trainer.args.device)
+            ratios = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
             for batch in micro_batches:
                 own = self.mismatched_ratios(batch)
                 ratios += torch.stack([own.sum(), own.new_tensor(float(len(own)))])
@@ -127,7 +127,7 @@ class Preferences(Feature):
         result = self.compare(found, answers)
         self._count(result)
         # Each rank of a group that divides sequences has the whole loss.
-        return result.losses.sum() / (items * self.parts)
+        return (result.losses.sum() / (items * self.parts)).float()
 
     def compare(self, found: torch.Tensor, answers: Mapping[str, Any]) -> Result:
         """Return what the objective makes of answers with these log-probabilities, (answers,). answers: their ANSWERS"""

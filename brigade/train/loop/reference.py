@@ -143,11 +143,14 @@ class Reference:
 
 
 def _create(file: Path, samples: int, columns: int) -> None:
-    """Make the file where it is not there, or was left in another shape: (samples, columns) in fp32, NaN all over."""
-    if file.exists() and np.load(file, mmap_mode="r").shape == (samples, columns):
-        return
+    """Make the file, (samples, columns) in fp64 and NaN all over, where it is not there, or has another shape or precision."""
+    unknown = np.full((samples, columns), np.nan)
+    if file.exists():
+        there = np.load(file, mmap_mode="r")
+        if (there.shape, there.dtype) == (unknown.shape, unknown.dtype):
+            return
     aside = file.with_suffix(".new.npy")
-    np.save(aside, np.full((samples, columns), np.nan, np.float32))
+    np.save(aside, unknown)
     aside.rename(file)
 
 

@@ -10,7 +10,7 @@ from ..data.places import name_row
 from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
-from ..images.processor import load as load_processor
+from ..images.features import load_checked as load_processor
 from ..model.adapter_weights import find as find_adapters
 from ..model.decomposed import make_adapters
 from ..model.load import weights as find_weights

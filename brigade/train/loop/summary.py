@@ -11,6 +11,7 @@ from ..data import report
 from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
+from ..recipe import objectives
 from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
@@ -40,6 +41,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **_parts(run, trainer),
         **parameter_groups.describe(trainer),
         **_frozen(trainer.model, run.settings.recipe.data.images),
+        **objectives.describe(run.settings.recipe),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": template} if (template := report.chat_template(data)) else {}),
         **({"not read": unread} if (unread := report.unread(data.facts)) else {}),

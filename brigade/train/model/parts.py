@@ -17,14 +17,34 @@ _WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return what vision_models.yaml says: model_type -> what is known of such models."""
+    """Return what vision_models.yaml says: kind -> what is known of such models."""
     models: dict[str, dict[str, Any]] = table(MODELS)
     return models
 
 
+def kind_of(config: Any) -> str:
+    """Return the key in vision_models.yaml of models of this config, if they are there: its model_type, or
+    "model_type/tower" where that file tells the towers of a model_type apart.
+
+    config: of Transformers, or a config.json
+    """
+    model_type, tower = (_value(each, "model_type") for each in (config, _value(config, "vision_config")))
+    by_tower = any(key.startswith(f"{model_type}/") for key in known())
+    return f"{model_type}/{tower}" if by_tower else str(model_type)
+
+
+def _value(config: Any, key: str) -> Any:
+    return config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+
+
+def row_of(config: Any) -> dict[str, Any]:
+    """Return what vision_models.yaml says of models of this config; {} where it does not have them."""
+    return known().get(kind_of(config), {})
+
+
 def check_model(settings: Settings, config: Any) -> None:
     """Raise UserError where a model of this config takes no images, or is none of those that are proven."""
-    place, kind = settings.place("model_name_or_path"), config.model_type
+    place, kind = settings.place("model_name_or_path"), kind_of(config)
     if getattr(config, "vision_config", None) is None:
         problem = f"{type(config).__name__} has no vision tower, and the recipe says images: true"
         raise UserError(place, problem, "name a model of images and texts, or remove images")
@@ -35,28 +55,28 @@ def check_model(settings: Settings, config: Any) -> None:
 
 def needs_masks(config: Any) -> bool:
     """Whether the tokens of an image see each other in both directions."""
-    return bool(known().get(config.model_type, {}).get("masks"))
+    return bool(row_of(config).get("masks"))
 
 
 def takes_images(config: Any) -> bool:
     """Whether a model of this config is one of those that are proven with images."""
-    return config.model_type in known()
+    return bool(row_of(config))
 
 
 def why_undivided(config: Any) -> str:
     """Return why a tensor group cannot divide the language model where rows have images; "" where it can."""
-    return str(known().get(config.model_type, {}).get("undivided", ""))
+    return str(row_of(config).get("undivided", ""))
 
 
 def position_rows(config: Any) -> int:
     """Return how many positions each token has: with M-RoPE that in its text, and those in time, height and width."""
-    return 4 if known().get(config.model_type, {}).get("positions") == "mrope" else 1
+    return 4 if row_of(config).get("positions") == "mrope" else 1
 
 
 # ---- which parameters are whose --------------------------------------------------------------------------------------
 def _paths(config: Any) -> dict[str, str]:
     """Return path in the model -> part, the longest path first. {} for models that are not in vision_models.yaml."""
-    row = known().get(config.model_type, {})
+    row = row_of(config)
     named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
     paths = {path: part for part, given in named.items() for path in given}
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
@@ -109,8 +129,8 @@ def _unread(model: Any) -> dict[str, Any]:
     """Return name -> module of what lies in the tower and has no part in the features: layers above the one that these are taken
     from, and what vision_models.yaml names."""
     base = _base(model)
-    config, row = base.config, known().get(base.config.model_type)
-    if row is None:
+    config, row = base.config, row_of(base.config)
+    if not row:
         return {}
     modules = dict(base.named_modules())
     names = [*row.get("unread", ())]

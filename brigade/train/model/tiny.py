@@ -54,6 +54,9 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
     for key in tiny.keys() & {"vision_config", "audio_config"}:
         if config[key]:
             tiny[key] = {name: TINY.get(name, value) for name, value in config[key].items()}
+            # Llama 4's layers have the inner width of the adapter behind them.
+            if ratio := config[key].get("pixel_shuffle_ratio"):
+                tiny[key]["intermediate_size"] = int(TINY["hidden_size"] / ratio**2)
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 

@@ -23,7 +23,7 @@ def take_over(model: Any) -> None:
     model: with adapters or without, before an engine wraps it
     """
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    row = parts.known().get(whole.config.model_type, {})
+    row = parts.row_of(whole.config)
     if row.get("grids") and hasattr(whole.config, "vision_config"):
         whole.get_submodule(row["tower"][0]).register_forward_pre_hook(_add, with_kwargs=True)
 

@@ -18,8 +18,12 @@ class Options(NamedTuple):
     undesirable_weight: float
 
 
+class NoReference(ValueError):
+    """An objective compares with a reference, and the recipe names none."""
+
+
 class Pairs(NamedTuple):
-    """Pairs of a better and a worse answer. Each tensor is (pairs,), in fp32.
+    """Pairs of a better and a worse answer. Each tensor is (pairs,), in fp64.
 
     chosen, rejected: sums of the log-probabilities of an answer's tokens, in nats, with gradients; for a reward model its scores
     chosen_tokens, rejected_tokens: how many tokens an answer has
@@ -35,10 +39,10 @@ class Pairs(NamedTuple):
 
     @property
     def log_ratios(self) -> tuple[Tensor, Tensor]:
-        """Return the log-ratios of model and reference, of chosen and rejected: (pairs,) each. Raises ValueError where the recipe
-        has no reference."""
+        """Return the log-ratios of model and reference, of chosen and rejected: (pairs,) each. Raises NoReference where there is
+        none."""
         if self.reference_chosen is None or self.reference_rejected is None:
-            raise ValueError("this objective compares with a reference, and the recipe names none")
+            raise NoReference("it compares with a reference, and the recipe names none")
         return self.chosen - self.reference_chosen, self.rejected - self.reference_rejected
 
     @property
@@ -48,7 +52,7 @@ class Pairs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Answers that are labelled good or bad. Each tensor is (answers,), in fp32 but for `desirable`, which is bool.
+    """Answers that are labelled good or bad. Each tensor is (answers,), in fp64 but for `desirable`, which is bool.
 
     answer: sums of the log-probabilities of its tokens, in nats, with gradients; tokens: how many it has
     reference: sums under the reference

@@ -9,7 +9,7 @@ from ...errors import UserError, first_line
 from ..program import own_function
 from ..recipe.objectives import beta_of, is_own, loss_type_of, objective_of
 from ..recipe.training_section import TrainingSection
-from .contract import Loss, Options, Pairs, Result
+from .contract import Loss, NoReference, Options, Pairs, Result
 
 
 def options_of(training: TrainingSection) -> Options:
@@ -34,7 +34,12 @@ def loss_of(training: TrainingSection, place: str) -> Loss:
         loss: Loss = importlib.import_module(f"{__package__}.{training.objective}").loss
         return loss
     function = own_function(training.objective, place)
-    if problem := _breaks_contract(function, training):
+    try:
+        problem = _breaks_contract(function, training)
+    except NoReference as error:
+        cure = "name one: reference: model, adapters_off (with adapters), or a directory"
+        raise UserError(place, f"{training.objective}: {error}", cure) from None
+    if problem:
         cure = "return Result(losses, figures) of tensors with a value for each pair (docs/preferences.md)"
         raise UserError(place, f"{training.objective}: {problem}", cure)
     return function  # type: ignore[no-any-return]
@@ -42,14 +47,16 @@ def loss_of(training: TrainingSection, place: str) -> Loss:
 
 def _breaks_contract(function: Any, training: TrainingSection) -> str:
     """Return in which way a function of two pairs is no objective; "" where it is one."""
-    answers = torch.tensor([[-3.0, -4.0], [-5.0, -2.0]], requires_grad=True)
-    references = (torch.tensor([-3.5, -3.0]), torch.tensor([-4.0, -2.5]))
-    tokens = torch.tensor([[3.0, 2.0], [4.0, 2.0]])
+    answers = torch.tensor([[-3.0, -4.0], [-5.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    references = torch.tensor([[-3.5, -3.0], [-4.0, -2.5]], dtype=torch.float64)
+    tokens = torch.tensor([[3.0, 2.0], [4.0, 2.0]], dtype=torch.float64)
     pairs = Pairs(*answers, *tokens, *(references if objective_of(training).reference else ()))
     try:
         result = function(pairs, options_of(training))
         losses, figures = Result(*result)
         shapes = {"losses": losses.shape} | {name: _values(figure).shape for name, figure in figures.items()}
+    except NoReference:
+        raise
     except Exception as error:
         return f"tried with two pairs, it raises {type(error).__name__}: {first_line(error)}"
     if other := next((name for name, shape in shapes.items() if shape != (2,)), None):

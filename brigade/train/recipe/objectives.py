@@ -171,6 +171,20 @@ def needs_second_model(recipe: "Recipe") -> bool:
     return reference not in (None, ADAPTERS_OFF) and not (reference == MODEL and precomputes(recipe))
 
 
+def describe(recipe: "Recipe") -> dict[str, str]:
+    """Return {"objective": "DPO, loss_type sigmoid, beta 0.1; reference: model, computed before training"}; {} where answers are
+    learned."""
+    training, reference = recipe.training, reference_of(recipe)
+    known = objective_of(training)
+    if known.rows == ANSWERS:
+        return {}
+    words = [known.title]
+    words += [f"loss_type {loss_type}"] if (loss_type := loss_type_of(training)) else []
+    words += [f"beta {beta_of(training):g}"] if "beta" in known.keys else []
+    when = "computed before training" if precomputes(recipe) else "computed in each step"
+    return {"objective": ", ".join(words) + (f"; reference: {reference}, {when}" if reference else "")}
+
+
 def reference_settings(settings: "Settings", reference: str) -> "Settings":
     """Return settings whose model is the reference, without adapters, and not in 4 bits.
 

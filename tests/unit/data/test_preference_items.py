@@ -110,7 +110,7 @@ def test_splits_limits_and_mixtures_count_pairs(prepared, prepare, write, tokeni
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_cannot_be_used_is_skipped_or_dropped_as_whole_pairs(prepared, tokenizer, monkeypatch, processes):
+def test_what_cannot_be_used_is_skipped_as_whole_pairs(prepared, tokenizer, monkeypatch, processes):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     good, bad = pairs("a", 20), {"prompt": "a", "chosen": "b", "rejected": "b"}
@@ -121,10 +121,16 @@ def test_what_cannot_be_used_is_skipped_or_dropped_as_whole_pairs(prepared, toke
     content = [bad, *good[:9], lost, bad, *good[9:], lost, long]
     data = prepared(content, pairs("h", 2), skip_bad_rows=True, max_length=48, dataset_num_proc=processes)
     assert [samples_of(tokenizer, sequence) for sequence in data.train][:20] == [written(pair) for pair in good]
-    # Of a pair that is cut, and of one that is dropped after it, a row is counted.
-    assert [data.facts[key] for key in ("skipped", "dropped", "cut", "samples")] == [2, 2, 3, 21]
+    assert [data.facts[key] for key in ("skipped", "dropped", "cut", "samples")] == [4, 0, 1, 21]
     few = prepared(content, pairs("h", 2), skip_bad_rows=True, max_length=48, max_train_samples=9)
     assert [few.facts[key] for key in ("skipped", "dropped", "samples")] == [1, 0, 9]
+
+
+def test_a_pair_of_which_nothing_is_left_is_named_by_its_line(prepared, mistake, tmp_path):
+    lost = {"prompt": "a " * 60, "chosen": "b", "rejected": "c"}
+    message = mistake(prepared, [*pairs("a", 3), lost], pairs("h", 2), max_length=48)
+    assert f"{tmp_path / 'a.jsonl'}, line 4\n  nothing of the chosen answer is left within" in message
+    assert "raise max_length, or drop the row; skip_bad_rows" in message
 
 
 def test_a_bad_pair_is_named_by_its_line(prepared, mistake, tmp_path):

@@ -169,20 +169,32 @@ def test_of_answers_of_several_turns_the_last_is_learned_where_the_recipe_says_s
     assert learned(tokenizer, encode(row, train_on_last_turn_only=True)) == ["So.<|im_end|>", "No.<|im_end|>"]
 
 
-@pytest.mark.parametrize("prompt, chosen, rejected", [
-    ("a " * 40, "Very.", "Less."), ("a", "Very. " * 30, "Very. " * 31), ("a", "Very.", "b " * 40 + "c"),
+@pytest.mark.parametrize("rows", [PAIRS, JUDGED])
+@pytest.mark.parametrize("prompt, chosen, rejected, said", [
+    ("a " * 40, "Very.", "Less.", "nothing of the chosen answer is left within max_length (32 tokens)"),
+    ("a", "Very. " * 30, "Very. " * 31, "chosen and rejected are the same within max_length (32 tokens)"),
+    ("a", "Very.", "b " * 40 + "c", ""),
 ], ids=["nothing left", "the same left", "one cut"])  # fmt: skip
-def test_a_pair_of_which_nothing_is_left_is_dropped_whole(encode, prompt, chosen, rejected):
-    found = encode({"prompt": prompt, "chosen": chosen, "rejected": rejected}, max_length=32)
-    assert not found.bad
-    if rejected.startswith("b"):
-        assert found.samples["fate"].tolist() == [0, 1] and found.samples["length"].max() == 32
+def test_a_pair_of_which_nothing_is_left_is_refused(encode, rows, prompt, chosen, rejected, said):
+    row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    found = encode(row, rows, max_length=32)
+    if said:
+        ((_, error),) = found.bad
+        assert error.args == (said, "raise max_length, or drop the row") and not len(found.samples)
     else:
-        assert not len(found.samples) and not len(found.tokens) and found.dropped.tolist() == [[0, 1]]
-    long = encode({"prompt": prompt, "chosen": chosen, "rejected": rejected}, max_length=32, truncation=False)
+        assert not found.bad and found.samples["fate"].tolist() == [0, 1] and found.samples["length"].max() == 32
+    long = encode(row, rows, max_length=32, truncation=False)
     assert "max_length is 32 and truncation is off" in long.bad[0][1].args[0]
-    unlearned = encode({"prompt": [ASK], "chosen": says("Very.", weight=0), "rejected": BAD})
-    assert not len(unlearned.samples) and unlearned.dropped.tolist() == [[0, 0]]
+
+
+def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
+    pair = {"prompt": [ASK], "chosen": says("Very.", weight=0), "rejected": BAD}
+    ((_, error),) = encode(pair).bad
+    assert error.args == ("no token of the chosen answer is learned", "drop the row")
+    judged = {"prompt": "a " * 40, "completion": "Very.", "label": True}
+    ((_, error),) = encode(judged, JUDGED, max_length=32).bad
+    assert "nothing of the answer is left within max_length (32 tokens)" in error.args[0]
+    assert not encode(judged | {"prompt": "a"}, JUDGED, max_length=32).bad
 
 
 # ---- refused -----------------------------------------------------------------------------------------------------

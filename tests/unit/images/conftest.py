@@ -46,7 +46,7 @@ def written(tmp_path_factory):
 
     @functools.cache
     def call(kind):
-        folder = write_vision_model(tmp_path_factory.mktemp(kind), kind)
+        folder = write_vision_model(tmp_path_factory.mktemp(kind.replace("/", "-")), kind)
         tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
         return Written(
             folder, tokenizer, config, processors.read_processor("model", str(folder), None, config, tokenizer)

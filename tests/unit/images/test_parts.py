@@ -330,3 +330,12 @@ def test_a_model_without_a_tower(load, mistake, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "idefics2", "vision_config": {}}))
     said = mistake(load_config, load("--images", "--model_name_or_path", str(tmp_path)))
     assert "'idefics2'" in said and "gemma3" in said and "qwen3_vl" in said
+
+
+def test_a_llava_with_another_tower_than_those_compared(load, mistake, tmp_path):
+    """Its tower decides how many tokens an image is, and which of its features are read."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llava", "vision_config": {"model_type": "dinov2"}})
+    )
+    said = mistake(load_config, load("--images", "--model_name_or_path", str(tmp_path)))
+    assert "'llava/dinov2'" in said and "llava/clip_vision_model" in said and "llava/pixtral" in said

@@ -131,10 +131,12 @@ def test_a_model_that_is_not_proven_is_refused(written):
     assert caught.value.place == "recipe.yaml: model_name_or_path" and "qwen2_5_vl" in caught.value.cure
 
 
-def test_files_of_another_processor_are_refused(written, tmp_path):
-    model = written("gemma3")
-    folder = changed(model, tmp_path, "processor_config.json", processor_class="PaliGemmaProcessor")
-    with pytest.raises(UserError, match="PaliGemmaProcessor"):
+@pytest.mark.parametrize("kind, other", [("gemma3", "PaliGemmaProcessor"), ("llava/pixtral", "LlavaProcessor")])
+def test_files_of_another_processor_are_refused(kind, other, written, tmp_path):
+    """LLaVA's own would write Pixtral's images as squares, without the ends of rows."""
+    model = written(kind)
+    folder = changed(model, tmp_path, "processor_config.json", processor_class=other)
+    with pytest.raises(UserError, match=other):
         processors.read_processor("model", str(folder), None, model.config, model.tokenizer)
 
 
