@@ -53,7 +53,7 @@ def test_pixels_are_nearly_those_of_torchvision():
     pytest.importorskip("torchvision")
     from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
 
-    draw = np.random.default_rng(0)
+    draw, kinds = np.random.default_rng(0), (Llama4ImageProcessorPil, Llama4ImageProcessor)
     for size in ((500, 300), (90, 700), (336, 336), (20, 30)):
         image = Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8))
         found, other = (
@@ -61,6 +61,9 @@ def test_pixels_are_nearly_those_of_torchvision():
         )
         assert torch.equal(found["aspect_ratios"], other["aspect_ratios"])
         assert (found["pixel_values"] - other["pixel_values"].float()).abs().max() <= 2 / 128
+        plain = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
+        found, other = (kind()([image], **plain)["pixel_values"].float() for kind in kinds)
+        assert (found - other).abs().max() <= 1  # of 255
 
 
 def test_a_tower_in_bf16_takes_pixels_in_fp32(written, picture):
