@@ -29,7 +29,14 @@ from testing.preferences import (
     worst,
 )
 
-OBJECTIVES = {"sigmoid": "DPO", "orpo": "ORPO", "kto": "KTO", "reward": "a reward model"}
+OBJECTIVES = {
+    "sigmoid": "DPO",
+    "ipo": "IPO",
+    "simpo": "SimPO",
+    "orpo": "ORPO",
+    "kto": "KTO",
+    "reward": "a reward model",
+}
 FIGURES = ("loss", "grad_norm")
 # strategy -> ranks; a reward model's head is not divided
 WHOLE = {"ddp": 3, "zero1": 2, "zero2": 3, "zero2_offload": 2, "zero3": 3, "zero3_offload": 2, "fsdp2": 3, "hsdp": 4,
