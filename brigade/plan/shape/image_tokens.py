@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import UserError
-from ...train.upstream.llama4_sizes import sizes
 
 Numbers = Mapping[str, Any]
 
@@ -184,6 +183,8 @@ def _tiles(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
 
     Each tile of the canvas has a token behind it.
     """
+    from ...train.upstream.llama4_sizes import sizes  # it imports numpy, and `plan --help` comes at once
+
     vision = config["vision_config"]
     tile = _side(vision["image_size"])
     canvas, _ = sizes((height, width), tile, rule["most"])
