@@ -62,7 +62,7 @@ def test_a_second_run_reads_what_the_first_has_computed(run, tmp_path):
     assert asked == () and losses(second) == losses(first)
     (file,) = kept(tmp_path)
     known = np.load(file)
-    assert known.shape == (2 * 24, 1) and known.dtype == np.float32 and (known < 0).all()
+    assert known.shape == (2 * 24, 1) and known.dtype == np.float64 and (known < 0).all()
 
 
 def test_a_computation_that_was_interrupted_goes_on(run, tmp_path):
