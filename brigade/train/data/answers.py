@@ -13,7 +13,7 @@ ANSWERS = "answers"  # a key of a micro-batch that is not for the model
 # Its keys. RUNS: int64 (samples,), how many targets each sample has, one sample after the other; WHICH: int64 (answers,), the
 # samples that are answers and no filler; TOKENS: int64 (answers,), supervised tokens. Where rows have labels, DESIRABLE: bool
 # (answers,), and MISMATCHED: a micro-batch of other answers to the same prompts. Where a reference's log-probabilities are known,
-# REFERENCE: fp32 (answers,).
+# REFERENCE: fp64 (answers,).
 RUNS, WHICH, TOKENS, DESIRABLE, MISMATCHED, REFERENCE = (
     "runs", "which", "tokens", "desirable", "mismatched", "reference"
 )  # fmt: skip

@@ -29,7 +29,7 @@ class Samples(Sequence[TokenSequence]):
     Samples of PAIRS alternate: better, worse, better, worse. JUDGED have two further keys. "desirable": bool (samples,), whether
     each answer is labelled good; "mismatched": a TokenSequence of as many samples, each the prompt of one with the answer of
     another row, cut at max_length: KTO estimates a KL divergence by them. From read_reference() on there is "reference", in both:
-    fp32 (samples,).
+    fp64 (samples,).
 
     In the training split of a store with weights there is "weights": float64 (samples of the sequence,), those of their losses.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..recipe.flags import Settings
 
 SIZE = (300, 900)  # pixels, width and height
-CURE = "look whether the processor's files (processor_config.json, preprocessor_config.json) are the model's own"
+CURE = "check that the processor's files (processor_config.json, preprocessor_config.json) are the model's own"
 
 
 def load_checked(

@@ -22,7 +22,7 @@ TINY = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,  # linear attention's
     "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_headdim": 16,  # Zamba's
     "embedding_dim": 64,  # xLSTM's
-    "out_hidden_size": 64,  # of a vision tower
+    "out_hidden_size": 64, "embed_dim": 64,  # of a vision tower
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+_POSITIONS = "query_positions"  # an argument by which a layer hands its position_ids on to its attention
+
 
 class _Scale:
     """Scales the queries of one layer by their tokens' positions, as the layer's own code does by their places in the row.
@@ -15,15 +17,21 @@ class _Scale:
         self.floor, self.strength = attention.floor_scale, attention.attn_scale
         self.positions: torch.Tensor | None = None
 
-    def look(self, _: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Take over what the layer is told: a pre-hook of its forward method."""
-        self.positions = given["position_ids"]
+    def look(self, _: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Take over the positions: a pre-hook of the attention, which activation checkpointing runs again with the layer."""
+        self.positions = given[_POSITIONS]
+        return args, {key: value for key, value in given.items() if key != _POSITIONS}
 
     def __call__(self, _: Any, args: tuple[Any, ...], queries: torch.Tensor) -> torch.Tensor:
         """Return the scaled queries: a hook of the layer that makes them. queries: (rows, tokens, heads * head size)"""
         assert self.positions is not None
         steps = torch.floor((self.positions.float() + 1.0) / self.floor)
         return (queries * (torch.log1p(steps) * self.strength + 1.0)[..., None]).to(queries.dtype)
+
+
+def _hand_on(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the attention the positions too: a pre-hook of a layer, which keeps them to itself."""
+    return args, given | {_POSITIONS: given["position_ids"]}
 
 
 def count_within_samples(model: Any) -> None:
@@ -40,5 +48,6 @@ def count_within_samples(model: Any) -> None:
         if attention.attn_temperature_tuning:
             attention.attn_temperature_tuning = False
             scale = _Scale(attention)
-            layer.register_forward_pre_hook(scale.look, with_kwargs=True)
+            layer.register_forward_pre_hook(_hand_on, with_kwargs=True)
+            attention.register_forward_pre_hook(scale.look, with_kwargs=True)
             attention.q_proj.register_forward_hook(scale)

@@ -22,8 +22,8 @@ def sizes(image: Size, side: int, most: int, enlarge: bool = False) -> tuple[Siz
     one tile at most, unless `enlarge`, in which case it fills the canvas.
 
     image: in pixels; side: of a tile; most: tiles
-    The canvas is the one that enlarges least, or where none does, that makes smaller least; of several the smallest. Ratios are
-    rounded as in Transformers: to fp32 where a canvas decides them.
+    The canvas is the one that enlarges the image least, or, where it fits into none, the one that shrinks it least; of several,
+    the smallest. Ratios are rounded as in Transformers: to fp32 where a canvas decides them.
     """
     every = list(canvases(most, side))
     scales = [min(np.float32(h) / np.float32(image[0]), np.float32(w) / np.float32(image[1])) for h, w in every]

@@ -38,3 +38,11 @@ def test_a_processor_of_another_model_is_refused(kind, file, key, value, said, w
     (folder / file).write_text(json.dumps(content | {key: value}))
     message = mistake(load, folder)
     assert said in message and "flag --model_name_or_path" in message
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "llava_onevision",
+                                        "mistral3", "llama4"])  # fmt: skip
+def test_the_tiny_model_is_tiny_whatever_the_size_of_the_tower(model_type):
+    """Each rank builds it, so that a tower of its published size would take gigabytes and half a minute (Qwen2-VL's)."""
+    tiny = features._tiny(AutoConfig.for_model(model_type))
+    assert sum(parameter.numel() for parameter in tiny.parameters()) < 2e7
