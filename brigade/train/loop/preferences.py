@@ -34,7 +34,7 @@ _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-bat
 class Preferences(Feature):
     """Computes the recipe's objective.
 
-    sums: name of a figure -> its sum, and how many values that is of, since the last log entry: (2,) in fp32
+    sums: name of a figure -> its sum, and how many values that is of, since the last log entry: (2,) in fp64
     sums_before: the same, before the current step
     """
 
@@ -139,7 +139,7 @@ class Preferences(Feature):
     def _count(self, result: Result) -> None:
         for name, figure in result.figures.items():
             values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-            own = torch.stack([(values * which).sum(), which.sum()]).float()
+            own = torch.stack([(values * which).sum(), which.sum()]).double()
             self.sums[name] = self.sums[name] + own if name in self.sums else own
 
     def before_step(self) -> None:
