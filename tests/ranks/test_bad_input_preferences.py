@@ -40,7 +40,7 @@ PAIRS = {
     "an objective's mean": (["--objective", "own.py:mean"], ["of two pairs, losses has the shape ()", "for each pair"]),
     "a figure of one pair": (["--objective", "own.py:figure"], ["of two pairs, words has the shape (1,)"]),
     "an objective without a gradient": (["--objective", "own.py:frozen"], ["its losses have no gradient"]),
-    "an objective without its reference": (["--objective", "own.py:ratios"], ["tried with two pairs", "the recipe names none"]),
+    "an objective without its reference": (["--objective", "own.py:ratios"], ["recipe names none", "name one: reference: model"]),
     "an objective that returns losses alone": (["--objective", "own.py:bare"], ["tried with two pairs, it raises"]),
     "no such objective": (["--objective", "ppo"], ["--objective", "'ppo'", "dpo, ipo", "path/to/file.py:function"]),
     "a key of another objective": ([*DPO, "--simpo_gamma", "1"], ["--simpo_gamma", "dpo does not read it", "simpo"]),
