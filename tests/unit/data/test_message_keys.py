@@ -64,7 +64,8 @@ def test_a_call_without_arguments(call):
     ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold -inf, which is no JSON"),
     ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "hold datetime.date(2024, 5, 1), which is no JSON"),
     ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
-    ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"), (3, "without a function's name"),
+    ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
+    (3, "without a function's name"),
 ], ids=str)  # fmt: skip
 def test_calls_that_contradict_themselves_are_refused(call, said):
     assert said in refusal(calls, call)
@@ -141,15 +142,9 @@ def test_loss_flags_of_other_tools(flag, learned):
     assert f"{flag} {other!r} of one part" in refusal(read, answer(content=[part, part | {flag: learned}]))
     assert f"{flag} 0.5 of a 'assistant' turn is neither" in refusal(read, answer(**{flag: 0.5}))
     assert f"{flag} {learned!r} asks for loss on a 'user' turn" in refusal(read, QUESTION | {flag: learned})
-    beside = (
-        {"masked": learned}
-        if flag == "train"
-        else {"train": not learned if flag in ("masked", "no_loss", "ignore_loss", "mask_loss") else learned}
-    )
     read(QUESTION | {flag: other})
     if flag != "train":
-        named = {"train": not read(answer(**{flag: other})).get("train", True)}
-        assert "contradict each other" in refusal(read, answer(**{flag: other}, **named))
+        assert "contradict each other" in refusal(read, answer(train=True, **{flag: other}))
 
 
 def test_a_mask_that_may_mean_either_is_refused():
