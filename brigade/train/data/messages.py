@@ -28,7 +28,7 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
 UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "step_loss_mask", "trainable",
              "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
 MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
-FLAGS = (*UNTRAINED, *MASKED)
+FLAGS = frozenset((*UNTRAINED, *MASKED))
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
@@ -95,6 +95,8 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
     called: the column
     Raises BadRow for a text that begins as a list of turns does and cannot be read.
     """
+    if isinstance(value, list) and not (value and isinstance(value[0], str)):
+        return value
     read = value
     if isinstance(value, str):
         if not _BEGINS.match(value) or not _ROLE.search(value):
@@ -164,7 +166,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
-    content, calls = _content(message, role), list[Any]()
+    content, calls = _content(message, role, unread), list[Any]()
     flags = _flags(message, role)
     if role in CALLS:
         content, calls = "", calls_of(content, f"the content of {role!r}", unread)
@@ -185,8 +187,6 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if "<" in content:
         marks = keys.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
-    if message.get("role") is not None and message.get("from") is not None and message["from"] not in (*ROLES,):
-        unread.add("key 'from' of messages")  # a person's name, perhaps
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
@@ -200,11 +200,14 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     return whole | {"tool_calls": calls} if calls else whole
 
 
-def _content(message: Message, role: str) -> Any:
+def _content(message: Message, role: str, unread: set[str]) -> Any:
     """Return what a message says. Raises BadRow where its two keys for it, or those for the role, contradict each other."""
-    other = message.get("from")
-    if role != other and other in (*ROLES,) and (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
-        raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
+    other = message.get("from", role)
+    if other != role and other is not None:
+        if other not in (*ROLES,):
+            unread.add("key 'from' of messages")  # a person's name, perhaps
+        elif (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
+            raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
     content, value = message.get("content"), message.get("value")
     if keys.says_nothing(content) or keys.says_nothing(value) or content == value:
         return value if content is None or not keys.says_nothing(value) else content
@@ -214,10 +217,11 @@ def _content(message: Message, role: str) -> Any:
 def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
     """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
     and 1."""
-    flags = {}
-    for key in FLAGS:
-        value = content.get(key)
-        if value is None:
+    flags: dict[str, bool] = {}
+    if FLAGS.isdisjoint(content):
+        return flags
+    for key, value in content.items():
+        if key not in FLAGS or value is None:
             continue
         if not isinstance(value, (int, float)) or value not in (0, 1):
             problem = f"{key} {shown(value)} of {called.format(repr(role))} is neither 0 nor 1"
