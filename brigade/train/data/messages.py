@@ -33,6 +33,7 @@ READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_ca
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
+PARTS = ("text", *TYPES)  # types of a content's parts
 NO_ANSWER = "add the answer, or drop the row"
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
@@ -89,8 +90,9 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
 
 def turns_from_text(value: Any, called: str = "messages") -> Any:
     """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
-    repr, as tables in CSV hold it, an object that holds nothing but messages, or a single message. Any other value is returned
-    as it is: answers may be JSON, too. Wherever a column may hold a text or a list of turns, this is asked first.
+    repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists, which the datasets library makes
+    of a sequence of objects, or a single message. Any other value is returned as it is: answers may be JSON, too. Wherever a
+    column may hold a text or a list of turns, this is asked first.
 
     called: the column
     Raises BadRow for a text that begins as a list of turns does and cannot be read.
@@ -107,12 +109,28 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
                 f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
             )
             raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
-    if isinstance(read, dict):
+    if isinstance(read, dict) and isinstance(_role(read), list):
+        lists = [value for value in read.values() if isinstance(value, list) and len(value) == len(_role(read))]
+        read = (
+            [dict(zip(read, each, strict=True)) for each in zip(*lists, strict=True)]
+            if len(lists) == len(read)
+            else read
+        )
+    elif isinstance(read, dict):
         inner = next(iter(read.values())) if len(read) == 1 and read.keys() & set(LISTS) else [read]
         read = turns_from_text(inner, called) if isinstance(inner, str) else inner
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
     return read if _are_turns(read) else value
+
+
+def _parts_from_text(text: str) -> Any:
+    """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
+    parts = _read_list(text) if "type" in text else None
+    typed = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
+    )
+    return parts if typed else text
 
 
 def _read_list(text: str) -> Any:
@@ -175,6 +193,10 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
             calls += calls_of(message[key], key, unread)
     if calls and ROLES[role] != "assistant":
         raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
+    if (
+        isinstance(content, str) and content.startswith("[{") and ROLES[role] != "tool"
+    ):  # a tool's result may be JSON of them
+        content = _parts_from_text(content)
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
