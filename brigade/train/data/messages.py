@@ -14,12 +14,11 @@ from .tool_calls import calls_of, from_json
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
-ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
+RESULTS = ("tool", "function", "observation", "tool_response")  # whose texts may be JSON of parts
+ROLES = {role: role for role in ("system", "developer", "user", "assistant")} | {
     "human": "user",
     "gpt": "assistant",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
+    **dict.fromkeys(RESULTS, "tool"),
     **dict.fromkeys(CALLS, "assistant"),
 }
 # Keys of a message or a part that, where 0 or false, mean no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and
@@ -90,9 +89,9 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
 
 def turns_from_text(value: Any, called: str = "messages") -> Any:
     """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
-    repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists, which the datasets library makes
-    of a sequence of objects, or a single message. Any other value is returned as it is: answers may be JSON, too. Wherever a
-    column may hold a text or a list of turns, this is asked first.
+    repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists (which the datasets library
+    makes of a sequence of objects), or a single message. Any other value is returned as it is: answers may be JSON, too.
+    Wherever a column may hold a text or a list of turns, this is asked first.
 
     called: the column
     Raises BadRow for a text that begins as a list of turns does and cannot be read.
@@ -184,18 +183,11 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
-    content, calls = _content(message, role, unread), list[Any]()
-    flags = _flags(message, role)
+    content, flags = _content(message, role, unread), _flags(message, role)
+    calls = _calls(message, role, content, unread)
     if role in CALLS:
-        content, calls = "", calls_of(content, f"the content of {role!r}", unread)
-    for key in ("tool_calls", "function_call"):  # the second is OpenAI's, before there were tools
-        if not keys.says_nothing(message.get(key)):
-            calls += calls_of(message[key], key, unread)
-    if calls and ROLES[role] != "assistant":
-        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
-    if (
-        isinstance(content, str) and content.startswith("[{") and ROLES[role] != "tool"
-    ):  # a tool's result may be JSON of them
+        content = ""
+    elif isinstance(content, str) and content.startswith("[{") and role not in RESULTS:
         content = _parts_from_text(content)
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
@@ -220,6 +212,21 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
         named = " and ".join(flag for flag, learned in flags.items() if learned)
         raise BadRow(f"{named} asks for loss on a {role!r} turn", "loss is on the assistant's turns: remove it")
     return whole | {"tool_calls": calls} if calls else whole
+
+
+def _calls(message: Message, role: str, content: Any, unread: set[str]) -> list[dict[str, Any]]:
+    given = {
+        "tool_calls": message.get("tool_calls"),
+        "function_call": message.get("function_call"),
+    }  # OpenAI's, new and old
+    if role in CALLS:
+        given[f"the content of {role!r}"] = content or [content]
+    calls = [
+        call for key, value in given.items() if not keys.says_nothing(value) for call in calls_of(value, key, unread)
+    ]
+    if calls and ROLES[role] != "assistant":
+        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
+    return calls
 
 
 def _content(message: Message, role: str, unread: set[str]) -> Any:
