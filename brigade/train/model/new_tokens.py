@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 KEY = "add_tokens"
-BLANKS = ("", " ", "▁", "<0x20>")  # which some that are made up have, too
+BLANKS = ("▁",)  # which T5's has too
 
 
 class NewTokens(NamedTuple):
