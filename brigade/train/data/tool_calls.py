@@ -1,10 +1,10 @@
 """Tool calls and definitions of tools in one form, OpenAI's, whichever of the usual keys a row has for them."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import first_line, shown
 from .keys import says_nothing
 from .rows import BadRow
 
@@ -105,27 +105,9 @@ def refuse_what_json_lacks(value: Any, called: str) -> None:
     """Raise BadRow for a value with what no JSON can say: NaN, an infinity, or what tables hold beside texts and numbers."""
     try:
         json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        culprit = next((each for each in _leaves(value) if not _is_json(each)), None)
-        problem = f"{called} hold {shown(culprit)}, which is no JSON"
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = f"{called} hold what JSON cannot say: {first_line(error)}"
         raise BadRow(problem, "write null, a number or a text instead") from None
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    inner = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, (dict, list)):
-        yield value
-        return
-    for each in inner:
-        yield from _leaves(each)
 
 
 def from_json(value: Any, called: str) -> Any:

@@ -60,9 +60,9 @@ def test_a_call_without_arguments(call):
     ({"name": "f", "arguments": {"x": 1}, "parameters": {"x": 2}}, "arguments and parameters of the call 'f' contradict"),
     ({"function": {"name": "f", "arguments": {"x": 1}}, "input": {"x": 2}}, "contradict"),
     ({"name": "g", "function": {"name": "f"}}, "has the name 'f', and beside its function 'g'"),
-    ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold nan, which is no JSON"),
-    ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold -inf, which is no JSON"),
-    ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "hold datetime.date(2024, 5, 1), which is no JSON"),
+    ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold what JSON cannot say: Out of range float"),
+    ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold what JSON cannot say: Out of range float"),
+    ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "cannot say: Object of type date"),
     ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
     ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
     (3, "without a function's name"),
@@ -165,7 +165,7 @@ def test_definitions_of_tools_in_any_spelling(tool):
 
 @pytest.mark.parametrize("tools, said", [
     ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
-    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold nan"), ([3], "not a list of definitions"),
+    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"), ([3], "not a list of definitions"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)
