@@ -36,9 +36,6 @@ def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, righ
     assert f"flag --{wrong}" in message and repr(right) in message.splitlines()[-1]
 
 
-@pytest.mark.parametrize("key, wrong, home", [
-    ("max_length", "training", "data"), ("learning_rate", "model", "training"), ("ds_config", "training", "cluster"),
-])  # fmt: skip
 @pytest.mark.parametrize("written, reads", [
     ("no", "YAML reads no, off and false as false"), ("on", 'as "yes": YAML reads yes, on'), ("2024", '"2024"'),
     ("2024-05-01", 'quote it: "2024-05-01"'),
@@ -69,6 +66,9 @@ def test_a_column_is_named_once(load, mistake):
     load(data={"columns": {"prompt": "q", "completion": "a", "ignore": ["x", "x"]}})
 
 
+@pytest.mark.parametrize("key, wrong, home", [
+    ("max_length", "training", "data"), ("learning_rate", "model", "training"), ("ds_config", "training", "cluster"),
+])  # fmt: skip
 def test_a_key_in_the_wrong_section_is_told_its_home(load, mistake, key, wrong, home):
     message = mistake(load, **{wrong: {key: 1}})
     assert f"{wrong}.{key}" in message and f"under {home}:" in message.splitlines()[-1]

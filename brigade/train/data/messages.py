@@ -10,7 +10,7 @@ from ...errors import shown
 from . import keys
 from .row_images import TYPES, RowImages
 from .rows import BadRow, not_text
-from .tool_calls import calls_of, from_json
+from .tool_calls import calls_of, from_json, one_of
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
@@ -33,6 +33,7 @@ SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 PARTS = ("text", *TYPES)  # types of a content's parts
+TEXTS = ("text", "value", "content")  # keys of a part that is a text
 NO_ANSWER = "add the answer, or drop the row"
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
@@ -237,10 +238,13 @@ def _content(message: Message, role: str, unread: set[str]) -> Any:
             unread.add("key 'from' of messages")  # a person's name, perhaps
         elif (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
             raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
-    content, value = message.get("content"), message.get("value")
-    if keys.says_nothing(content) or keys.says_nothing(value) or content == value:
-        return value if content is None or not keys.says_nothing(value) else content
-    raise BadRow(f"the content and the value of a {role!r} turn say different things", "keep one of them")
+    return _said(message, ("content", "value"), f"of a {role!r} turn")
+
+
+def _said(given: dict[str, Any], names: tuple[str, ...], of: str) -> Any:
+    """Return what stands under the first of these names that says something, else under the first that there is."""
+    said = one_of({name: given[name] for name in names if not keys.says_nothing(given.get(name))}, of)
+    return next((given[name] for name in names if given.get(name) is not None), None) if said is None else said
 
 
 def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
@@ -273,12 +277,11 @@ def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | N
             keys.PARTS.refuse({str(kind): part}, f"in the content of {role!r}, a part of type")
             raise BadRow(f"a part of type {kind!r} in the content of {role!r}", "parts are {type: text, text: ...}")
         else:
-            name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
-            written = part.get(name)
+            written = _said(part, TEXTS, f"of a part in a {role!r} turn")
             if not isinstance(written, str):
                 raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
-            read.add(name)
+            read.update(TEXTS)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}

@@ -40,7 +40,7 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
         raise BadRow(problem, "keep one of them")
     given = {key: level[key] for key in ARGUMENTS for level in levels if not says_nothing(level.get(key))}
     decoded = {key: _object(value, f"{key} of the call {name!r}") for key, value in given.items()}
-    arguments = _one_of(decoded, f"of the call {name!r}") or {}
+    arguments = one_of(decoded, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     unread |= {
         f"key {key!r} of tool calls"
@@ -60,7 +60,7 @@ def _object(value: Any, called: str) -> Any:
     return read
 
 
-def _one_of(given: Mapping[str, Any], of: str) -> Any:
+def one_of(given: Mapping[str, Any], of: str) -> Any:
     """Return what is given under several names, None where nothing is. Raises BadRow where they differ."""
     first, *others = given.items() or [("", None)]
     if other := next((key for key, value in others if value != first[1]), None):
@@ -95,7 +95,7 @@ def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
         given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
         if given:
             others = {key: value for key, value in inner.items() if key not in SCHEMAS}
-            inner = others | {"parameters": _one_of(given, of)}
+            inner = others | {"parameters": one_of(given, of)}
     if wrap:
         return {"type": "function", "function": inner}
     return tool | {"function": inner} if "function" in tool else inner

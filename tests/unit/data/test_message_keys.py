@@ -105,13 +105,15 @@ def test_only_the_assistant_calls_tools(role):
     ({"role": "assistant", "content": None, "value": "a"}, "a"), ({"role": "assistant", "content": "a", "value": "a"}, "a"),
     ({"role": "assistant", "from": "gpt", "content": [], "value": "a"}, "a"), ({"role": None, "from": "gpt", "value": "a"}, "a"),
     ({"role": "assistant", "content": "", "value": None}, ""),
+    (answer(content=[{"type": "text", "text": "", "value": "a"}]), "a"),
 ], ids=str)  # fmt: skip
 def test_the_key_that_says_something_is_read(message, content):
     assert read(message)["content"] == content
 
 
 @pytest.mark.parametrize("message, said", [
-    ({"role": "assistant", "content": "a", "value": "b"}, "the content and the value of a 'assistant' turn say different"),
+    ({"role": "assistant", "content": "a", "value": "b"}, "content and value of a 'assistant' turn contradict"),
+    ({"role": "assistant", "content": [{"type": "text", "text": "a", "value": "b"}]}, "text and value of a part in"),
     ({"role": "assistant", "from": "human", "content": "a"}, "role is 'assistant', and its from 'human'"),
     ({"role": "assistant", "from": "function_call", "content": "{}"}, "its from 'function_call'"),
     ({"role": "assistant", "content": datetime.datetime(2024, 5, 1)}, "is a date (2024-05-01 00:00:00), not text"),
@@ -165,7 +167,8 @@ def test_definitions_of_tools_in_any_spelling(tool):
 
 @pytest.mark.parametrize("tools, said", [
     ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
-    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"), ([3], "not a list of definitions"),
+    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"),
+    ([3], "not a list of definitions"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)
