@@ -109,19 +109,23 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
                 f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
             )
             raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
-    if isinstance(read, dict) and isinstance(_role(read), list):
-        lists = [value for value in read.values() if isinstance(value, list) and len(value) == len(_role(read))]
-        read = (
-            [dict(zip(read, each, strict=True)) for each in zip(*lists, strict=True)]
-            if len(lists) == len(read)
-            else read
-        )
-    elif isinstance(read, dict):
-        inner = next(iter(read.values())) if len(read) == 1 and read.keys() & set(LISTS) else [read]
-        read = turns_from_text(inner, called) if isinstance(inner, str) else inner
+    if isinstance(read, dict):
+        read = _turns_of_object(read, called)
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
     return read if _are_turns(read) else value
+
+
+def _turns_of_object(value: dict[str, Any], called: str) -> Any:
+    role = _role(value)
+    if isinstance(role, list):
+        alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())
+        rows = zip(*value.values(), strict=True) if alike else ()
+        return [dict(zip(value, row, strict=True)) for row in rows]
+    if len(value) > 1 or value.keys().isdisjoint(LISTS):
+        return [value]
+    (inner,) = value.values()
+    return turns_from_text(inner, called)
 
 
 def _parts_from_text(text: str) -> Any:

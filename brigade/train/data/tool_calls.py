@@ -10,11 +10,8 @@ from .rows import BadRow
 
 # Names of a call's arguments: OpenAI's, Llama's (and Cohere's), Anthropic's, LangChain's.
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-SCHEMAS = (
-    "parameters",
-    "input_schema",
-    "inputSchema",
-)  # of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's
+# Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
+SCHEMAS = ("parameters", "input_schema", "inputSchema")
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 
 
@@ -34,17 +31,21 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problem = f"a tool call without a function's name: {repr(call)[:60]}"
         raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
-    name, levels = function["name"], [function] if function is call else [function, call]
+    name, levels = function["name"], {"": function} | ({} if function is call else {" beside the function": call})
     if call.get("name") not in (None, name):
         problem = f"a tool call has the name {name!r}, and beside its function {shown(call['name'])}"
         raise BadRow(problem, "keep one of them")
-    given = {key: level[key] for key in ARGUMENTS for level in levels if not says_nothing(level.get(key))}
-    decoded = {key: _object(value, f"{key} of the call {name!r}") for key, value in given.items()}
-    arguments = one_of(decoded, f"of the call {name!r}") or {}
+    given = {
+        f"{key}{at}": _object(level[key], f"{key} of the call {name!r}")
+        for key in ARGUMENTS
+        for at, level in levels.items()
+        if not says_nothing(level.get(key))
+    }
+    arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     unread |= {
         f"key {key!r} of tool calls"
-        for level in levels
+        for level in levels.values()
         for key, value in level.items()
         if key not in KNOWN and not says_nothing(value)
     }

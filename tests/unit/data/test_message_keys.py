@@ -59,6 +59,7 @@ def test_a_call_without_arguments(call):
 @pytest.mark.parametrize("call, said", [
     ({"name": "f", "arguments": {"x": 1}, "parameters": {"x": 2}}, "arguments and parameters of the call 'f' contradict"),
     ({"function": {"name": "f", "arguments": {"x": 1}}, "input": {"x": 2}}, "contradict"),
+    ({"function": {"name": "f", "arguments": {"x": 1}}, "arguments": {"x": 2}}, "arguments and arguments beside the function"),
     ({"name": "g", "function": {"name": "f"}}, "has the name 'f', and beside its function 'g'"),
     ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold what JSON cannot say: Out of range float"),
     ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold what JSON cannot say: Out of range float"),
