@@ -44,6 +44,8 @@ def test_a_word_that_yaml_takes_for_something_else(write_recipe, mistake, writte
     text = f"data:\n  dataset_config_name: {written}\n"
     message = mistake(flags.load, ["--recipe", str(write_recipe(text + "model: {model_name_or_path: m}\n"))])
     assert "data.dataset_config_name" in message and "quote it" in message and reads in message.splitlines()[-1]
+    text = f"data:\n  columns: {{text: {written}}}\n"
+    assert reads in mistake(flags.load, ["--recipe", str(write_recipe(text + "model: {model_name_or_path: m}\n"))])
 
 
 @pytest.mark.parametrize("key, said", [

@@ -77,7 +77,10 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
     cure = f"give {wanted}"
     if any(one["type"] == "string_type" for one in (first, *same)):
-        cure = _quoted(first["input"]) or cure
+        written: Any = document  # for pydantic does not see a bool as it is
+        for step in first["loc"]:  # of which some name a type
+            written = written[step] if isinstance(written, dict) and step in written else written
+        cure = _quoted(written) or cure
     return UserError(place, f"{shown(value)} is not {wanted}", cure)
 
 
