@@ -184,6 +184,16 @@ def test_json_that_cannot_be_read_is_refused(tmp_path, mistake):
     assert "a.parquet, row 2" in message and "column 'x' is JSON by its table's schema, and is not" in message
 
 
+def test_a_class_is_its_name_and_no_number(tmp_path):
+    import datasets
+
+    kinds = datasets.Features({"label": datasets.ClassLabel(names=["good", "bad"]), "text": datasets.Value("string")})
+    table = datasets.Dataset.from_dict({"label": [1, 0, -1], "text": ["a", "b", "c"]}, kinds)
+    table.to_parquet(tmp_path / "a.parquet")
+    for rows in Parquet([tmp_path / "a.parquet"]), Table(table, "set"):
+        assert [row["label"] for row in read(rows)[0]] == ["bad", "good", None]
+
+
 def test_maps_are_objects(tmp_path):
     kind = pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string()))
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -14,7 +14,7 @@ def reader_of(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     Columns and keys inside others that are JSON by Arrow's type (which Parquet's logical type becomes) or by the features of the
     datasets library (Json) are decoded; a null within them is meant. Structs lose the keys that are null elsewhere, for Arrow
-    gives each the keys of all others.
+    gives each the keys of all others. A class (ClassLabel) is its name: numbers follow the order of names, and 1 may mean "bad".
     """
     features = _features(schema)
     readers = {field.name: _reader(field.type, _inner(features, field.name)) for field in schema}
@@ -50,6 +50,9 @@ def _reader(kind: Any, feature: Any) -> Read | None:
 
     if str(getattr(kind, "extension_name", "")) == "arrow.json" or _inner(feature, "_type") == "Json":
         return _decode
+    names = _inner(feature, "names")
+    if _inner(feature, "_type") == "ClassLabel" and isinstance(names, list):
+        return lambda value: names[value] if 0 <= value < len(names) else None  # -1: nobody has given it a class
     if isinstance(feature, dict) and isinstance(feature.get("_type"), str):
         feature = feature.get("feature")  # of a list
     elif isinstance(feature, list) and len(feature) == 1:

@@ -294,10 +294,8 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
+        **section.model_dump(include={"lora_alpha", "rank_pattern", "alpha_pattern"}),
         r=section.lora_r,
-        lora_alpha=section.lora_alpha,
-        rank_pattern=section.rank_pattern,
-        alpha_pattern=section.alpha_pattern,
         lora_dropout=section.lora_dropout,
         target_modules=targets,
         target_parameters=target_parameters(section, model),
