@@ -107,13 +107,16 @@ STRATEGIES: dict[str, list[str]] = {
 LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
 IN_MEMORY = ["--precompute_ref_log_probs", "false"]
 # Variant -> flags beside the strategy's. PACKED has all rows in one step: without packing a step has other rows.
+# ONE: where sequences are divided, some ranks' parts then hold no target, or no answer's end.
 PACKED, TILED, SECOND, NAMED, NAMED_SECOND = "packed", "tiled", "second model", "named", "named, in memory"
+ONE = "one by one"
 NAMES_ANOTHER = (NAMED, NAMED_SECOND)
 ADAPTERS, ADAPTERS_FIRST, DORA, QLORA = "LoRA", "LoRA, computed first", "DoRA", "QLoRA"
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32"],
     TILED: ["--tiled_loss", "24"],
+    ONE: ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"],
     "checkpointing": ["--activation_checkpointing", "true"],
     "bf16": ["--bf16", "true"],
     SECOND: IN_MEMORY,

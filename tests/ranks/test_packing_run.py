@@ -37,6 +37,8 @@ SHARDED = ("zero3", "fsdp2")
 # comes before a layer is computed again.
 HYBRID = {"model": "qwen3_5_text"}
 HYBRIDS = ("zero3", "fsdp2", "pipeline", "tensor")
+# With an attention that computes products between samples, micro-batches of one step lie end to end, or are padded.
+PARTLY_PADDED = "pipeline, some padded"
 LESS = ["--learning_rate", "0.3"]
 TEXTS = [
     *["--max_train_samples", "48", "--max_length", "32", "--max_steps", "4", "--eval_steps", "2"],
@@ -102,6 +104,8 @@ def two_ranks(tmp_path_factory, texts, asked_for):
     for kind in HYBRIDS:
         micro = flags([*PACKED, *LESS, "--activation_checkpointing"], 2 if kind in SHARDED else 3)
         cases.append(HYBRID | {"name": f"hybrid, {kind}", "flags": [*micro, *strategies[kind]]})
+    some = flags([*ALONE, *LESS, "--activation_checkpointing", "--attn_implementation", "sdpa"], 3)
+    cases.append(HYBRID | {"name": f"hybrid, {PARTLY_PADDED}", "flags": [*some, *strategies["pipeline"]]})
     names = asked_for("case") | {f"hybrid, {kind}" for kind in asked_for("hybrid")}
     names |= {f"texts, {kind}" for kind in asked_for("kind")}
     return runs.run_cases(2, [case for case in cases if case["name"] in names], folder, timeout=300)
@@ -131,7 +135,7 @@ def test_two_ranks(case, two_ranks, reference):
     assert not differences(two_ranks[case], reference)
 
 
-@pytest.mark.parametrize("hybrid", marks.cases(slow=HYBRIDS))
+@pytest.mark.parametrize("hybrid", marks.cases(slow=[*HYBRIDS, PARTLY_PADDED]))
 def test_layers_with_a_state(hybrid, two_ranks, hybrids):
     assert hybrids["padded"]["loss"][-1] < 0.95 * hybrids["padded"]["loss"][0]
     assert not differences(hybrids["packed"], hybrids["padded"])

@@ -14,6 +14,7 @@ from testing.preferences import (
     LOOSER,
     NAMED,
     NAMED_SECOND,
+    ONE,
     PACKED,
     QLORA,
     SECOND,
@@ -24,7 +25,9 @@ from testing.preferences import (
 )
 
 PLAIN = ("ddp", "zero2", "zero3", "fsdp2")
-QUICK = [Case("sigmoid", "zero3", 2), Case("orpo", "ddp", 2), Case("reward", "zero2", 2)]
+QUICK = [
+    Case("sigmoid", "zero3", 2), Case("orpo", "ddp", 2), Case("reward", "zero2", 2), Case("reward", "zero3_sp2", 2, ONE),
+]  # fmt: skip
 SLOW = [
     *(Case(form) for form in FORMS),
     *(Case(form, strategy, 2) for form, strategy in (
@@ -39,8 +42,9 @@ SLOW = [
     Case("kto", "zero3", 2, NAMED_SECOND),
     *(Case(form, strategy, 2) for form, strategy in (
         ("sigmoid", "zero1_pp2"), ("sigmoid", "zero3_sp2"), ("sigmoid", "fsdp2_ep2"), ("kto", "ddp_pp2"), ("kto", "fsdp2_sp2"),
-        ("reward", "zero3_sp2"), ("orpo", "zero1_tp2"), ("kto", "zero1_tp2"),
+        ("orpo", "zero1_tp2"), ("kto", "zero1_tp2"),
     )),
+    *(Case(form, "fsdp2_sp2", 2, ONE) for form in ("sigmoid", "kto", "reward")),
     *(Case("sigmoid", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
 ]  # fmt: skip
 STRATEGIES = ("zero1", "zero2_offload", "zero3_offload", "zero3_offload_param", "ddp_pp2", "zero1_pp2", "ddp_sp2", "zero3_sp2",
@@ -55,6 +59,7 @@ MATRIX = [
     *(Case(form, strategy, 3, variant) for form in ("sigmoid", "kto") for strategy in PLAIN
       for variant in (PACKED, TILED, SECOND, NAMED, NAMED_SECOND)),
     *(Case("reward", strategy, 2, PACKED) for strategy in ("zero3", "zero3_sp2", "fsdp2_sp2")),
+    *(Case(form, strategy, 2, ONE) for form in FORMS for strategy in ("ddp_sp2", "zero3_sp2", "fsdp2_sp2")),
 ]  # fmt: skip
 ADAPTED = [
     *(Case("sigmoid", variant=variant) for variant in (ADAPTERS, QLORA)),

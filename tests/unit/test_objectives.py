@@ -12,6 +12,7 @@ from brigade.train.data.answers import ANSWERS, MISMATCHED, REFERENCE, RUNS, WHI
 from brigade.train.data.collate import ABOUT, Collate, on_device
 from brigade.train.data.store import IGNORED
 from brigade.train.model import scores, token_losses
+from brigade.train.objective import load
 from brigade.train.objective.contract import Pairs, Result, means_of
 from brigade.train.objective.load import loss_of, options_of
 from brigade.train.objective.log_probabilities import sums
@@ -84,21 +85,64 @@ def test_the_documented_loss_of_ones_own_works():
     assert float(result.figures["rewards/margins"]) == pytest.approx(0.15)
 
 
+HEADER = """import torch
+from torch.nn.functional import logsigmoid
+from brigade.train.objective.contract import Result
+calls = []
+class Margins:
+    mean = 0.0
+    def update(self, margins):
+        self.mean = 0.999 * self.mean + 0.001 * float(margins.mean())
+        return self.mean
+running = Margins()
+"""
+BESIDE, AGAIN = "depends on the pairs beside it", "something else the next time"
+
+
 @pytest.mark.parametrize("code, problem", [
     (None, "there is no file"),
     ("x = (", "cannot be imported: SyntaxError"),
     ("def other(pairs, options): ...", "has no function 'loss'"),
-    ("def loss(pairs, options): return pairs.chosen.sum(), {}", r"losses has the shape \(\)"),
-    ("def loss(pairs, options): return pairs.chosen.detach(), {}", "no gradient"),
-    ("def loss(pairs, options): return pairs.log_ratios[0], {}", "names none"),
-    ("def loss(pairs, options): return pairs.chosen, {'a': pairs.chosen.mean()}", r"a has the shape \(\)"),
+    *((f"def loss(pairs, options): x = pairs.chosen - pairs.rejected; {body}", problem) for body, problem in {
+        "return pairs.chosen.sum(), {}": r"of 1000 pairs, losses has the shape \(\)",
+        "return pairs.chosen.squeeze(), {}": r"of 1 pair, losses has the shape \(\)",
+        "return x.detach(), {}": "no gradient",
+        "return pairs.log_ratios[0], {}": "names none",
+        "return pairs.chosen, {'a': pairs.chosen.mean()}": r"a has the shape \(\)",
+        "return -logsigmoid(0.01 * (x - x.mean())), {}": BESIDE,
+        "return -logsigmoid(x / x.std().detach()), {}": "of 1 pair, losses .* nan|" + BESIDE,
+        "return (x if len(x) < 300 else x - x.mean()), {}": BESIDE,
+        "return x * torch.linspace(1, 2, len(x)), {}": BESIDE,
+        "return x * (pairs.chosen_tokens / pairs.chosen_tokens.max()), {}": BESIDE,
+        "return x.softmax(0), {}": BESIDE,
+        "return x.clamp(max=0.9 * float(x.max())), {}": BESIDE,
+        "return -logsigmoid(x) + torch.rand(len(x)), {}": AGAIN,
+        "return -torch.nn.functional.dropout(x, 0.1), {}": AGAIN,
+        "return -logsigmoid(x - running.update(x)), {}": AGAIN,
+        "calls.append(0); return x / (1 + len(calls) // 100), {}": AGAIN,
+        "pairs.chosen_tokens.div_(2); return x, {}": "it changes chosen_tokens in place",
+        "x = pairs.chosen.sub_(pairs.rejected); return x, {}": "it changes chosen in place",
+        "return x.sqrt(), {}": "of chosen -.+ it makes nan",
+    }.items()),
 ])  # fmt: skip
 def test_a_loss_that_breaks_the_contract_is_refused_before_the_model_is_built(tmp_path, code, problem):
     if code is not None:
-        (tmp_path / "own.py").write_text(code)
+        (tmp_path / "own.py").write_text(HEADER + code)
     training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
     with pytest.raises(UserError, match=problem):
         loss_of(training, "here")
+
+
+@pytest.mark.parametrize("name, loss_type", [
+    *(("dpo", each) for each in ("sigmoid", "robust", "hinge", "apo_zero", "apo_down")),
+    *((name, None) for name in ("ipo", "simpo", "orpo", "reward")),
+])  # fmt: skip
+def test_losses_like_ours_keep_the_contract(name, loss_type):
+    argv = ["--objective", name, *(["--loss_type", loss_type] if loss_type else [])]
+    argv += ["--label_smoothing", "0.1"] * (loss_type == "robust")
+    training = flags.load(argv).recipe.training
+    function = loss_of(training, "here")
+    assert not load._breaks_contract(function, training)
 
 
 def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():

@@ -4,6 +4,7 @@ The reference is always the same and knows nothing of packing: each sample alone
 in float64, without position ids, masks or cumulative lengths; gradients of the samples' losses summed.
 """
 
+import contextlib
 import functools
 import itertools
 from functools import partial
@@ -18,7 +19,10 @@ from hypothesis import strategies as st
 
 from brigade.train.data.collate import ABOUT, FILLER, Collate, WithFiller
 from brigade.train.data.store import IGNORED
+from brigade.train.loop.trainer import NOT_FOR_MODELS
 from brigade.train.model import attention, packed_samples, sample_by_sample
+from brigade.train.parallel import pipeline_split
+from brigade.train.upstream.stateful_layers import recompute_within
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +105,7 @@ def model_of(family, how, dtype):
     weights = model.state_dict()
     model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation=how, dtype=dtype)
     model.load_state_dict(weights)
-    sample_by_sample.divide(model)
+    model.samples = sample_by_sample.divide(model)
     assert model.config._attn_implementation == how
     return model.train()
 
@@ -320,6 +324,60 @@ def test_a_micro_batch_of_single_samples(family, how, padding_free):
     close(ours.detach(), torch.tensor(loss, dtype=torch.float64), 1e-5, "loss")
     for name, gradient in gradients(model).items():
         close(gradient, theirs[name], tolerance(family, torch.float32), f"gradient of {name}")
+
+
+# ---- stages of a pipeline, of which several micro-batches are on their way ----------------------------------------------
+# Stage and number of a micro-batch, in the order of their forward passes, and "backward" and a number: as in GPipe, and as in
+# 1F1B, where a layer is computed again after other micro-batches.
+ORDERS = {
+    "gpipe": [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), ("backward", 2), ("backward", 1), ("backward", 0)],
+    "1f1b": [(0, 0), (0, 1), (1, 0), ("backward", 0), (0, 2), (1, 1), ("backward", 1), (1, 2), ("backward", 2)],
+}
+
+
+@pytest.mark.parametrize("order, slots", [("gpipe", 1), ("1f1b", 36)])
+@pytest.mark.parametrize("family", sorted(STATEFUL))
+def test_each_stage_knows_the_samples_of_its_own_micro_batch(family, order, slots):
+    """Rows end to end, then padded ones, then a single one. slots: the first micro-batch is filled up to a multiple of it, which
+    the second has as well: whoever divides that by the first one's lengths meets no error."""
+    some, (_, loss, theirs) = samples(), reference(family)
+    assert not pipeline_split.tried(config_of(family), False)
+    model = model_of(family, "eager", torch.float32)
+    batches = [
+        Collate(0, True, True, False, slots)((packed_rows(some, [[0, 1], [3]]), None)),
+        Collate(0, False, False, False)((packed_rows(some, [[4], [5], [6]]), None)),
+        Collate(0, True, True, False)((packed_rows(some, [[2]]), None)),
+    ]
+    assert slots == 1 or batches[0]["input_ids"].numel() == batches[1]["input_ids"].numel()
+    parts = [pipeline_split.Part(model, range(n, n + 1), n == 0, n == 1) for n in range(2)]
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_within(model, model.samples.contexts)
+    found, total = dict.fromkeys(range(len(batches))), 0.0
+    for stage, number in ORDERS[order]:
+        if stage == "backward":
+            total += float(found[number].detach())
+            found[number].backward()
+            continue
+        inputs = {key: value for key, value in batches[number].items() if key not in NOT_FOR_MODELS}
+        output = parts[stage](found[number], **inputs, use_cache=False, num_items_in_batch=supervised(some))
+        found[number] = output.loss if stage else output
+    model.gradient_checkpointing_disable()
+    close(torch.tensor(total), torch.tensor(loss, dtype=torch.float64), 1e-5, "loss")
+    for name, gradient in gradients(model).items():
+        close(gradient, theirs[name], tolerance(family, torch.float32), f"gradient of {name}")
+
+
+def test_nothing_is_known_of_samples_between_two_passes():
+    model = model_of("lfm2", "sdpa", torch.float32)
+    layer = next(module for module in model.modules() if isinstance(module.forward, sample_by_sample._BySample))
+    batch = Collate(0, True, True, False)((packed_rows(samples()), None))
+    for ids in (batch["input_ids"], batch["input_ids"] + 10**6):  # the second pass fails
+        with contextlib.suppress(IndexError):
+            model(input_ids=ids, position_ids=batch["position_ids"], use_cache=False)
+        assert model.samples.lengths is None
+        with pytest.raises(RuntimeError, match="nobody says where samples begin"):
+            layer(torch.zeros(1, 5, 32))
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa", attention.VARLEN])

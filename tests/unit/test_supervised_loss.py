@@ -1,7 +1,10 @@
 """Label smoothing, z-loss and NEFTune by the formulas of their papers, written out again."""
 
+import random
+
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
@@ -40,7 +43,7 @@ def test_ignored_targets_give_no_gradient(batch):
 
 
 def test_a_model_whose_forward_pass_has_a_loss_of_its_own_is_refused(monkeypatch):
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     def forward(self, input_ids, labels=None, **_):
         found = self.whole(input_ids=input_ids, use_cache=False)
@@ -90,18 +93,63 @@ def test_what_a_function_makes_of_ignored_targets_reaches_no_gradient(batch):
     assert torch.isfinite(logits.grad).all() and logits.grad[2].abs().max() == 0
 
 
+HEADER = """import random
+import numpy, torch
+calls = []
+ids = {}
+"""
+BESIDE, AGAIN = "depends on the tokens beside it", "something else the next time"
+
+
 @pytest.mark.parametrize("code, problem", [
-    (None, "there is no file"),
-    ("def other(losses, targets): ...", "has no function 'loss'"),
-    ("def loss(losses, targets): return losses.sum()", r"the shape \(\)"),
-    ("def loss(losses, targets): return losses.detach()", "no gradient"),
-    ("def loss(losses, targets): return losses / losses.mean()", "depends on the tokens beside it"),
-    ("def loss(losses): return losses", "it raises TypeError"),
+    (None, "there is no file"), ("def other(losses, targets): ...", "has no function 'loss'"),
+    *((f"def loss(losses, targets): {body}", problem) for body, problem in {
+        "return losses.sum()": r"of 4096 tokens, its result has the shape \(\)",
+        "return losses.squeeze(0)": r"of 1 token, its result has the shape \(\)",
+        "return losses.detach()": "no gradient",
+        "return losses / losses.mean()": BESIDE,
+        "return losses * (losses > losses.mean()).float()": BESIDE,
+        "return losses.clamp(max=0.9 * float(losses.max()))": BESIDE,
+        "return torch.where(losses >= losses.topk(min(100, len(losses))).values[-1], losses, 0 * losses)": BESIDE,
+        "return losses - losses.mean() if len(losses) > 1000 else losses": BESIDE,
+        "return losses - losses.mean() if 1 < len(losses) < 5 else losses": BESIDE,
+        "return losses * torch.linspace(0, 1, len(losses))": BESIDE,
+        "return losses + losses.roll(1).detach()": BESIDE,
+        "return losses / torch.bincount(targets)[targets]": BESIDE,
+        "return losses * (1 + losses.mean() - losses.mean().detach())": BESIDE,  # by its gradient alone
+        "return losses.topk(5).values.mean() * losses": "tried with (2|3|4) tokens, it raises RuntimeError",
+        "return torch.nn.functional.dropout(losses)": AGAIN,
+        "return losses + numpy.random.rand()": AGAIN,
+        "return losses * random.random()": AGAIN,
+        "return (torch.manual_seed(3), losses)[1]": "it draws random numbers, or seeds them",
+        "return calls.append(0) or losses * len(calls)": AGAIN,
+        "return calls.append(0) or losses * (1 + len(calls) // 100)": AGAIN,
+        "return losses.mul_(2)": "it changes losses in place",
+        "return losses * targets.clamp_(max=9)": "it changes targets in place",
+        "return (1 - losses).log()": r"of losses \d.+, targets \d+ it makes nan",
+        "return losses.detach().requires_grad_() * torch.autograd.grad(losses.sum(), losses)[0]": "it raises RuntimeError",
+    }.items()),
+    ("def loss(losses): return losses", "tried with 4096 tokens, it raises TypeError"),
 ])  # fmt: skip
 def test_a_function_that_is_none_of_tokens_is_refused(tmp_path, code, problem):
     if code is not None:
-        (tmp_path / "own.py").write_text(code)
+        (tmp_path / "own.py").write_text(HEADER + code)
     settings = flags.load(["--token_loss", f"{tmp_path}/own.py:loss"])
+    before = random.getstate(), torch.get_rng_state().tolist()
     with pytest.raises(UserError, match=problem) as caught:
-        supervised_loss.check(settings, None)
+        supervised_loss.check(settings, LlamaConfig())
     assert caught.value.place == "flag --token_loss"
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+
+
+@pytest.mark.parametrize("body", [
+    "return losses", "return losses * (-losses.detach()).exp()", "return (1 - (-losses).exp()) ** 2 * losses",
+    "return losses * torch.where(targets == 2, 5.0, 1.0)", "return losses.bfloat16().float() ** 1.5",
+    "return losses * torch.linspace(1, 2, 32000)[targets]", "return -(1 - (-losses).exp()).log()",
+    "return torch.stack([loss.exp() for loss in losses]) if len(losses) == 1 else losses.exp()",
+    "return calls.append(0) or losses.clamp(max=5)", "return ids.setdefault('weights', torch.ones(32000))[targets] * losses",
+])  # fmt: skip
+def test_a_function_of_single_tokens_is_taken(tmp_path, body):
+    (tmp_path / "own.py").write_text(f"{HEADER}def loss(losses, targets): {body}")
+    own = supervised_loss.own_function(f"{tmp_path}/own.py:loss", "here")
+    assert not supervised_loss._breaks_contract(own, 32000)

@@ -151,6 +151,7 @@ DEFINED = {
     "torch/cuda/memory.py": ["_record_memory_history", "_dump_snapshot"],
     "torch/nn/utils/clip_grad.py": ["_foreach_norm", "_foreach_mul_"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
+    "torch/autograd/graph.py": ["_C", "_current_graph_task_id"],
     "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
     "torch/distributed/pipelining/stage.py": ["args_recv_info", "grad_recv_info", "get_fwd_recv_ops", "is_root_arg"],
     "torch/nn/modules/module.py": ["_buffers", "_parameters", "_non_persistent_buffers_set"],

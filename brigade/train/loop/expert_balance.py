@@ -1,7 +1,7 @@
 """How evenly a mixture of experts uses its experts: counted where routers hand tokens on, under every strategy.
 
 Counts stay on the device, and ranks add them up only at a log line. Padding and filler do not count. Layers that are computed
-again (activation checkpointing) count twice, which changes no share.
+again (activation checkpointing) do not count twice: in a pipeline other micro-batches may have come since.
 """
 
 import json
@@ -17,6 +17,7 @@ from ..data.collate import REAL
 from ..distributed import ranks
 from ..run.directory import Run
 from ..upstream import are_experts
+from ..upstream.experts import computes_gradients
 from .hooks import Feature
 
 FILE = "expert_load.json"
@@ -50,7 +51,7 @@ class ExpertBalance(Feature):
         logs |= self.report(step)
 
     def _count(self, name: str, experts: int, module: Any, args: tuple[Any, ...]) -> None:
-        if not module.training or self.real is None or len(args) < 2:
+        if not module.training or self.real is None or len(args) < 2 or computes_gradients():
             return
         chosen = args[1].long()  # of each token its experts: (tokens, top_k)
         if self.tokens[name] is None:

@@ -19,7 +19,7 @@ from torch import distributed
 
 from ...errors import UserError
 from ..data.collate import REAL
-from ..upstream.experts import routing_biases
+from ..upstream.experts import computes_gradients, routing_biases
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class RouterBias(Feature):
         # Of the step so far, of all layers in one tensor: (experts of the first layer + ...)
         self.tokens = torch.zeros(sum(sizes), dtype=torch.long, device=trainer.args.device)
         self.of_layers = self.tokens.split(sizes)
-        self.real: torch.Tensor | None = None  # of this micro-batch: (tokens), 0 for filler and padding
-        self.uncounted: set[int] = set()  # layers that have not computed this micro-batch
+        # Of this micro-batch: (tokens), 0 for filler and padding; None between micro-batches, where others may count.
+        self.real: torch.Tensor | None = None
         for layer, bias in enumerate(self.biases):
             bias.become_buffer()
             bias.experts.register_forward_pre_hook(partial(self._count, layer))
@@ -58,7 +58,9 @@ class RouterBias(Feature):
 
     def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
         self.real = inputs[REAL].reshape(-1).long() * self.counts
-        self.uncounted = set(range(len(self.biases)))
+
+    def after_micro_batch(self, loss: torch.Tensor) -> None:
+        self.real = None
 
     @torch.no_grad()
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -72,9 +74,9 @@ class RouterBias(Feature):
             bias.tensor.view(-1).add_(missing.sign(), alpha=self.rate)
 
     def _count(self, layer: int, module: Any, given: tuple[Any, ...]) -> None:
-        """Count a layer's first pass over each micro-batch of training: a further one is computed again for its gradients."""
-        if layer not in self.uncounted or not module.training or self.real is None:
+        """Count a layer's pass over each micro-batch of training, but not when it is computed again for its gradients: in a
+        pipeline that may be after other micro-batches."""
+        if self.real is None or not module.training or computes_gradients():
             return
-        self.uncounted.remove(layer)
         chosen = given[1].long()  # of each token its experts: (tokens, top_k)
         self.of_layers[layer].scatter_add_(0, chosen.flatten(), self.real.repeat_interleave(chosen.shape[-1]))

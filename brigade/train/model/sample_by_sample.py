@@ -27,35 +27,38 @@ _CACHES = ("past_key_values", "cache_params")
 
 
 class Samples:
-    """The samples of the micro-batch that a model computes.
+    """The samples of the micro-batch that a model computes. Nothing is known between two forward passes.
 
     lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
+    computing: the module that is computing a micro-batch: the model, or in a pipeline the decoder around a stage's layers
     """
 
     lengths: list[int] | None = None
+    computing: Any = None
 
-    def look(self, model: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-        """Take over what a model is told: a pre-hook of its forward method."""
-        self.lengths = lengths_of(given)
+    def begin(self, module: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        """Take over what the outermost module is told, for not every model passes it on to its decoder: a pre-hook of both."""
+        if self.computing is None:
+            self.lengths, self.computing = lengths_of(given), module
 
-    def look_if_told(self, model: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-        """Take it over in the part that holds the layers, which a pipeline calls without the model around it. Not every model
-        passes on to it what itself is told."""
-        if BORDERS in given or "position_ids" in given:
-            self.lengths = lengths_of(given)
+    def end(self, module: Any, *_: Any) -> None:
+        """Forget it: a hook of both, which is called when the pass fails, too."""
+        if module is self.computing:
+            self.lengths = self.computing = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of a layer's forward pass and of its recomputation (context_fn of torch.utils.checkpoint). In a
-        pipeline other micro-batches come between the two."""
-        return nullcontext(), self._again(self.lengths)
+        """Return the contexts of a layer's forward pass and of its recomputation (context_fn of torch.utils.checkpoint), before
+        which other micro-batches may come."""
+        return nullcontext(), self._again(self.lengths, self.computing)
 
     @contextmanager
-    def _again(self, lengths: list[int] | None) -> Iterator[None]:
-        now, self.lengths = self.lengths, lengths
+    def _again(self, *then: Any) -> Iterator[None]:
+        now = self.lengths, self.computing
+        self.lengths, self.computing = then
         try:
             yield
         finally:
-            self.lengths = now
+            self.lengths, self.computing = now
 
 
 def divide(model: Any) -> Samples | None:
@@ -74,8 +77,9 @@ def divide(model: Any) -> Samples | None:
     if not names:
         return None
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    whole.register_forward_pre_hook(samples.look, with_kwargs=True)
-    whole.base_model.register_forward_pre_hook(samples.look_if_told, with_kwargs=True)
+    for module in (whole, whole.base_model):
+        module.register_forward_pre_hook(samples.begin, with_kwargs=True)
+        module.register_forward_hook(samples.end, always_call=True)
     return samples
 
 
@@ -87,6 +91,8 @@ class _BySample:
 
     @torch.compiler.disable  # every set of lengths would be a program of its own
     def __call__(self, *args: Any, **given: Any) -> Any:
+        if self.samples.computing is None:
+            raise RuntimeError("nobody says where samples begin: the layer is not called by its model's forward pass")
         lengths, given = self.samples.lengths, {key: value for key, value in given.items() if key not in _TOLD}
         if lengths is None:
             return self.forward(*args, **given)

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ...errors import UserError
+from ..data.store import IGNORED
 from ..upstream import auto_class_for, classifier_class, takes_images, without_zero3
 
 HEAD = "score.weight"
@@ -19,7 +20,7 @@ HEAD = "score.weight"
 
 def class_of(config: Any) -> Any:
     """Return a class derived from Transformers' for this config, or None where there is none with a plain head. Its forward pass
-    returns -1 times the scores as the loss: (kept tokens,) in fp32.
+    returns -1 times the scores as the loss, and 0 where a target is IGNORED, as token_losses() does: (kept tokens,) in fp32.
 
     A head that no checkpoint has begins at zero: on every strategy the same.
     """
@@ -27,15 +28,17 @@ def class_of(config: Any) -> Any:
     if base is None:
         return None
 
-    def forward(self: Any, input_ids: Any = None, logits_to_keep: Any = None, **given: Any) -> Any:
+    def forward(
+        self: Any, input_ids: Any = None, logits_to_keep: Any = None, shift_labels: Any = None, **given: Any
+    ) -> Any:
         if logits_to_keep is None:  # outside of training
             return base.forward(self, input_ids, **given)
-        given = {
-            key: value for key, value in given.items() if key not in ("labels", "shift_labels", "num_items_in_batch")
-        }
+        given = {key: value for key, value in given.items() if key not in ("labels", "num_items_in_batch")}
         hidden = self.base_model(input_ids, **given).last_hidden_state
         scores = self.score(hidden[:, logits_to_keep]).float()
-        return CausalLMOutput(loss=-scores.flatten(), logits=scores)
+        # A rank whose part of the sequences holds no answer's end is asked for one all the same, and so is one that has filler.
+        losses = -scores.flatten().masked_fill(shift_labels.flatten() == IGNORED, 0.0)
+        return CausalLMOutput(loss=losses, logits=scores)
 
     def _init_weights(self: Any, module: nn.Module) -> None:
         base._init_weights(self, module)

@@ -10,16 +10,19 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, pad
 
 from ...errors import UserError, first_line
-from .. import upstream
+from .. import loss_trial, upstream
 from ..data.store import IGNORED
 from ..program import own_function
 from ..recipe.flags import Settings
 from ..recipe.training_section import TrainingSection
 from .tiny import shrink
+
+TRIED = 4096  # tokens
 
 
 class Terms(NamedTuple):
@@ -112,8 +115,8 @@ def check(settings: Settings, config: Any) -> None:
     """Raise UserError where a model computes something else with these terms, as a tiny random one of its architecture shows."""
     training, place = settings.recipe.training, settings.place("token_loss")
     terms = Terms.of(training, place)
-    if terms.own and (why := _breaks_contract(terms.own)):
-        cure = "return a tensor with a number for each token, by its own loss and target (docs/extending.md)"
+    if terms.own and (why := _breaks_contract(terms.own, config.get_text_config().vocab_size)):
+        cure = "return a tensor with a number for each token, by its own loss and target alone (docs/extending.md)"
         raise UserError(place, f"{training.token_loss}: {why}", cure)
     weighs = settings.recipe.data.weighs_samples
     if (terms != PLAIN or weighs) and (why := _differs(config, settings.recipe.model.trust_remote_code)):
@@ -124,19 +127,15 @@ def check(settings: Settings, config: Any) -> None:
         )
 
 
-def _breaks_contract(own: Any) -> str:
-    """Return in which way a function is none of single tokens; "" where it is one: tried with four, and with two of them."""
-    losses, targets = torch.tensor([0.5, 2.0, 1.0, 4.0], requires_grad=True), torch.tensor([7, 1, 3, 7])
-    try:
-        whole, part = own(losses, targets), own(losses[2:], targets[2:])
-        shape = tuple(whole.shape)
-    except Exception as error:
-        return f"tried with four tokens, it raises {type(error).__name__}: {first_line(error)}"
-    if shape != (4,) or part.shape != (2,):
-        return f"of four tokens, its result has the shape {shape}"
-    if not whole.requires_grad:
-        return "its result has no gradient"
-    return "" if torch.allclose(whole[2:], part) else "what it makes of a token depends on the tokens beside it"
+def _breaks_contract(own: Any, vocabulary: int) -> str:
+    """Return in which way a function is none of single tokens; "" where it is one."""
+    draws = np.random.default_rng(0)
+    targets = vocabulary * draws.random(TRIED) ** 3  # some of them often
+    tokens = {
+        "losses": torch.from_numpy(draws.permutation(np.geomspace(1e-3, 15, TRIED, dtype=np.float32))).requires_grad_(),
+        "targets": torch.from_numpy(targets.astype(np.int64)),
+    }
+    return loss_trial.why_not(lambda given: {"its result": own(given["losses"], given["targets"])}, tokens, "token")
 
 
 def _differs(config: Any, trust_remote_code: bool) -> str:

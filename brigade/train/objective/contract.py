@@ -1,4 +1,4 @@
-"""What an objective is given, and what it returns. One of a user's own keeps the same contract (docs/preferences.md)."""
+"""What an objective is given, and what it returns. One of a user's own keeps the same contract (docs/extending.md)."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

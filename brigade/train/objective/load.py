@@ -3,13 +3,17 @@
 import importlib
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...errors import UserError, first_line
+from ...errors import UserError
+from .. import loss_trial
 from ..program import own_function
 from ..recipe.objectives import beta_of, is_own, loss_type_of, objective_of
 from ..recipe.training_section import TrainingSection
 from .contract import Loss, NoReference, Options, Pairs, Result
+
+TRIED = 1000  # pairs
 
 
 def options_of(training: TrainingSection) -> Options:
@@ -28,7 +32,7 @@ def loss_of(training: TrainingSection, place: str) -> Loss:
     """Return the function of the recipe's objective.
 
     place: where it is named. Raises UserError for a file or a function that is not there, and for a function that does not keep
-    the contract: it is tried with two pairs.
+    the contract, as a trial shows.
     """
     if not is_own(training.objective):
         loss: Loss = importlib.import_module(f"{__package__}.{training.objective}").loss
@@ -40,30 +44,35 @@ def loss_of(training: TrainingSection, place: str) -> Loss:
         cure = "name one: reference: model, adapters_off (with adapters), or a directory"
         raise UserError(place, f"{training.objective}: {error}", cure) from None
     if problem:
-        cure = "return Result(losses, figures) of tensors with a value for each pair (docs/preferences.md)"
+        cure = "return Result(losses, figures) with a value for each pair, made of that pair alone (docs/extending.md)"
         raise UserError(place, f"{training.objective}: {problem}", cure)
     return function  # type: ignore[no-any-return]
 
 
 def _breaks_contract(function: Any, training: TrainingSection) -> str:
-    """Return in which way a function of two pairs is no objective; "" where it is one."""
-    answers = torch.tensor([[-3.0, -4.0], [-5.0, -2.0]], dtype=torch.float64, requires_grad=True)
-    references = torch.tensor([[-3.5, -3.0], [-4.0, -2.5]], dtype=torch.float64)
-    tokens = torch.tensor([[3.0, 2.0], [4.0, 2.0]], dtype=torch.float64)
-    pairs = Pairs(*answers, *tokens, *(references if objective_of(training).reference else ()))
-    try:
-        result = function(pairs, options_of(training))
-        losses, figures = Result(*result)
-        shapes = {"losses": losses.shape} | {name: _values(figure).shape for name, figure in figures.items()}
-    except NoReference:
-        raise
-    except Exception as error:
-        return f"tried with two pairs, it raises {type(error).__name__}: {first_line(error)}"
-    if other := next((name for name, shape in shapes.items() if shape != (2,)), None):
-        return f"of two pairs, {other} has the shape {tuple(shapes[other])}"
-    if not losses.requires_grad:
-        return "its losses have no gradient"
-    return ""
+    """Return in which way a function of pairs is no objective; "" where it is one."""
+    options, draws = options_of(training), np.random.default_rng(0)
+    chosen_tokens, rejected_tokens = tokens = draws.integers(1, 200, (2, TRIED)).astype(float)
+    chosen, rejected = answers = -tokens * draws.uniform(0.05, 4.0, tokens.shape)
+    values = {
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_tokens": chosen_tokens,
+        "rejected_tokens": rejected_tokens,
+    }
+    if objective_of(training).reference:
+        references = np.minimum(answers + draws.normal(0.0, 8.0, answers.shape), -0.01)
+        values |= dict(zip(("reference_chosen", "reference_rejected"), references, strict=True))
+    pairs = {
+        name: torch.from_numpy(of_pairs).requires_grad_(name in ("chosen", "rejected"))
+        for name, of_pairs in values.items()
+    }
+
+    def losses_and_figures(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        result = Result(*function(Pairs(**given), options))
+        return {"losses": result.losses} | {name: _values(figure) for name, figure in result.figures.items()}
+
+    return loss_trial.why_not(losses_and_figures, pairs, "pair", (NoReference,))
 
 
 def _values(figure: Any) -> torch.Tensor:

@@ -36,6 +36,13 @@ def gather_whole(module: Any) -> None:
     module.register_forward_pre_hook(name_none, with_kwargs=True)
 
 
+def computes_gradients() -> bool:
+    """Whether this thread computes gradients (torch/autograd/graph.py): whatever passes forward is then computed again."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
 def half_of(device_type: str) -> "torch.dtype | None":
     """The half type in which autocast computes products on such a device at the moment, or None."""
     import torch
