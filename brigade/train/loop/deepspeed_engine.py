@@ -102,6 +102,11 @@ class DeepSpeed(Engine):
         if self.training.fp16:
             trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(state["scale"])
 
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
+        if self.run.settings.recipe.model.use_peft or not self.gathers_weights(trainer):
+            return None
+        return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
+
     def gathers_weights(self, trainer: "Trainer") -> bool:
         zero3 = trainer.deepspeed.zero_optimization_partition_weights()
         adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
@@ -150,10 +155,7 @@ class TensorDeepSpeed(DeepSpeed):
         autotp.sum_gradients(trainer.model, {name for name, style in plan.items() if style == tensor_plan.NORMS})
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
-        state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
-        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
-            state.pop(second_name, None)
-        return state
+        return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
 
     def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:
         return autotp.whole_logits(trainer.model)

@@ -195,8 +195,8 @@ class Engine:
             scaler.load_state_dict(scaler.state_dict() | state)
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
-        """Return the state dict to save, or None where Transformers gathers it."""
-        return None
+        """Return the state dict to save, or None where Transformers gathers it: of adapters, and where weights stay in parts."""
+        return None if self.run.settings.recipe.model.use_peft else trainer.model.state_dict()
 
     def model_to_save(self, trainer: "Trainer") -> Any:
         """Return the model that can write whole_state() in Hugging Face format."""

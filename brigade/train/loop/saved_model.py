@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError
 from .. import files, upstream
-from ..checkpoint import saved_weights
+from ..checkpoint import carried, saved_weights
 from ..distributed import heartbeat
 from ..model import base_weights
 from ..model.adapter_weights import saved_names
@@ -29,9 +29,12 @@ def save(trainer: "Trainer", folder: Path) -> None:
     trainer.run.check_directory()
     if trainer.args.should_save:
         files.remove_links(folder)
+        carried.remove_index(folder)
     with Moving():
         _write(trainer, folder)
     if trainer.args.should_save:
+        if not trainer.run.settings.recipe.model.use_peft:
+            _complete(trainer, folder)
         file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
         _check(trainer, folder)
 
@@ -50,11 +53,34 @@ def _write(trainer: "Trainer", folder: Path) -> None:
     if state is None:
         trainer.engine.save_weights(trainer, folder)
         return
+    if trainer.args.should_save and not trainer.run.settings.recipe.model.use_peft:
+        _as_in_the_base(state, trainer)
     model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
     checkpoint_files.save_model(trainer, model, folder, state)
     generates = getattr(model, "generation_config", None) is not None  # and is no reward model
     if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft and generates:
         model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
+
+
+def _as_in_the_base(state: dict[str, Any], trainer: "Trainer") -> None:
+    """Leave of tied weights one name, for gathered they may be two tensors, and give each weight the precision that it has in the
+    base's files, unless it is trained in a lower one."""
+    for second_name in trainer.model.all_tied_weights_keys:
+        state.pop(second_name, None)
+    for name, tensor in state.items():
+        dtype = trainer.base_files.saved_dtype(name, tensor.dtype)
+        state[name] = tensor if dtype == tensor.dtype else tensor.to("cpu", dtype)
+
+
+def _complete(trainer: "Trainer", folder: Path) -> None:
+    """Add what is carried over from the base, and correct the config."""
+    base = trainer.base_files
+    if not trainer.engine.gathers_weights(trainer):
+        carried.add_to_checkpoint(folder, base.carried, base.predicts)
+        return
+    carried.add_to_model(folder, base.carried)
+    usual = base.saved_dtype("", trainer.engine.load_dtype())
+    carried.correct_config(folder, base.predicts, str(usual).removeprefix("torch."))
 
 
 def _check(trainer: "Trainer", folder: Path) -> None:
