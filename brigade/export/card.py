@@ -93,7 +93,7 @@ def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
         return []
     fell = f", {before:.4f} before training" if before else ""
     objective = objective_of(settings.recipe.training)
-    unit = " nats per token" if objective.rows == ANSWERS else f" ({objective.title})"
+    unit = " nats per token" if objective.rows == ANSWERS else f" ({_shown(objective.title)})"
     return [f"Held-out loss: {after:.4f}{unit} after {recorded['steps']} steps{fell}."]
 
 

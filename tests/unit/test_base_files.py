@@ -1,6 +1,7 @@
 """What a model's files hold and no module takes, as layers for multi-token prediction, is carried over into what is saved."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from brigade.train.checkpoint import carried, export
+from brigade.train.loop import saved_model
 from brigade.train.model import base_files
 from brigade.train.model.config_json import prediction_layers
 from brigade.train.recipe import flags
+from brigade.train.upstream import checkpoint_files
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -77,7 +80,7 @@ def test_what_no_module_takes_is_carried_over_bit_for_bit(kind, base, tmp_path):
     assert held.usual == torch.bfloat16 and set(held.dtypes.values()) <= {torch.bfloat16, torch.float32}
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    model.save_pretrained(tmp_path / "saved", max_shard_size="20KB")
+    model.save_pretrained(tmp_path / "saved", max_shard_size="4KB")
     shards = len([*(tmp_path / "saved").glob("*.safetensors")])
     carried.add_to_model(tmp_path / "saved", held.carried)
     carried.correct_config(tmp_path / "saved", held.predicts)
@@ -124,7 +127,7 @@ REWARD = (
     "pairs.jsonl",
     "--dataset_name",
     "null",
-    "--validation_split_percentage",
+    "--validation_split",
     "10",
 )
 
@@ -146,6 +149,44 @@ def test_where_they_cannot_stay_true_the_config_counts_none(change, options, wor
     carried.correct_config(tmp_path, held.predicts, "bfloat16")
     text = {"mtp_num_hidden_layers": 0, "dtype": "bfloat16"}
     assert json.loads(saved.read_text()) == {"num_nextn_predict_layers": 0, "text_config": text}
+
+
+def test_rows_for_each_token_do_not_follow_a_grown_vocabulary(base, monkeypatch):
+    monkeypatch.setattr(base_files, "_words_before", lambda *_: 3)  # the rows of what base() adds
+    held = look(base())
+    assert not held.carried and "has grown to 64 rows, and theirs has not" in held.describe()["not carried over"]
+
+
+@pytest.mark.parametrize(("name", "predicts"), [
+    ("model.layers.2.eh_proj.weight", True), ("model.language_model.layers.16.enorm.weight", True), ("mtp.fc.weight", True),
+    ("model.mtp.layers.0.norm.weight", True), ("model.layers.1.mlp.gate.weight", False),
+    ("vision_tower.encoder.layers.9.mlp.fc1.weight", False), ("model.visual.blocks.9.norm.weight", False),
+])  # fmt: skip
+def test_layers_that_predict_further_tokens_are_known_by_their_names(name, predicts):
+    """Of a model of images and texts that is trained on texts, the tower is left out."""
+    assert base_files.predicts(name, layers=2) == predicts
+
+
+def test_a_saved_weight_has_the_bases_precision_and_a_tied_one_a_single_name():
+    """Engines gather tied weights as two tensors, and hold weights in fp32 or in half precision."""
+    held = base_files.BaseFiles({}, "", 0, False, {"norm": torch.float32, "table": torch.bfloat16}, torch.bfloat16)
+    tied = SimpleNamespace(all_tied_weights_keys={"head": "table"})
+    for trained in (torch.float32, torch.bfloat16, torch.float16):
+        state = {name: torch.ones(2, dtype=trained) for name in ("norm", "table", "head", "new")} | {
+            "count": torch.ones(1).int()
+        }
+        checkpoint_files.name_once(state, tied)
+        saved_model._as_in_the_base(state, held)
+        norm = torch.float32 if trained == torch.float32 else trained
+        half = torch.bfloat16
+        assert {name: tensor.dtype for name, tensor in state.items()} == {
+            "norm": norm, "table": half, "new": half, "count": torch.int32
+        }  # fmt: skip
+    full = base_files.BaseFiles({}, "", 0, False, {}, torch.float32)
+    assert (
+        full.saved_dtype("any", torch.bfloat16) == torch.bfloat16
+        and full.saved_dtype("any", torch.float32) == torch.float32
+    )
 
 
 def test_buffers_that_a_module_computes_are_left_out(base):

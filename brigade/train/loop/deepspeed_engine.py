@@ -15,6 +15,7 @@ from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
 from ..upstream import (
     autotp,
+    checkpoint_files,
     cpu_adam,
     deepspeed_kernels,
     nvme_resume,
@@ -101,6 +102,14 @@ class DeepSpeed(Engine):
     def set_loss_scale(self, trainer: "Trainer", state: Mapping[str, Any]) -> None:
         if self.training.fp16:
             trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(state["scale"])
+
+    def save_weights(self, trainer: "Trainer", folder: Path) -> None:
+        state = None if self.run.settings.recipe.model.use_peft else self.whole_state(trainer)
+        if state is None:
+            super().save_weights(trainer, folder)
+            return
+        checkpoint_files.name_once(state, trainer.model)
+        checkpoint_files.save_model(trainer, trainer.model, folder, state)
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
         if self.run.settings.recipe.model.use_peft or not self.gathers_weights(trainer):

@@ -12,6 +12,7 @@ from ..checkpoint import carried, saved_weights
 from ..distributed import heartbeat
 from ..model import base_weights
 from ..model.adapter_weights import saved_names
+from ..model.base_files import BaseFiles
 from ..upstream import checkpoint_files, file_modes
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def _write(trainer: "Trainer", folder: Path) -> None:
         trainer.engine.save_weights(trainer, folder)
         return
     if trainer.args.should_save and not trainer.run.settings.recipe.model.use_peft:
-        _as_in_the_base(state, trainer)
+        checkpoint_files.name_once(state, trainer.model)
+        _as_in_the_base(state, trainer.base_files)
     model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
     checkpoint_files.save_model(trainer, model, folder, state)
     generates = getattr(model, "generation_config", None) is not None  # and is no reward model
@@ -62,13 +64,10 @@ def _write(trainer: "Trainer", folder: Path) -> None:
         model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
 
 
-def _as_in_the_base(state: dict[str, Any], trainer: "Trainer") -> None:
-    """Leave of tied weights one name, for gathered they may be two tensors, and give each weight the precision that it has in the
-    base's files, unless it is trained in a lower one."""
-    for second_name in trainer.model.all_tied_weights_keys:
-        state.pop(second_name, None)
+def _as_in_the_base(state: dict[str, Any], base: BaseFiles) -> None:
+    """Give each weight the precision that it has in the base's files, unless it is trained in a lower one."""
     for name, tensor in state.items():
-        dtype = trainer.base_files.saved_dtype(name, tensor.dtype)
+        dtype = base.saved_dtype(name, tensor.dtype)
         state[name] = tensor if dtype == tensor.dtype else tensor.to("cpu", dtype)
 
 

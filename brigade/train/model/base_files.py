@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _COMPUTED = ("inv_freq", "position_ids", ".attn.bias", ".attention.bias", "masked_bias")
 _EMBEDDINGS = ("embed_tokens.weight", "head.weight")
 _PREDICTS = re.compile(r"(^|\.)mtp|nextn")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_LAYER = re.compile(r"^(?:(?:model|language_model|backbone|transformer)\.)*layers\.(\d+)\.")  # of no tower
 
 
 class Stored(NamedTuple):
