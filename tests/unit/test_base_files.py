@@ -128,7 +128,7 @@ REWARD = (
     "--dataset_name",
     "null",
     "--validation_split",
-    "10",
+    "0.1",
 )
 
 
