@@ -129,6 +129,8 @@ def _report(done: Any, model: Any, auto: str, why_merged: str) -> None:
         table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
     out = console(soft_wrap=True, highlight=False)
     out.print(table)
+    if done.untrained:
+        out.print(done.untrained)
     if why_merged:
         out.print(f"{why_merged}, so the adapters were merged into their base.")
     if done.base:

@@ -82,16 +82,21 @@ def in_checkpoint(folder: Path) -> dict[str, Stored]:
     return stored_in(folder / FILE) if (folder / FILE).is_file() else {}
 
 
-def correct_config(folder: Path, predicts: bool, dtype: str | None = None) -> None:
-    """Correct a saved config.json. predicts: whether the model has layers that predict further tokens; dtype: of its weights"""
+def correct_config(folder: Path, predicts: bool, dtype: str | None = None) -> bool:
+    """Correct a saved config.json; return whether it counted layers that predict further tokens and are not there.
+
+    predicts: whether they are; dtype: of the weights
+    """
     path = folder / "config.json"
     before = config = read_config(path)
-    if prediction_layers(config) and not predicts:
+    wrong = prediction_layers(config) > 0 and not predicts
+    if wrong:
         config = without_prediction_layers(config)
     if dtype:
         config = with_dtype(config, dtype)
     if config != before:
         files.write(path, json.dumps(config, indent=2) + "\n")
+    return wrong
 
 
 def _element(tensor: Stored) -> float:

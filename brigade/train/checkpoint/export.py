@@ -27,11 +27,12 @@ from . import carried, reading, saved_weights
 @dataclass(frozen=True)
 class ExportResult:
     """What was written. source: what was read; base: the model that the adapters in `directory` belong to, or None where it
-    holds a whole model"""
+    holds a whole model; untrained: a sentence on what no module takes, "" where there is none"""
 
     directory: Path
     source: Path
     base: str | None
+    untrained: str = ""
 
 
 def export(
@@ -59,6 +60,7 @@ def export(
         raise UserError("flag --merge", problem, "leave the flag out")
     source = saved_weights.find(output, step)
     config = load_config(settings)
+    untrained = ""
     with _written(destination) as folder:
         with loading_from_run(source):
             tokenizer = reading.read_tokenizer(settings, config, source, output)
@@ -73,14 +75,14 @@ def export(
         with writing(destination):
             if state is None:
                 model.save_pretrained(folder)
-                _complete(settings, config, folder, Path(base) if base else source)
+                untrained = _complete(settings, config, folder, Path(base) if base else source)
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
             processor_files.write(processor_files.read(settings), folder)
             file_modes.by_umask(*folder.glob("*.safetensors"))
     of_adapters = None if state is None else model.peft_config["default"].base_model_name_or_path
-    return ExportResult(destination, source, of_adapters)
+    return ExportResult(destination, source, of_adapters, untrained)
 
 
 @contextmanager
@@ -104,14 +106,18 @@ def _written(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> None:
-    """Add what no module takes to a model that was just written, from a base, a run's model or a checkpoint."""
+def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> str:
+    """Add to a model that was just written what no module takes: from a base, a run's model or a checkpoint. Returns a sentence."""
     found = carried.in_checkpoint(source)
     if not found and saved_weights.in_hugging_face_format(source):
         found = base_files.look(settings, source, config).carried
     carried.add_to_model(folder, found)
     layers = config.get_text_config().num_hidden_layers
-    carried.correct_config(folder, any(base_files.predicts(name, layers) for name in found))
+    if carried.correct_config(folder, any(base_files.predicts(name, layers) for name in found)):
+        return "Its config counts no layers for multi-token prediction: their tensors are not in what was read."
+    return (
+        f"Carried over from the base, not trained: {len(found)} tensors, {base_files.places(found)}." if found else ""
+    )
 
 
 # Each returns the model, and the adapters' weights if these stay adapters; the model then takes no memory. base: of adapters

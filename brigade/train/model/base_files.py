@@ -6,6 +6,7 @@ their layers. So they are carried over from the files into what is saved; where 
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ class BaseFiles:
     def describe(self) -> dict[str, str]:
         """Return a line of the run's table, {} where nothing is to say."""
         held = _amount(sum(each.bytes for each in self.untaken.values()))
-        which = f"{len(self.untaken)} tensors, {held} ({_some(self.untaken)})"
+        which = f"{len(self.untaken)} tensors, {held} ({places(self.untaken)})"
         if self.carried:
             copies = any(name.endswith(_EMBEDDINGS) for name in self.carried)
             also = "; copies of the embeddings among them do not follow the trained ones" if copies else ""
@@ -103,10 +104,10 @@ def look(settings: Settings, source: Path, config: Any) -> BaseFiles:
     dtypes = {
         taker: known[stored[name].dtype] for name, taker in takers.items() if taker and stored[name].dtype in known
     }
-    elements: dict[Any, int] = {}
+    elements = Counter[Any]()
     for name, taker in takers.items():
-        if taker in dtypes:
-            elements[dtypes[taker]] = elements.get(dtypes[taker], 0) + stored[name].bytes // dtypes[taker].itemsize
+        if dtype := dtypes.get(taker or ""):
+            elements[dtype] += stored[name].bytes // dtype.itemsize
     predicting = not why_not and any(predicts(name, text.num_hidden_layers) for name in untaken)
     return BaseFiles(
         untaken,
@@ -114,7 +115,7 @@ def look(settings: Settings, source: Path, config: Any) -> BaseFiles:
         prediction_layers(document),
         predicting or any(map(_PREDICTS.search, model.state_dict())),
         dtypes,
-        max(elements, key=elements.__getitem__) if elements else None,
+        elements.most_common(1)[0][0] if elements else None,
     )
 
 
@@ -164,10 +165,10 @@ def _amount(count: int) -> str:
     return f"{count / 2 ** (10 * power):.3g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
 
 
-def _some(names: Iterable[str]) -> str:
+def places(names: Iterable[str]) -> str:
     """Return where tensors lie: "model.layers.46.*"."""
-    places = dict.fromkeys(
+    lie_in = dict.fromkeys(
         name[: layer.end()] if (layer := _LAYER.search(name)) else f"{name.split('.')[0]}." for name in names
     )
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return ", ".join(f"{place}*" for place in [*places][:3]) + more
+    more = f" and {len(lie_in) - 3} more" if len(lie_in) > 3 else ""
+    return ", ".join(f"{place}*" for place in [*lie_in][:3]) + more
