@@ -76,7 +76,7 @@ def test_what_no_module_takes_is_carried_over_bit_for_bit(kind, base, tmp_path):
     folder, name = base(kind), ARCHITECTURES[kind][1]
     held, published = look(folder), load_file(folder / "model.safetensors")
     assert [*held.carried] == [name] and held.predicts and held.counted == 1
-    assert "1 tensors, 60 bytes" in held.describe()["carried over"]
+    assert "1 tensor, 60 bytes" in held.describe()["carried over"]
     assert held.usual == torch.bfloat16 and set(held.dtypes.values()) <= {torch.bfloat16, torch.float32}
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError
+from ...errors.console import counted
 from ...errors.disk import writing
 from ..data import chat_template
 from ..model import adapters, base_files, processor_files
@@ -107,7 +108,7 @@ def _written(destination: Path) -> Iterator[Path]:
 
 
 def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> str:
-    """Add to a model that was just written what no module takes: from a base, a run's model or a checkpoint. Returns a sentence."""
+    """Add to a model that was just written what no module takes, from a base, a run's model or a checkpoint. Return a sentence."""
     found = carried.in_checkpoint(source)
     if not found and saved_weights.in_hugging_face_format(source):
         found = base_files.look(settings, source, config).carried
@@ -116,7 +117,9 @@ def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> st
     if carried.correct_config(folder, any(base_files.predicts(name, layers) for name in found)):
         return "Its config counts no layers for multi-token prediction: their tensors are not in what was read."
     return (
-        f"Carried over from the base, not trained: {len(found)} tensors, {base_files.places(found)}." if found else ""
+        f"Carried over from the base, not trained: {counted(len(found), 'tensor')}, {base_files.places(found)}."
+        if found
+        else ""
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...errors.console import counted
 from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 from ..upstream import conversions, without_zero3
@@ -68,7 +69,7 @@ class BaseFiles:
     def describe(self) -> dict[str, str]:
         """Return a line of the run's table, {} where nothing is to say."""
         held = _amount(sum(each.bytes for each in self.untaken.values()))
-        which = f"{len(self.untaken)} tensors, {held} ({places(self.untaken)})"
+        which = f"{counted(len(self.untaken), 'tensor')}, {held} ({places(self.untaken)})"
         if self.carried:
             copies = any(name.endswith(_EMBEDDINGS) for name in self.carried)
             also = "; copies of the embeddings among them do not follow the trained ones" if copies else ""
