@@ -108,7 +108,7 @@ def _written(destination: Path) -> Iterator[Path]:
 
 
 def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> str:
-    """Add to a model that was just written what no module takes, from a base, a run's model or a checkpoint. Return a sentence."""
+    """Add what no module takes, from a base, a run's model or a checkpoint, to a model just written. Return a sentence on it."""
     found = carried.in_checkpoint(source)
     if not found and saved_weights.in_hugging_face_format(source):
         found = base_files.look(settings, source, config).carried
