@@ -139,7 +139,7 @@ REWARD = (
     (lambda folder: None, REWARD, "a reward model predicts no tokens"),
 ])  # fmt: skip
 def test_where_they_cannot_stay_true_the_config_counts_none(change, options, words, base, tmp_path):
-    folder = base()
+    folder = base("deepseek_v3")
     change(folder)
     held = look(folder, *options)
     assert not held.carried and not held.predicts and words in held.describe()["not carried over"]
@@ -164,7 +164,7 @@ def test_rows_for_each_token_do_not_follow_a_grown_vocabulary(base, monkeypatch)
     ("vision_tower.encoder.layers.9.mlp.fc1.weight", False), ("model.visual.blocks.9.norm.weight", False),
 ])  # fmt: skip
 def test_layers_that_predict_further_tokens_are_known_by_their_names(name, predicts):
-    """Of a model of images and texts that is trained on texts, the tower is left out."""
+    """The tower is left out of a model of images and texts that is trained on texts."""
     assert base_files.predicts(name, layers=2) == predicts
 
 
