@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO, and its AutoTP, which divides layers over tensor groups."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,19 @@ class DeepSpeed(Engine):
             return None
         return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
 
+    def kept_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def masters(self, trainer: "Trainer") -> Iterator[tuple[str, torch.Tensor]]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        base = trainer.base_files.usual
+        if base is None or base.itemsize <= self.load_dtype().itemsize:
+            return
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, safe_get_full_fp32_param(parameter)
+
     def gathers_weights(self, trainer: "Trainer") -> bool:
         zero3 = trainer.deepspeed.zero_optimization_partition_weights()
         adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
@@ -162,6 +175,12 @@ class TensorDeepSpeed(DeepSpeed):
         autotp.gather_buffers()
         autotp.split_inputs()
         autotp.sum_gradients(trainer.model, {name for name, style in plan.items() if style == tensor_plan.NORMS})
+
+    def kept_dtype(self) -> torch.dtype:
+        return self.load_dtype()
+
+    def masters(self, trainer: "Trainer") -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())  # each rank of a tensor group has a part of a matrix
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
         return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}

@@ -54,6 +54,9 @@ def _write(trainer: "Trainer", folder: Path) -> None:
     if state is None:
         trainer.engine.save_weights(trainer, folder)
         return
+    for name, master in trainer.engine.masters(trainer):
+        if trainer.args.should_save:
+            state[name] = master.cpu()
     if trainer.args.should_save and not trainer.run.settings.recipe.model.use_peft:
         checkpoint_files.name_once(state, trainer.model)
         _as_in_the_base(state, trainer.base_files)
@@ -78,7 +81,7 @@ def _complete(trainer: "Trainer", folder: Path) -> None:
         carried.add_to_checkpoint(folder, base.carried, base.predicts)
         return
     carried.add_to_model(folder, base.carried)
-    usual = base.saved_dtype("", trainer.engine.load_dtype())
+    usual = base.saved_dtype("", trainer.engine.kept_dtype())
     carried.correct_config(folder, base.predicts, str(usual).removeprefix("torch."))
 
 

@@ -138,7 +138,7 @@ def _frozen(model: Any, with_images: bool = False) -> dict[str, str]:
 
 def _saved(trainer: Any) -> dict[str, str]:
     """In which precision the model is saved, and what is carried over from its base or is not."""
-    base, trained = trainer.base_files, trainer.engine.load_dtype()
+    base, trained = trainer.base_files, trainer.engine.kept_dtype()
     saved = base.saved_dtype("", trained)
     why = (
         "in which the weights are trained: the base's is higher"
