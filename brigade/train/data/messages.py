@@ -1,31 +1,49 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
+import ast
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from ...errors import shown
 from . import keys
 from .row_images import TYPES, RowImages
-from .rows import BadRow
+from .rows import BadRow, not_text
+from .tool_calls import calls_of, from_json, one_of
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
-ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
+RESULTS = ("tool", "function", "observation", "tool_response")  # whose texts may be JSON of parts
+ROLES = {role: role for role in ("system", "developer", "user", "assistant")} | {
     "human": "user",
     "gpt": "assistant",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
+    **dict.fromkeys(RESULTS, "tool"),
     **dict.fromkeys(CALLS, "assistant"),
 }
 # Keys of a message or a part that, where 0 or false, mean no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and
-# loss_scale, LLaMA-Factory loss_weight.
-UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
-READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED))
+# loss_scale, LLaMA-Factory loss_weight, XTuner output_with_loss, slime step_loss_mask. And those that mean it where 1 or true:
+# torchtune writes masked.
+UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "step_loss_mask", "trainable",
+             "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
+MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
+FLAGS = frozenset((*UNTRAINED, *MASKED))
+READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
+SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
+PARTS = ("text", *TYPES)  # types of a content's parts
+TEXTS = ("text", "value", "content")  # keys of a part that is a text
 NO_ANSWER = "add the answer, or drop the row"
+LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
+# How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
+_BEGINS = re.compile(r"""[\s"'(\[]*(?:array\(\s*\[\s*)?\{\s*\\*["']""")
+_ROLE = re.compile(rf"""["'](?:role|from)\\*["']\s*:\s*\\*["'](?:{"|".join(ROLES)})\\*["']""")
+# What Python writes otherwise than JSON: texts, constants, and NumPy's arrays, whose elements no comma divides.
+_PYTHON = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
+)
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 Message = dict[str, Any]
 
@@ -55,7 +73,7 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
     images: the row's, where images are read
     Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
-    messages = from_json(messages, called)
+    messages = from_json(turns_from_text(messages, called), called)
     if not isinstance(messages, list) or not messages:
         problem = f"{called} is {shown(messages)}, not a list of turns"
         raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
@@ -70,8 +88,97 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
     return whole
 
 
+def turns_from_text(value: Any, called: str = "messages") -> Any:
+    """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
+    repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists (which the datasets library
+    makes of a sequence of objects), or a single message. Any other value is returned as it is: answers may be JSON, too.
+    Wherever a column may hold a text or a list of turns, this is asked first.
+
+    called: the column
+    Raises BadRow for a text that begins as a list of turns does and cannot be read.
+    """
+    if isinstance(value, list) and not (value and isinstance(value[0], str)):
+        return value
+    read = value
+    if isinstance(value, str):
+        if not _BEGINS.match(value) or not _ROLE.search(value):
+            return value
+        read = _read_list(value)
+        if read is None and not _is_json_and_more(value):
+            problem = (
+                f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
+            )
+            raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
+    if isinstance(read, dict):
+        read = _turns_of_object(read, called)
+    if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
+        read = [turn for text in read for turn in turns_from_text(text, called)]
+    return read if _are_turns(read) else value
+
+
+def _turns_of_object(value: dict[str, Any], called: str) -> Any:
+    role = _role(value)
+    if isinstance(role, list):
+        alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())
+        rows = zip(*value.values(), strict=True) if alike else ()
+        return [dict(zip(value, row, strict=True)) for row in rows]
+    if len(value) > 1 or value.keys().isdisjoint(LISTS):
+        return [value]
+    (inner,) = value.values()
+    return turns_from_text(inner, called)
+
+
+def _parts_from_text(text: str) -> Any:
+    """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
+    parts = _read_list(text) if "type" in text else None
+    typed = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
+    )
+    return parts if typed else text
+
+
+def _read_list(text: str) -> Any:
+    """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
+    try:
+        value = json.loads(text)
+        return _read_list(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = json.loads(_PYTHON.sub(_json_of, text))
+        return _read_list(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError, RecursionError):
+        return None
+
+
+def _json_of(found: re.Match[str]) -> str:
+    if found["text"]:
+        return json.dumps(ast.literal_eval(found["text"]))  # a text by itself: nothing nested, and nothing that runs
+    return _CONSTANTS[found["constant"]] if found["constant"] else "}," * bool(found["gap"])
+
+
+def _is_json_and_more(text: str) -> bool:
+    """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _are_turns(value: Any) -> bool:
+    """Whether a value is a list of turns: objects with a known role and what was said."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and _role(turn) in (*ROLES,) and turn.keys() & SAID for turn in value)
+    )
+
+
 def _role(message: Any) -> Any:
-    return message.get("role", message.get("from")) if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        return None
+    return message["from"] if message.get("role") is None and "from" in message else message.get("role")
 
 
 def _message(message: Any, unread: set[str], images: RowImages | None) -> Message:
@@ -81,13 +188,12 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
-    content, calls = message.get("content", message.get("value")), message.get("tool_calls")
-    flags = _flags(message, role)
+    content, flags = _content(message, role, unread), _flags(message, role)
+    calls = _calls(message, role, content, unread)
     if role in CALLS:
-        content, calls = "", from_json(content, f"the content of {role!r}")
-        calls = calls if isinstance(calls, list) and calls else [calls]
-    if message.get("function_call") is not None:  # OpenAI's, before there were tools
-        calls = [*(calls or []), message["function_call"]]
+        content = ""
+    elif isinstance(content, str) and content.startswith("[{") and role not in RESULTS:
+        content = _parts_from_text(content)
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
@@ -96,8 +202,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
-        raise BadRow(problem, "give each message a text content")
+        raise not_text(f"the content of {role!r}", content, "give each message a text content")
     if "<" in content:
         marks = keys.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
@@ -105,36 +210,70 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
         if len(set(flags.values())) > 1:
-            problem = f"{_named(flags)} of one turn contradict each other"
+            problem = f"{' and '.join(flags)} of one turn contradict each other"
             raise BadRow(problem, "whole turns are learned or not: split the turn, or give all the same")
         whole |= {} if all(flags.values()) else {"train": False}
     elif any(flags.values()):
-        named = _named({key: value for key, value in flags.items() if value})
+        named = " and ".join(flag for flag, learned in flags.items() if learned)
         raise BadRow(f"{named} asks for loss on a {role!r} turn", "loss is on the assistant's turns: remove it")
-    return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
+    return whole | {"tool_calls": calls} if calls else whole
 
 
-def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, Any]:
-    """Return the flags of a turn or a part, which say whether it is learned. Raises BadRow for weights besides 0 and 1."""
-    flags = {key: content[key] for key in UNTRAINED if content.get(key) is not None}
-    for key, value in flags.items():
+def _calls(message: Message, role: str, content: Any, unread: set[str]) -> list[dict[str, Any]]:
+    given = {
+        "tool_calls": message.get("tool_calls"),
+        "function_call": message.get("function_call"),
+    }  # OpenAI's, new and old
+    if role in CALLS:
+        given[f"the content of {role!r}"] = content or [content]
+    calls = [
+        call for key, value in given.items() if not keys.says_nothing(value) for call in calls_of(value, key, unread)
+    ]
+    if calls and ROLES[role] != "assistant":
+        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
+    return calls
+
+
+def _content(message: Message, role: str, unread: set[str]) -> Any:
+    """Return what a message says. Raises BadRow where its two keys for it, or those for the role, contradict each other."""
+    other = message.get("from", role)
+    if other != role and other is not None:
+        if other not in (*ROLES,):
+            unread.add("key 'from' of messages")  # a person's name, perhaps
+        elif (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
+            raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
+    return _said(message, ("content", "value"), f"of a {role!r} turn")
+
+
+def _said(given: dict[str, Any], names: tuple[str, ...], of: str) -> Any:
+    """Return what stands under the first of these names that says something, else under the first that there is."""
+    said = one_of({name: given[name] for name in names if not keys.says_nothing(given.get(name))}, of)
+    return next((given[name] for name in names if given.get(name) is not None), None) if said is None else said
+
+
+def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
+    """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
+    and 1."""
+    flags: dict[str, bool] = {}
+    if FLAGS.isdisjoint(content):
+        return flags
+    for key, value in content.items():
+        if key not in FLAGS or value is None:
+            continue
         if not isinstance(value, (int, float)) or value not in (0, 1):
-            problem = f"{key} {value!r} of {called.format(repr(role))} is neither 0 nor 1"
+            problem = f"{key} {shown(value)} of {called.format(repr(role))} is neither 0 nor 1"
             raise BadRow(problem, "a turn is trained on, or it is not")
+        flags[f"{key} {value!r}"] = bool(value) != (key in MASKED)
     return flags
 
 
-def _named(flags: dict[str, Any]) -> str:
-    return " and ".join(f"{key} {value!r}" for key, value in flags.items())
-
-
-def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, Any]]:
+def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, bool]]:
     """Return the text of a content that is a list of parts, and the flags of its parts, which have to be alike."""
     texts, flags = [], []
     for part in parts:
         if not isinstance(part, dict):
-            raise BadRow(f"the content of {role!r} is {shown(parts)}, not text", "give each message a text content")
-        kind, read = part.get("type"), {"type", *UNTRAINED}
+            raise not_text(f"the content of {role!r}", parts, "give each message a text content")
+        kind, read = part.get("type"), {"type", *FLAGS}
         if images is not None and kind in TYPES:
             text, known = images.part(part, ROLES[role])
             read |= known
@@ -142,72 +281,20 @@ def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | N
             keys.PARTS.refuse({str(kind): part}, f"in the content of {role!r}, a part of type")
             raise BadRow(f"a part of type {kind!r} in the content of {role!r}", "parts are {type: text, text: ...}")
         else:
-            name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
-            written = part.get(name)
+            written = _said(part, TEXTS, f"of a part in a {role!r} turn")
             if not isinstance(written, str):
-                problem = f"a part of the content of {role!r} is {shown(written)}, not text"
-                raise BadRow(problem, "give each part a text")
+                raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
-            read.add(name)
+            read.update(TEXTS)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}
     if ROLES[role] == "assistant" and len({all(flag.values()) for flag in flags}) > 1:
-        named = _named(next(flag for flag in flags if not all(flag.values())))
+        named = " and ".join(next(flag for flag in flags if not all(flag.values())))
         problem = f"{named} of one part of a {role!r} turn, and not of all of its parts"
         raise BadRow(problem, "whole turns are learned or not: flag all parts of a turn alike, or remove the flags")
-    merged: dict[str, Any] = {}
-    for flag in flags:
-        merged |= {
-            f"{key} of parts": bool(value) or merged.get(f"{key} of parts", False) for key, value in flag.items()
-        }
-    return "".join(texts), merged
-
-
-def _call(call: Any) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        problem = f"a tool call without a function's name: {repr(call)[:60]}"
-        raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
-    arguments = from_json(function.get("arguments", {}), f"arguments of {function['name']!r}")
-    rest = call if "function" in call else {key: call[key] for key in call.keys() - {"name", "arguments"}}
-    return {"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
-    """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
-    parameters), and so may the parameters.
-
-    functions: OpenAI's older form, without the object around each
-    """
-    definitions = []
-    for given, key in (tools, "tools"), (functions, "functions"):
-        value = from_json(given or None, key)
-        if not value:
-            continue
-        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-            raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
-        definitions += [_definition(tool, wrap=key == "functions") for tool in value]
-    return definitions or None
-
-
-def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
-    inner = tool if wrap else tool.get("function", tool)
-    if isinstance(inner, dict) and isinstance(inner.get("parameters"), str):
-        inner = inner | {"parameters": from_json(inner["parameters"], f"parameters of the tool {inner.get('name')!r}")}
-    if wrap:
-        return {"type": "function", "function": inner}
-    return tool | {"function": inner} if "function" in tool else inner
-
-
-def from_json(value: Any, called: str) -> Any:
-    """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-        raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None
+    of_parts = {name.replace(" ", " of parts ", 1): learned for flag in flags for name, learned in flag.items()}
+    return "".join(texts), of_parts
 
 
 def wanted(messages: list[Message], begin: int) -> Iterable[bool]:

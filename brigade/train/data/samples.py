@@ -8,16 +8,17 @@ from typing import Any, Protocol
 from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
-from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
+from .messages import NO_ANSWER, Message, check_order, turns, turns_from_text, wanted
 from .row_images import RowImages
-from .rows import BadRow
+from .rows import BadRow, not_text
+from .tool_calls import from_json, tool_definitions
 
-# What other sets call the columns, for the cure of a row that has none of ours.
+# What other sets call the columns, in small letters, for the cure of a row that has none of ours.
 USUAL = {
-    "messages": ("conversations", "conversation", "dialogue", "chat"),
-    "prompt": ("instruction", "question", "query"),
-    "completion": ("output", "response", "answer", "answers"),
-    "text": ("content", "body", "article"),
+    "messages": ("conversations", "conversation", "dialogue", "dialog", "chat", "turns"),
+    "prompt": ("instruction", "question", "query", "problem", "input", "user", "human"),
+    "completion": ("output", "response", "answer", "answers", "solution", "assistant", "target"),
+    "text": ("content", "body", "article", "document"),
 }
 KINDS = ("messages", "prompt", "text")
 HEAVIEST = 1e9  # a weight: a step's sum of them stays far from the end of fp32
@@ -97,10 +98,20 @@ def kind_of(row: Row) -> str:
     if null := [name for name in names if name in row.content]:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
     there = ", ".join(map(repr, row.content)) or "nothing"
-    usual = {key: next((name for name in names if name in row.content), None) for key, names in USUAL.items()}
-    offer = ", ".join(f"{key}: {name}" for key, name in usual.items() if name) or "messages: conversations"
-    cure = f"name yours in data.columns, e.g. columns: {{{offer}}}"
-    raise BadRow(f"none of the columns {', '.join(map(repr, names))} here, only {there}", cure)
+    offered = {key: name for key in USUAL if (name := _usual(row, key))}
+    chats = [name for name, value in row.content.items() if isinstance(turns_from_text(value, name), list) and value]
+    if chats:
+        offered = {"messages": chats[0]}
+    pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
+    cure = f"{{{pairs}}}" if pairs else "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"
+    problem = f"none of the columns {', '.join(map(repr, names))} here, only {there}"
+    raise BadRow(problem, f"name yours: columns: {cure}")
+
+
+def _usual(row: Row, key: str) -> str | None:
+    """Return the row's column that other sets call so where it is what `key` is here; None where there is none."""
+    there = {name.lower(): name for name in row.content}
+    return next((there[name] for name in USUAL[key] if name in there), None)
 
 
 def convert(content: Any, columns: Columns, templates: Templates, reader: ImageReader | None = None) -> Text | None:
@@ -149,32 +160,41 @@ def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
 def _text(row: Row) -> Text | None:
     text = row.get("text")
     if not isinstance(text, str):
-        raise BadRow(f"the text is {shown(text)}, not a string", "give each row a text")
+        raise not_text("the text", text, "give each row a text")
+    name = row.name("text")
+    if not isinstance(turns_from_text(text, f"column {name!r}"), str):
+        problem = f"column {name!r} is a list of turns, and would be learned as the letters that spell it"
+        raise BadRow(problem, f"name it so: columns: {{messages: {name}}}")
     return Text(text, [(0, len(text))], splits=True) if text.strip() else None
 
 
 def pair(
     row: Row, unread: set[str], templates: Templates, learns_history: bool = True, images: RowImages | None = None
 ) -> Text:
-    """Return prompt and completion as text. They are two lists of messages, or two texts, which become turns of user and
-    assistant where there is a chat template. Raises BadRow.
+    """Return prompt and completion as text. They are two texts, which become turns of user and assistant where there is a chat
+    template, or at least one is a list of messages, whose other side may be a text. Raises BadRow.
 
     unread: a set to which the keys that nobody reads are added; learns_history: whether answers in a column `history` are
         supervised; images: the row's, where images are read
     """
-    prompt, completion = row.get("prompt"), row.get("completion")
+    prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
-        raise BadRow(problem, "name yours in data.columns: {completion: answer}")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        before, after = (turns(side, unread, images=images) for side in (prompt, completion))
-        if not any(message["role"] == "assistant" for message in after):
-            raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
-        return chat(row, before + after, len(before), templates, images)
-    if not isinstance(prompt, str) or not isinstance(completion, str):
-        problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
-        raise BadRow(problem, "give two texts, or two lists of messages")
-    return exchange(row, prompt, completion, unread, templates, learns_history, images)
+        raise BadRow(problem, f"name yours: columns: {{completion: {_usual(row, 'completion') or 'NAME'}}}")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return exchange(row, prompt, completion, unread, templates, learns_history, images)
+    for key, side in (("prompt", prompt), ("completion", completion)):
+        if not isinstance(side, (str, list)):
+            raise not_text(f"column {row.name(key)!r}", side, "give two texts, or two lists of messages")
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": question(row, prompt)}]
+    if isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
+    before = turns(prompt, unread, row.name("prompt"), images)
+    after = turns(completion, unread, row.name("completion"), images)
+    if not any(message["role"] == "assistant" for message in after):
+        raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
+    return chat(row, before + after, len(before), templates, images)
 
 
 def exchange(
@@ -212,9 +232,7 @@ def question(row: Row, prompt: str) -> str:
     if row.name("prompt") == ALPACA or "input" in row.columns:
         beside = row.get("input") or ""
         if not isinstance(beside, str):
-            raise BadRow(
-                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
-            )
+            raise not_text(f"column {row.name('input')!r}", beside, "give a text, or ignore the column")
         prompt = "\n".join(part for part in (prompt, beside) if part)
     PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
     return prompt
@@ -241,7 +259,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     system, name = row.get("system"), row.name("system")
     if system:
         if not isinstance(system, str):
-            raise BadRow(f"column {name!r} is {shown(system)}, not text", "give a text, or ignore the column")
+            raise not_text(f"column {name!r}", system, "give a text, or ignore the column")
         first = whole[0]
         if first["role"] not in ("system", "developer"):
             whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
