@@ -27,6 +27,12 @@ def agree(loss: float, recorded: float, half: bool) -> bool:
     return math.isclose(loss, recorded, **({"rel_tol": 2e-2, "abs_tol": 1e-3} if half else {"rel_tol": 1e-4}))
 
 
+def _in_half(settings: flags.Settings, model: Any) -> bool:
+    """Whether a run computed in half precision, or its model was saved in it, as its base was."""
+    training = settings.recipe.training
+    return bool(training.bf16 or training.fp16 or model.dtype.itemsize == 2)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     add = parser.add_argument
@@ -131,8 +137,7 @@ def run(options: argparse.Namespace) -> int:
         )
     print()
     sample_answers.show(shown)
-    training = settings.recipe.training
-    if not agree(loss, after, training.bf16 or training.fp16):
+    if not agree(loss, after, _in_half(settings, model)):
         print(f"\nThe loaded model's loss is not the run's: {loss:.6f} against {after:.6f}.")
         return 1
     if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
@@ -177,7 +182,7 @@ def _judge_preferences(
         given = sample_answers.generate(model, tokenizer, asked, 0, 1, str(model.device))
         print()
         sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
-    if not agree(found["loss"], after, training.bf16 or training.fp16):
+    if not agree(found["loss"], after, _in_half(settings, model)):
         print(f"\nThe loaded model's loss is not the run's: {found['loss']:.6f} against {after:.6f}.")
         return 1
     if options.learned is not None and not (before and found["loss"] <= (1 - options.learned) * before):

@@ -30,9 +30,11 @@ RUNS = {
     "qlora-ddp": ("ddp", QLORA, matrix),
     "qlora-zero3": ("zero3", QLORA, matrix),
     "qlora-fsdp2": ("fsdp2", QLORA, quick),
-    "full-fsdp2+deepseek_v3": ("fsdp2", [], slow),  # buffers in the state dict
+    "full-fsdp2+deepseek_v3-mtp": ("fsdp2", [], slow),  # buffers in the state dict, and tensors that no module takes
+    "full-zero3+deepseek_v3-mtp": ("zero3", [], matrix),
     "full-fsdp2+gemma3": ("fsdp2", [], matrix),  # a vision tower that no text reaches
     "full-zero3+gemma3": ("zero3", [], slow),
+    "full-zero1+gemma3": ("zero1", [], slow),  # its tied embeddings are gathered as two tensors
     "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"], matrix),
 }
 ON_EXPERTS = ["--use_peft", *as_flags(learning_rate=1, lora_target_modules="q_proj", lora_target_parameters="experts")]

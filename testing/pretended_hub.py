@@ -32,6 +32,18 @@ class PretendedHub:
             return 401, {}, {"X-Error-Message": "Invalid credentials in Authorization header"}
         if path == "/api/whoami-v2":
             return 200, {"name": "me", "type": "user"}, {}
+        if method == "GET" and path.startswith("/api/models/"):
+            name = path.removeprefix("/api/models/").partition("/tree/main")[0]
+            if name not in self.repositories:
+                return 404, {}, {"X-Error-Code": "RepoNotFound"}
+            if not path.endswith(name):
+                sizes = {file: len(content) for file, content in self.repositories[name].items()}
+                return (
+                    200,
+                    [{"type": "file", "path": file, "size": size, "oid": "0"} for file, size in sizes.items()],
+                    {},
+                )
+            return 200, {"id": name, "private": name in self.private}, {}
         if method in ("GET", "HEAD"):
             name, _, file = path.strip("/").partition("/resolve/main/")
             if name not in self.repositories:
@@ -73,6 +85,8 @@ class PretendedHub:
             value = entry["value"]
             if entry["key"] == "file":
                 self.repositories[name][value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "deletedFile":
+                del self.repositories[name][value["path"]]
             elif entry["key"] == "lfsFile":
                 self.repositories[name][value["path"]] = self.blobs[value["oid"]]
         return {"commitUrl": f"{self.address}/{name}/commit/{'1' * 40}", "commitOid": "1" * 40}

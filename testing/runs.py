@@ -86,7 +86,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, divisor: int = 1) -> Path:
     """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
 
-    name: its type, and behind it "-4" for four layers, or what CHANGES has; config: default: Transformers' of that type
+    name: its type, and behind it "-4" for four layers, "-mtp" for tensors that no module takes, or what CHANGES has
+    config: default: Transformers' of that type
     divisor: of its key-value heads, as shrink() has it
     """
     import torch
@@ -108,7 +109,19 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, d
                         buffer.uniform_()
         shutil.copytree(builtin.TOKENIZER, folder, dirs_exist_ok=True)
         model.save_pretrained(folder)
+        if layers == "mtp":
+            _add_prediction(folder / "model.safetensors")
     return folder
+
+
+def _add_prediction(file: Path) -> None:
+    """Add tensors of a layer for multi-token prediction, where DeepSeek-V3 has it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    names = ("eh_proj", "enorm", "shared_head.head")
+    further = {f"model.layers.61.{name}.weight": torch.randn(4, 6).bfloat16() for name in names}
+    save_file(load_file(file) | further, file, {"format": "pt"})
 
 
 def run_cases(

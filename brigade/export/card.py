@@ -1,7 +1,9 @@
 """The model card of an exported run: README.md, with the front matter that the Hub reads."""
 
 import json
-from pathlib import Path
+import re
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import UserError
@@ -13,21 +15,15 @@ from ..train.run.directory import RECORD, SUCCESS
 from .base import Base
 
 CARD = "<!-- This card was made by `python -m brigade export --push`, which replaces it as long as this line stands here. -->"
-# Keys whose values are directories and files of one machine, of which only the names are shown.
-_PATHS = (
-    "model_name_or_path",
-    "tokenizer_name_or_path",
-    "processor_name_or_path",
-    "adapter_name_or_path",
-    "train_file",
-    "validation_file",
-    "dataset_name",
-    "chat_template",
-)
-
+# Of files that a recipe names: `losses/mine.py:loss` is no name on the Hub, although it has one slash.
+_FILE = re.compile(r"\.(py|jinja|jsonl?|ya?ml|csv|tsv|txt|parquet|arrow|gguf|safetensors|zst|gz|zip|tar)(:|$)")
+_IN_A_TEXT = re.compile(r"(?<![\w:/.~])(?:~|\.{1,2})?(?:/[^\s/'\"`,;]+)+/")
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of reward models
 WITH_IMAGES = "AutoModelForImageTextToText"
+LANGUAGE = "AutoModelForCausalLM"
+# What the Hub calls their tasks (https://huggingface.co/docs/hub/models-tasks).
+_TASKS = {CLASSIFIER: "text-classification", WITH_IMAGES: "image-text-to-text", LANGUAGE: "text-generation"}
 
 
 def write(folder: Path, name: str, settings: Settings, base: Base, output: Path, whole: bool, final: bool) -> Path:
@@ -52,10 +48,14 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
     data = ModelCardData(
         base_model=base.name or None,
         library_name="transformers" if whole else "peft",
-        pipeline_tag="image-text-to-text" if settings.recipe.data.images else "text-generation",
+        pipeline_tag=_TASKS[auto_class(settings)],
         license=base.licence or None,
         datasets=_on_hub(settings) or None,
-        tags=["brigade", method_name(model).lower().replace(" ", "-"), *(["gguf"] if files else [])],
+        tags=[
+            *("brigade", method_name(model).lower().replace(" ", "-")),
+            *(["reward-model"] if auto_class(settings) == CLASSIFIER else []),
+            *(["gguf"] if files else []),
+        ],
     )
     started = f"[{base.name}](https://huggingface.co/{base.name})" if base.name else "a model of its own"
     start = "random weights" if model.from_scratch else started
@@ -80,7 +80,7 @@ def auto_class(settings: Settings) -> str:
     """Return the name of Transformers' class that loads the run's model."""
     if objective_of(settings.recipe.training).scores:
         return CLASSIFIER
-    return WITH_IMAGES if settings.recipe.data.images else "AutoModelForCausalLM"
+    return WITH_IMAGES if settings.recipe.data.images else LANGUAGE
 
 
 def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
@@ -93,7 +93,7 @@ def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
         return []
     fell = f", {before:.4f} before training" if before else ""
     objective = objective_of(settings.recipe.training)
-    unit = " nats per token" if objective.rows == ANSWERS else f" ({objective.title})"
+    unit = " nats per token" if objective.rows == ANSWERS else f" ({_shown(objective.title)})"
     return [f"Held-out loss: {after:.4f}{unit} after {recorded['steps']} steps{fell}."]
 
 
@@ -142,12 +142,25 @@ def _keys(settings: Settings) -> str:
         values = getattr(settings.recipe, section).model_dump(exclude_defaults=True)
         for key, value in values.items():
             if key != "datasets":
-                rows.append(f"| {section}.{key} | {_shown(value) if key in _PATHS else json.dumps(value)} |")
+                rows.append(f"| {section}.{key} | {json.dumps(_shown(value))} |")
     return "\n".join(rows)
 
 
-def _shown(value: Any) -> str:
-    """Return a name on the Hub as it is, and only the last part of a path: what lies above it is its owner's."""
-    text = str(value)
-    is_path = text.count("/") > 1 or text.startswith(("/", ".", "~")) or Path(text).exists()
-    return Path(text).name if is_path else text
+def _shown(value: Any) -> Any:
+    """Return a value with names on the Hub as they are, and of each path the last part: what lies above it is its owner's."""
+    if isinstance(value, dict):
+        return {_shown(key): _shown(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if len(value.split()) > 1:  # a text may name a path, too
+        return _IN_A_TEXT.sub("", value)
+    is_path = value.count("/") > 1 or value.startswith(("/", ".", "~")) or _FILE.search(value) or _is_there(value)
+    return PurePosixPath(value.replace("\\", "/")).name if is_path or "\\" in value else value
+
+
+def _is_there(name: str) -> bool:
+    with suppress(OSError, ValueError):  # too long, or a null byte
+        return Path(name).exists()
+    return False

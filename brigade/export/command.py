@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--push", metavar="OWNER/NAME", help=push)
     add("--private", action="store_true", help="the repository that --push creates is private")
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
-    add(
-        "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
-    )
+    add("--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: the base's)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.push and settings.recipe.model.use_peft and not merge:
         _check_base(settings)
-    name = hub.check_push(options.push) if options.push else ""
+    name = hub.check_push(options.push, options.private) if options.push else ""
     if options.gguf:
         _check_gguf(settings, options.output, options.destination)
     done = export.export(settings, options.output, options.destination, step=options.step, merge=merge, dtype=dtype)
@@ -72,7 +70,10 @@ def run(options: argparse.Namespace) -> int:
         "" if options.merge == merge else "--gguf writes a whole model",
     )
     if name:
-        print(f"On the Hub: {hub.push(done.directory, name, options.private)}")
+        address, removed = hub.push(done.directory, name, options.private)
+        print(f"On the Hub: {address}")
+        if removed:
+            print(f"Removed there, for an earlier model had them: {', '.join(removed)}")
     return 0
 
 
@@ -128,6 +129,8 @@ def _report(done: Any, model: Any, auto: str, why_merged: str) -> None:
         table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
     out = console(soft_wrap=True, highlight=False)
     out.print(table)
+    if done.untrained:
+        out.print(done.untrained)
     if why_merged:
         out.print(f"{why_merged}, so the adapters were merged into their base.")
     if done.base:

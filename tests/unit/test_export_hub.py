@@ -1,14 +1,20 @@
 """`python -m brigade export --push`: what arrives at the Hub, and what a user reads where it takes nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard, constants
 
 from brigade.__main__ import main
+from brigade.export import card
+from brigade.export.base import Base
 from brigade.train import hub as reaching
+from brigade.train.recipe import flags
+from brigade.train.recipe.schema import Recipe
 from brigade.train.run.directory import RECORD, SUCCESS
 from testing import gguf_models
 from testing.pretended_hub import READS, WRITES, pretended_hub
@@ -61,8 +67,15 @@ def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, ca
         assert word in text, word
     assert str(run) not in text, "a path of this machine is nobody's business"
 
+    # An earlier model's adapters, shards and GGUF file go in the same commit; what is not loaded by itself stays.
+    earlier = ("adapter_config.json", "adapter_model.safetensors", "model-00001-of-00002.safetensors", "old-F16.gguf")
+    kept = ("notes.md", ".gitattributes", "figures/model.safetensors")
+    hub.repositories["me/mine"] |= dict.fromkeys((*earlier, *kept), b"old")
     again = tmp_path / "again"  # its own card is replaced, and another's is not
     assert main(["export", str(run), str(again), "--push", "me/mine"]) == 0
+    assert hub.repositories["me/mine"] == files_of(again) | dict.fromkeys(kept, b"old")
+    told = capsys.readouterr().out
+    assert "Removed there" in told and all(name in told for name in (*earlier, "mine-F16.gguf")) and "notes" not in told
     hub.repositories["me/mine"]["README.md"] = b"# By hand"
     assert main(["export", str(run), str(tmp_path / "third"), "--push", "me/mine"]) == 2
     assert "that export did not write" in capsys.readouterr().err
@@ -104,6 +117,58 @@ def test_adapters_whose_base_nobody_else_has_are_not_pushed(run, hub, tmp_path, 
     assert main(["export", str(with_adapters), str(tmp_path / "out"), "--push", "mine"]) == 2
     assert "only adapters" in (told := capsys.readouterr().err) and "cure: --merge" in told
     assert not hub.repositories
+
+
+def test_what_is_public_is_not_pushed_to_as_private(run, hub, tmp_path, capsys):
+    hub.repositories["me/mine"] = {"notes.md": b"read by many"}
+    assert main(["export", str(run), str(tmp_path / "out"), "--push", "mine", "--private"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: flag --private") and "everybody can read it" in told
+    assert not (tmp_path / "out").exists() and [*hub.repositories["me/mine"]] == ["notes.md"]
+    hub.private.add("me/mine")
+    assert main(["export", str(run), str(tmp_path / "out"), "--push", "mine", "--private"]) == 0
+    assert "model.safetensors" in hub.repositories["me/mine"]
+
+
+MARK = "/home/somebody/secret"
+
+
+def test_no_key_of_a_recipe_shows_a_path_in_the_card():
+    """Marks in every key that takes a text, whichever its form is."""
+    sections = {}
+    for name in ("model", "data", "training"):
+        values = {
+            key: [f"{MARK}/{key}", {f"{MARK}/in": f"~/secret/{key}.py:loss"}]
+            for key in Recipe.model_fields[name].annotation.model_fields
+        }
+        sections[name] = SimpleNamespace(model_dump=lambda values=values, **_: values)
+    shown = card._keys(SimpleNamespace(recipe=SimpleNamespace(**sections)))
+    assert "secret" not in shown and "model_name_or_path" in shown and "model_name_or_path.py:loss" in shown
+
+
+@pytest.mark.parametrize("value, shown", [
+    ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"), ("cosine", "cosine"), (0.5, 0.5), (None, None),
+    (f"{MARK}/base", "base"), ("~/base", "base"), ("../base", "base"), ("secret/loss.py:mine", "loss.py:mine"),
+    ("secret/data.jsonl", "data.jsonl"), (r"C:\secret\base", "base"),
+    ([f"{MARK}/a", {"reference": f"{MARK}/b/"}], ["a", {"reference": "b"}]),
+    (f"As {MARK}/rules.md says, and/or not.", "As rules.md says, and/or not."), ("s3://secret/runs/base", "base"),
+    ("See https://example.org/a/b for all.", "See https://example.org/a/b for all."),
+])  # fmt: skip
+def test_of_a_path_only_the_last_part_is_shown(value, shown):
+    assert card._shown(value) == shown
+
+
+@pytest.mark.parametrize("recipe, task", [
+    ({}, "text-generation"), ({"training": {"objective": "reward"}}, "text-classification"),
+    ({"data": {"images": True}}, "image-text-to-text"),
+])  # fmt: skip
+def test_the_hub_is_told_the_models_task(recipe, task, run, tmp_path):
+    settings = flags.of_run(run, False)
+    known = settings.recipe
+    changed = {name: getattr(known, name).model_copy(update=values) for name, values in recipe.items()}
+    settings = replace(settings, recipe=known.model_copy(update=changed))
+    text = card._text(tmp_path, "me/mine", settings, Base(), run, True, False)
+    assert ModelCard(text).data.pipeline_tag == task and ("reward-model" in text) == (task == "text-classification")
 
 
 def test_private_is_about_push(run, tmp_path, capsys):

@@ -55,7 +55,13 @@ DEFINED = {
     "transformers/models/bamba/modeling_bamba.py": ["mamba2_split_conv1d_scan_combined"],
     "transformers/utils/output_capturing.py": ["OutputRecorder", "target_class", "layer_name"],
     "transformers/models/mixtral/modeling_mixtral.py": ["load_balancing_loss_func"],
-    "transformers/core_model_loading.py": ["_weight_conversions", "was_used", "set_param_for_module"],
+    "transformers/core_model_loading.py": [
+        "_weight_conversions",
+        "was_used",
+        "set_param_for_module",
+        "rename_source_key",
+    ],
+    "transformers/conversion_mapping.py": ["get_model_conversion_mapping"],
     "transformers/trainer.py": [
         "_tr_loss",
         "_globalstep_last_logged",

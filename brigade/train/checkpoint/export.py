@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ...errors import UserError
+from ...errors.console import counted
 from ...errors.disk import writing
 from ..data import chat_template
-from ..model import adapters, processor_files
+from ..model import adapters, base_files, processor_files
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
@@ -21,17 +22,18 @@ from ..model.sizes import empty_model, half_or_full
 from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
 from ..upstream import file_modes
-from . import reading, saved_weights
+from . import carried, reading, saved_weights
 
 
 @dataclass(frozen=True)
 class ExportResult:
     """What was written. source: what was read; base: the model that the adapters in `directory` belong to, or None where it
-    holds a whole model"""
+    holds a whole model; untrained: a sentence on what no module takes, "" where there is none"""
 
     directory: Path
     source: Path
     base: str | None
+    untrained: str = ""
 
 
 def export(
@@ -45,7 +47,8 @@ def export(
 ) -> ExportResult:
     """Write `destination`, a new or empty directory, from the directory of a run with these settings.
 
-    dtype: of the written weights; default: as they were saved, and merged ones as the run loaded its base
+    dtype: of the written weights; default: the base's, by its config.json; of a model from scratch and of adapters as they were
+    saved, and of merged ones as the run loaded its base
     Memory holds one copy of the model; where adapters stay adapters, only those.
 
     Raises UserError where the destination is not empty, there is nothing to read, or there are no adapters to merge.
@@ -58,11 +61,13 @@ def export(
         raise UserError("flag --merge", problem, "leave the flag out")
     source = saved_weights.find(output, step)
     config = load_config(settings)
+    untrained = ""
     with _written(destination) as folder:
         with loading_from_run(source):
             tokenizer = reading.read_tokenizer(settings, config, source, output)
+            base = weights(settings, config) if adapted else ""
             load = _merged if merge else _adapters if adapted else _whole
-            model, state = load(settings, config, source, dtype)
+            model, state = load(settings, config, source, base, dtype)
             templates = chat_template.load(settings, tokenizer)
             generation = getattr(model, "generation_config", None)  # a reward model has none
             chat_template.chat_format(tokenizer, templates).record(tokenizer, generation)
@@ -71,13 +76,14 @@ def export(
         with writing(destination):
             if state is None:
                 model.save_pretrained(folder)
+                untrained = _complete(settings, config, folder, Path(base) if base else source)
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
             processor_files.write(processor_files.read(settings), folder)
             file_modes.by_umask(*folder.glob("*.safetensors"))
-    base = None if state is None else model.peft_config["default"].base_model_name_or_path
-    return ExportResult(destination, source, base)
+    of_adapters = None if state is None else model.peft_config["default"].base_model_name_or_path
+    return ExportResult(destination, source, of_adapters, untrained)
 
 
 @contextmanager
@@ -101,8 +107,26 @@ def _written(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-# Each returns the model, and the adapters' weights if these stay adapters; the model then takes no memory.
-def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
+def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> str:
+    """Add what no module takes, from a base, a run's model or a checkpoint, to a model just written. Return a sentence on it."""
+    found = carried.in_checkpoint(source)
+    if not found and saved_weights.in_hugging_face_format(source):
+        found = base_files.look(settings, source, config).carried
+    carried.add_to_model(folder, found)
+    layers = config.get_text_config().num_hidden_layers
+    if carried.correct_config(folder, any(base_files.predicts(name, layers) for name in found)):
+        return "Its config counts no layers for multi-token prediction: their tensors are not in what was read."
+    return (
+        f"Carried over from the base, not trained: {counted(len(found), 'tensor')}, {base_files.places(found)}."
+        if found
+        else ""
+    )
+
+
+# Each returns the model, and the adapters' weights if these stay adapters; the model then takes no memory. base: of adapters
+def _whole(settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None) -> tuple[Any, None]:
+    if dtype is None and not settings.recipe.model.from_scratch:
+        dtype = config.dtype
     if saved_weights.in_hugging_face_format(source):
         return load_trained(settings, source, dtype=dtype or "auto"), None
     model = empty_model(settings, config)
@@ -116,19 +140,21 @@ def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | N
     return model, None
 
 
-def _adapters(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
-    base = empty_model(settings, config)
-    _generate_as_its_base(base, settings)
-    model = adapters.wrap(base, settings, weights(settings, config))
+def _adapters(
+    settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None
+) -> tuple[Any, dict[str, Any]]:
+    model = empty_model(settings, config)
+    _generate_as_its_base(model, settings)
+    model = adapters.wrap(model, settings, base)
     return model, reading.read_adapters(model, source, dtype)
 
 
-def _merged(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
+def _merged(settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None) -> tuple[Any, None]:
     """The base with its adapters merged. One in 4 bits is dequantised first: the adapters were trained on its rounded weights,
     not on the original ones."""
     from peft import set_peft_model_state_dict
 
-    loaded, base = half_or_full(settings), weights(settings, config)
+    loaded = half_or_full(settings)
     dtype = dtype or loaded
     model: Any = load_base(settings, base, loaded, device_map="cpu")
     if settings.recipe.model.load_in_4bit:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
 from ..model import scores
+from ..model.base_files import stored_in
 from ..upstream import unpickling, without_zero3
 from . import saved_weights
 from .chunks import Chunks
@@ -306,13 +307,8 @@ class Divided(States):
 
 def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of all weights in the Hugging Face files of a checkpoint, by their headers."""
-    from safetensors import safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob(saved_weights.FULL)) or [folder / saved_weights.ADAPTER]:
-        with safe_open(file, framework="pt") as opened:
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-    return shapes
+    files = sorted(folder.glob(saved_weights.FULL)) or [folder / saved_weights.ADAPTER]
+    return {name: each.shape for file in files for name, each in stored_in(file).items()}
 
 
 def _mapped(file: Path) -> Any:

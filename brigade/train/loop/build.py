@@ -27,4 +27,6 @@ def build_trainer(
         model = engine.with_adapters(model, weights)
     if run.settings.recipe.training.torch_compile:
         compile_layers(model)
-    return trainer_class(run, engine, model, args, data, tokenizer, callbacks)
+    trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)
+    trainer.weights = weights
+    return trainer

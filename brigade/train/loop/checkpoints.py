@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import ExportableState
 
+from ..checkpoint import carried
 from ..checkpoint.saving import Saving
 from ..distributed import heartbeat, ranks
 from ..recipe.objectives import to_minimise
@@ -64,7 +65,8 @@ class Checkpoints(Feature):
         trainer = self.trainer
         bad_steps.check_weights(trainer)
         if self.saving is None:
-            self.saving = Saving(trainer.run, self._most_on_host)
+            further = sum(each.bytes for each in trainer.base_files.carried.values()) if self._has_model else 0
+            self.saving = Saving(trainer.run, self._most_on_host + further)
         best = trainer.state.best_model_checkpoint
         place = self._place_in_run()
         self.saving.save(trainer.state.global_step, self._write, place, Path(best) if best else None)
@@ -74,6 +76,8 @@ class Checkpoints(Feature):
         trainer = self.trainer
         trainer.store_flos()
         trainer.engine.save_weights(trainer, folder)
+        if self._has_model:
+            carried.add_to_checkpoint(folder, trainer.base_files.carried, trainer.base_files.predicts)
         trainer.engine.save_optimizer(trainer, folder)
         trainer.engine.save_states(folder)
         for feature in trainer.features:
@@ -85,6 +89,11 @@ class Checkpoints(Feature):
                     name, kept = type(each).__name__, trainer.state.stateful_callbacks
                     kept[name] = [*kept[name], each.state()] if isinstance(kept.get(name), list) else each.state()
             self._state_file.write(trainer.state, folder / STATE)
+
+    @property
+    def _has_model(self) -> bool:
+        """Whether checkpoints are of a whole model, and this rank writes what each has once."""
+        return self.trainer.args.should_save and not self.trainer.run.settings.recipe.model.use_peft
 
     def _place_in_run(self) -> dict[str, Any]:
         """Return what the manifest says of the checkpoint's place in the run."""

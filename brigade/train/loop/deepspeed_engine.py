@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO, and its AutoTP, which divides layers over tensor groups."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ..run.directory import add_to_record
 from ..strategy.deepspeed_config import fill, swaps_to_nvme
 from ..upstream import (
     autotp,
+    checkpoint_files,
     cpu_adam,
     deepspeed_kernels,
     nvme_resume,
@@ -102,6 +103,32 @@ class DeepSpeed(Engine):
         if self.training.fp16:
             trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(state["scale"])
 
+    def save_weights(self, trainer: "Trainer", folder: Path) -> None:
+        state = None if self.run.settings.recipe.model.use_peft else self.whole_state(trainer)
+        if state is None:
+            super().save_weights(trainer, folder)
+            return
+        checkpoint_files.name_once(state, trainer.model)
+        checkpoint_files.save_model(trainer, trainer.model, folder, state)
+
+    def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
+        if self.run.settings.recipe.model.use_peft or not self.gathers_weights(trainer):
+            return None
+        return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
+
+    def kept_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def masters(self, trainer: "Trainer") -> Iterator[tuple[str, torch.Tensor]]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        base = trainer.base_files.usual
+        if base is None or base.itemsize <= self.load_dtype().itemsize:
+            return
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, safe_get_full_fp32_param(parameter)
+
     def gathers_weights(self, trainer: "Trainer") -> bool:
         zero3 = trainer.deepspeed.zero_optimization_partition_weights()
         adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
@@ -149,11 +176,14 @@ class TensorDeepSpeed(DeepSpeed):
         autotp.split_inputs()
         autotp.sum_gradients(trainer.model, {name for name, style in plan.items() if style == tensor_plan.NORMS})
 
+    def kept_dtype(self) -> torch.dtype:
+        return self.load_dtype()
+
+    def masters(self, trainer: "Trainer") -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())  # each rank of a tensor group has a part of a matrix
+
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor]:
-        state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
-        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
-            state.pop(second_name, None)
-        return state
+        return trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
 
     def answering(self, trainer: "Trainer") -> AbstractContextManager[None]:
         return autotp.whole_logits(trainer.model)

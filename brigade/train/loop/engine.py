@@ -5,7 +5,7 @@ checkpoint. The Trainer calls these methods and knows no engine by name. What to
 brigade/train/upstream/, with its line there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,8 +195,16 @@ class Engine:
             scaler.load_state_dict(scaler.state_dict() | state)
 
     def whole_state(self, trainer: "Trainer") -> dict[str, torch.Tensor] | None:
-        """Return the state dict to save, or None where Transformers gathers it."""
-        return None
+        """Return the state dict to save, or None where Transformers gathers it: of adapters, and where weights stay in parts."""
+        return None if self.run.settings.recipe.model.use_peft else trainer.model.state_dict()
+
+    def kept_dtype(self) -> torch.dtype:
+        """Return the highest precision of the trained weights that it can gather."""
+        return self.load_dtype()
+
+    def masters(self, trainer: "Trainer") -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights that it holds in a higher precision than whole_state() has them, one after another. A collective."""
+        return iter(())
 
     def model_to_save(self, trainer: "Trainer") -> Any:
         """Return the model that can write whole_state() in Hugging Face format."""

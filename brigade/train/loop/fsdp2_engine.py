@@ -83,9 +83,7 @@ class FSDP2(Engine):
 
             only_adapters = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
             return get_model_state_dict(trainer.model, options=only_adapters)
-        state = trainer.accelerator.get_state_dict(trainer.model)
-        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
-            state.pop(second_name, None)
+        state: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model)
         return state
 
 

@@ -8,10 +8,11 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError
 from .. import files, upstream
-from ..checkpoint import saved_weights
+from ..checkpoint import carried, saved_weights
 from ..distributed import heartbeat
 from ..model import base_weights
 from ..model.adapter_weights import saved_names
+from ..model.base_files import BaseFiles
 from ..upstream import checkpoint_files, file_modes
 
 if TYPE_CHECKING:
@@ -29,9 +30,12 @@ def save(trainer: "Trainer", folder: Path) -> None:
     trainer.run.check_directory()
     if trainer.args.should_save:
         files.remove_links(folder)
+        carried.remove_index(folder)
     with Moving():
         _write(trainer, folder)
     if trainer.args.should_save:
+        if not trainer.run.settings.recipe.model.use_peft:
+            _complete(trainer, folder)
         file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
         _check(trainer, folder)
 
@@ -50,11 +54,35 @@ def _write(trainer: "Trainer", folder: Path) -> None:
     if state is None:
         trainer.engine.save_weights(trainer, folder)
         return
+    for name, master in trainer.engine.masters(trainer):
+        if trainer.args.should_save:
+            state[name] = master.cpu()
+    if trainer.args.should_save and not trainer.run.settings.recipe.model.use_peft:
+        checkpoint_files.name_once(state, trainer.model)
+        _as_in_the_base(state, trainer.base_files)
     model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
     checkpoint_files.save_model(trainer, model, folder, state)
     generates = getattr(model, "generation_config", None) is not None  # and is no reward model
     if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft and generates:
         model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
+
+
+def _as_in_the_base(state: dict[str, Any], base: BaseFiles) -> None:
+    """Give each weight the precision that it has in the base's files, unless it is trained in a lower one."""
+    for name, tensor in state.items():
+        dtype = base.saved_dtype(name, tensor.dtype)
+        state[name] = tensor if dtype == tensor.dtype else tensor.to("cpu", dtype)
+
+
+def _complete(trainer: "Trainer", folder: Path) -> None:
+    """Add what is carried over from the base, and correct the config."""
+    base = trainer.base_files
+    if not trainer.engine.gathers_weights(trainer):
+        carried.add_to_checkpoint(folder, base.carried, base.predicts)
+        return
+    carried.add_to_model(folder, base.carried)
+    usual = base.saved_dtype("", trainer.engine.kept_dtype())
+    carried.correct_config(folder, base.predicts, str(usual).removeprefix("torch."))
 
 
 def _check(trainer: "Trainer", folder: Path) -> None:

@@ -40,6 +40,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **_adapters(run, trainer, data),
         **_parts(run, trainer),
         **parameter_groups.describe(trainer),
+        **({} if run.settings.recipe.model.use_peft else _saved(trainer)),
         **_frozen(trainer.model, run.settings.recipe.data.images),
         **objectives.describe(run.settings.recipe),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
@@ -133,6 +134,18 @@ def _frozen(model: Any, with_images: bool = False) -> dict[str, str]:
         else []
     )
     return {"frozen": "; ".join(words)} if words else {}
+
+
+def _saved(trainer: Any) -> dict[str, str]:
+    """In which precision the model is saved, and what is carried over from its base or is not."""
+    base, trained = trainer.base_files, trainer.engine.kept_dtype()
+    saved = base.saved_dtype("", trained)
+    why = (
+        "in which the weights are trained: the base's is higher"
+        if base.usual and base.usual != saved
+        else "as its base"
+    )
+    return {"saved in": f"{str(saved).removeprefix('torch.')}, {why}"} | base.describe()
 
 
 def _kernels(kernels: Kernels, model: Any) -> str:

@@ -7,6 +7,7 @@ every run has. What it replaces of Transformers' private methods stands in upstr
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,17 @@ from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, WEIGHTS, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
-from ..model import packed_samples, processor_files, sample_by_sample, summed_loss, supervised_loss, tower_inputs
+from ..model import (
+    base_files,
+    packed_samples,
+    processor_files,
+    sample_by_sample,
+    summed_loss,
+    supervised_loss,
+    tower_inputs,
+)
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
+from ..model.base_files import BaseFiles
 from ..model.experts import router_loss_coef
 from ..recipe import objectives
 from ..recipe.objectives import objective_of
@@ -68,6 +78,7 @@ class Trainer(EvaluatingTrainer):
     router_loss: RouterLoss | None = None
     router_bias: RouterBias | None = None
     preferences: Preferences | None = None
+    weights: str  # the directory that the model was loaded from
     options: Mapping[str, Any] = {}
 
     def __init__(
@@ -346,6 +357,11 @@ class Trainer(EvaluatingTrainer):
         """Write a checkpoint that is whole or absent; removing older ones comes last. A collective."""
         with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.at_rest():
             self.checkpoints.save()
+
+    @cached_property
+    def base_files(self) -> BaseFiles:
+        """What the files hold that the model was loaded from."""
+        return base_files.look(self.run.settings, Path(self.weights), self.model.config)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the whole model in Hugging Face format, into the run's directory or another one. A collective.

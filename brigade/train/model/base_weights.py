@@ -36,7 +36,7 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
     remote_code.check_kernels(source, source, None, trust_remote_code)
     causal_models()
     folder = Path(source)
-    files = _files(folder)
+    files = weight_files(folder)
     types = {name: kind for file in files for name, kind in _types(file).items()}
     quantised = published_quantization(folder)
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
@@ -115,7 +115,7 @@ def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
     return all(torch.equal(values[0], each) for each in values[1:])
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
     kinds = ("*.safetensors.index.json", "*.bin.index.json")  # other indices are not of weights
     named = {index.name: _named(index) for kind in kinds for index in sorted(folder.glob(kind))}

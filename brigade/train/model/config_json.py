@@ -21,6 +21,14 @@ ALIASES = {
     "moe_intermediate_size": (),
 }
 
+# How many layers predict further tokens: DeepSeek-V3, GLM-4.5 and most others; Qwen3.5; Transformers; MiniMax-M2; Megatron.
+PREDICTING = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_layers",
+    "num_mtp_modules",
+    "mtp_num_layers",
+)
 MULTIPLE = 64  # of rows, as a GPU's kernels and tensor groups want them
 
 
@@ -49,6 +57,32 @@ def with_vocabulary(config: dict[str, Any], words: int) -> dict[str, Any]:
     if isinstance(text := config.get("text_config"), dict):
         return config | {"text_config": text | {"vocab_size": words}}
     return config | {"vocab_size": words}
+
+
+def prediction_layers(config: dict[str, Any]) -> int:
+    """Return how many layers for multi-token prediction a config.json counts, itself or in a part of it."""
+    inside = [prediction_layers(part) for part in config.values() if isinstance(part, dict)]
+    return max([0, *inside, *(config[key] for key in PREDICTING if isinstance(config.get(key), int))])
+
+
+def without_prediction_layers(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json that counts no layers for multi-token prediction."""
+    return {
+        key: without_prediction_layers(value)
+        if isinstance(value, dict)
+        else 0
+        if key in PREDICTING and isinstance(value, int)
+        else value
+        for key, value in config.items()
+    }
+
+
+def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Return a config.json of weights in another precision ("bfloat16"), which each part of it names."""
+    return {
+        key: with_dtype(value, dtype) if isinstance(value, dict) else dtype if key == "dtype" and value else value
+        for key, value in config.items()
+    }
 
 
 def published_quantization(folder: Path) -> str | None:

@@ -55,7 +55,7 @@ def next_steps(settings: Settings, directory: Path) -> list[str]:
     served = quote(str(directory))
     if settings.recipe.model.use_peft:  # a server that takes adapters wants their base beside them
         served = f"{merged}, after {export} {merged} --merge"
-    elif not any(directory.glob("*.safetensors")):  # shards, of a ds_config that gathers no weights
+    elif not any(directory.glob("*model*.safetensors")):  # shards, of a ds_config that gathers no weights
         whole = quote(f"{directory}-whole")
         served = f"{whole}, after {export} {whole}"
     if objective_of(settings.recipe.training).scores:

@@ -24,6 +24,13 @@ def save_model(trainer: Any, model: Any, folder: Path, state: dict[str, Any]) ->
         trainer.model = own
 
 
+def name_once(state: dict[str, Any], model: Any) -> None:
+    """Leave one name of tied weights in a gathered state dict: they may be two tensors now, and save_pretrained() looks for one
+    (modeling_utils.py: remove_tied_weights_from_state_dict)."""
+    for second_name in model.all_tied_weights_keys:
+        state.pop(second_name, None)
+
+
 def save_optimizer(trainer: Any, folder: Path) -> None:
     """Write the optimizer's states and the schedule (line 3513)."""
     trainer._save_optimizer_and_scheduler(str(folder))
