@@ -272,7 +272,7 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]]) -> tuple[
 
 
 def _epochs_beside_steps(training: TrainingSection, flags: dict[str, str]) -> Iterator[str]:
-    """A line where num_train_epochs says something and max_steps decides. Raise UserError where the recipe makes the flag void."""
+    """A line where num_train_epochs says something and max_steps decides. Raise UserError where a flag is void."""
     steps, epochs = training.max_steps, training.num_train_epochs
     by_flag, default = "num_train_epochs" in flags, TrainingSection.model_fields["num_train_epochs"].default
     if steps < 1 or (epochs == default and not by_flag):
