@@ -17,12 +17,13 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
+	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
 	@echo "make test-all       the other tests that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
@@ -89,6 +90,12 @@ $(S3_SERVER)/.complete: tests/storage/requirements.txt
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 test: kernels
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
+
+# What computes in half precision, on any processor as on one that has no instructions for it: there a product takes a hundred
+# times as long, and what waits for one too long fails. Two minutes.
+HALF := tests/ranks/test_fp16.py tests/ranks/test_gpu_lane.py tests/unit/kernels/test_proving.py tests/unit/test_fake_gpu.py tests/unit/test_slow_ranks.py
+test-half: kernels
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(HALF) -m "not slow"
 
 test-all: kernels skypilot llama_cpp vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"

@@ -61,6 +61,7 @@ EXAMPLES = {
     "ds-removed-key": ({"ds.json": ds(elasticity={"enabled": True})}, "ds.json:1: elasticity"),
     "ds-removed-optimizer": ({"ds.json": ds(optimizer={"type": "OneBitAdam"})}, "ds.json:1: optimizer"),
     "ds-unknown-key": ({"ds.json": ds({"stag": 3})}, Z + ".stag"),
+    "ds-unread": ({"ds.json": ds(prescale_gradients=True)}, "ds.json:1: prescale_gradients"),
     "ds-not-a-block": ({"ds.json": ds(bf16=True)}, "ds.json:1: bf16"),
     "ds-auto-not-filled": ({"ds.json": ds({"allgather_bucket_size": "auto"})}, Z + ".allgather_bucket_size"),
     "ds-stage": ({"ds.json": ds({"stage": 4})}, Z + ".stage"),
@@ -102,6 +103,7 @@ EXAMPLES = {
         {"a.yaml": fsdp(fsdp_state_dict_type="FULL_STATE_DICT")}, "a.yaml:3: fsdp_config.fsdp_state_dict_type"),
     "accelerate-owned-by-recipe": (
         {"a.yaml": fsdp(fsdp_activation_checkpointing=True)}, "a.yaml:3: fsdp_config.fsdp_activation_checkpointing"),
+    "accelerate-unread": ({"a.yaml": DDP | {"dynamo_backend": "INDUCTOR"}}, "a.yaml:2: dynamo_backend"),
     "accelerate-precision": (
         {"a.yaml": {**FSDP, "mixed_precision": "fp16"}, "r.yaml": recipe(training={"bf16": True})}, "a.yaml:4: mixed_precision"),
     "accelerate-parallelism": (

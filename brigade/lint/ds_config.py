@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import shown
 from ..errors.findings import Finding
 from ..train.strategy.deepspeed_config import holds, owned_values
-from ..train.strategy.ds_keys import as_json, key_table, value_at
+from ..train.strategy.ds_keys import as_json, key_table, leaves, value_at
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
     """One finding for all lines that this stage does not read, one for all that change nothing, and what the others mean."""
     known, stage = key_table(), value_at(config, "zero_optimization.stage")
     unread, idle, explained = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
-    for path, value in _leaves(config):
+    for path, value in leaves(config):
         entry, block = known["allowed"][path], known["allowed"].get(path.rpartition(".")[0], {})
         key = path.removeprefix("zero_optimization.")
         default = entry.get("here", entry.get("default", "none"))
@@ -57,15 +57,6 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
     for rule, meanings in explained.items():
         at = meanings[0][0] if len(meanings) == 1 else meanings[0][0].partition(".")[0]
         yield Finding.of(rule, name, at, means="; ".join(meant for _, meant in meanings))
-
-
-def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        if key_table()["allowed"][path].get("block"):
-            yield from _leaves(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def _means(config: dict[str, Any], value: Any, cases: list[dict[str, Any]]) -> str:

@@ -157,6 +157,48 @@ def test_fsdp1_is_refused(pick, mistake, fsdp):
     assert "fsdp_version: 2" in mistake(pick, env=env)
 
 
+@pytest.mark.parametrize(
+    "more, at, cure",
+    [
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config.dynamo_backend", "torch_compile: true"),
+        ({"dynamo_backend": "INDUCTOR"}, "dynamo_backend", "torch_compile: true"),
+        ({"fp8_config": {"backend": "TE"}}, "fp8_config", "bf16: true"),
+        ({"megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config", "docs/parallelism.md"),
+        (
+            {"parallelism_config": {"parallelism_config_sp_attn_implementation": "flash_attention_2"}},
+            "sp_attn_implementation",
+            "attn_implementation",
+        ),
+        ({"fsdp_activation_checkpointing_offload": True}, "fsdp_activation_checkpointing_offload", "the recipe"),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy", "fsdp_reshard_after_forward: false"),
+        ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy", "MULTI_GPU"),
+        ({"fp16": True}, "mixed_precision", "fp16"),
+        ({"dynamo_config": {}, "fp8_config": {}, "megatron_lm_config": {}}, "", ""),
+        ({"dynamo_config": {"dynamo_backend": "NO"}, "fp16": False}, "", ""),
+        ({"dynamo_config": {"dynamo_backend": False, "dynamo_mode": "default"}}, "", ""),  # `no`, as YAML reads it
+        ({"fsdp_sharding_strategy": "FULL_SHARD"}, "", ""),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_reshard_after_forward": False}, "", ""),
+    ],
+)
+def test_what_nothing_in_a_run_reads_is_refused(pick, mistake, more, at, cure):
+    fsdp = {key: value for key, value in more.items() if key.startswith("fsdp_")}
+    document = {**FSDP2, **more, "fsdp_config": {**FSDP2["fsdp_config"], **fsdp}}
+    document = {key: value for key, value in document.items() if key not in fsdp}
+    if not at:
+        assert pick(cluster={"accelerate_config": document}).kind == "fsdp2"
+        return
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert at in message.splitlines()[0] and cure in message.splitlines()[-1]
+
+
+def test_compiling_that_only_the_launcher_knows_of_is_refused(pick, mistake):
+    """Whatever file is named besides: accelerate would compile what it wraps."""
+    env = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    assert "torch_compile: true" in mistake(pick, env=env)
+    assert "torch_compile: true" in mistake(pick, "--ds_config", "ds_configs/zero3.json", env=env)
+    assert pick(env=env | {"ACCELERATE_DYNAMO_BACKEND": "no"}).kind == "ddp"
+
+
 @pytest.mark.parametrize("replicate, shard, size", [(2, 2, 8), (4, 4, 8), (2, 2, 1)])
 def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size):
     message = mistake(pick, size=size, cluster={"accelerate_config": hsdp(replicate, shard)})

@@ -156,8 +156,55 @@ def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value
     assert f"ds.json: {path}" in message and word in message and "remove the line" in message
 
 
-def test_keys_in_free_blocks_are_deepspeeds_business(pick_config):
-    assert pick_config(changed("data_efficiency.data_sampling", {"anything": {"at": "all"}})).kind == "zero3"
+@pytest.mark.parametrize(
+    "path, value, cure",
+    [
+        ("prescale_gradients", True, "communication_data_type"),
+        ("gradient_predivide_factor", 2.0, "communication_data_type"),
+        ("activation_checkpointing.partition_activations", True, "the recipe's activation_checkpointing: true"),
+        ("activation_checkpointing.number_checkpoints", 4, "the recipe's activation_checkpointing: true"),
+        ("activation_checkpointing.cpu_checkpointing", True, "the recipe's activation_checkpointing: true"),
+        ("compile.deepcompile", True, "the recipe's torch_compile: true"),
+        ("data_efficiency", {"enabled": True, "data_sampling": {"enabled": True}}, "the recipe's data"),
+        ("dataloader_drop_last", True, "once in an epoch"),
+        ("disable_allgather", True, "remove the line"),
+        ("managed_gradient_accumulation", False, "remove the line"),
+        ("seq_parallel_communication_data_type", "bf16", "communication_data_type"),
+        ("data_parallel_size", 2, "remove the line"),
+        ("tensor_parallel", {"autotp_size": 2, "tp": {"tp_size": 2}}, "autotp_size"),
+        ("expert_parallel", {"enabled": True, "autoep_size": 2, "top_k": 4}, "autoep_size"),
+        ("pipeline", {"stages": 2, "partition": "uniform"}, "stages, schedule"),
+        ("weight_quantization.quantized_initialization", {"num_bits": 8}, "load_in_4bit"),
+        ("hybrid_engine.enabled", True, "remove it"),
+        ("autotuning.enabled", True, "brigade plan"),
+        ("inference", {"tensor_parallel": {"tp_size": 2}}, "tensor_parallel.autotp_size"),
+        ("comms_logger.enabled", True, "verbose: true"),
+        ("zero_optimization.save_muon_momentum_buffer_in_memory", True, "muon"),
+    ],
+)
+def test_what_nothing_in_a_run_reads_is_refused(pick_config, mistake, path, value, cure):
+    place, problem, said = mistake(pick_config, changed(path, value)).splitlines()
+    block = path if path.partition(".")[0] in ("zero_optimization", "comms_logger") else path.partition(".")[0]
+    assert place.endswith(f"ds.json: {block}") and "nothing in a run reads" in problem and cure in said
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("prescale_gradients", False),
+        ("gradient_predivide_factor", 1),
+        ("activation_checkpointing", {"partition_activations": False, "number_checkpoints": None, "profile": False}),
+        ("data_efficiency", {"enabled": False, "data_sampling": {"anything": {"at": "all"}}}),
+        ("autotuning", {"fast": False}),
+        ("weight_quantization", {"enabled": False, "num_bits": 4}),
+        ("expert_parallel", {"enabled": False, "top_k": 4}),
+        ("comms_logger", {"enabled": True, "verbose": True}),
+        ("comms_logger.prof_all", False),
+        ("compile.deepcompile", False),
+    ],
+)
+def test_defaults_that_are_written_out_and_blocks_that_are_off_are_none(pick_config, path, value):
+    assert pick_config(changed(path, value)).kind == "zero3"
 
 
 @pytest.mark.parametrize("path, value, key, ours, training", [

@@ -6,8 +6,10 @@ import re
 import pytest
 
 from benchmarks import pages
+from brigade.plan.choice.job_of_recipe import strategy_of
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
+from brigade.train.recipe.method import method_of
 from brigade.train.strategy import refusal
 from testing import exports, methods, parity, rehearsals
 
@@ -31,10 +33,10 @@ def rehearsed():
     """(method, strategy) of what is rehearsed in bf16 with activation checkpointing; of recipes, one card's are DDP here."""
     found = {(method, strategy) for method, strategies in methods.REHEARSED.items() for strategy in strategies}
     for path in rehearsals.RECIPES:
-        training = flags.load(["--recipe", str(REPOSITORY / path)]).recipe.training
-        _, _, method, *_, strategy, checkpointing, _ = rehearsals.rehearsed(path)
-        if training.bf16 and checkpointing:
-            found.add((method, "ddp" if strategy == "single" else strategy))
+        settings = flags.load(["--recipe", str(REPOSITORY / path)])
+        training, strategy = settings.recipe.training, strategy_of(settings).name
+        if training.bf16 and training.activation_checkpointing:
+            found.add((method_of(settings.recipe.model), "ddp" if strategy == "single" else strategy))
     return found
 
 

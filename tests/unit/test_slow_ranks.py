@@ -37,10 +37,11 @@ def test_a_device_is_measured():
 
 
 @pytest.mark.parametrize("rate, memory, sizes", [
-    (700e12, 8192, [1024, 2048, 4096, 8192]),  # an H100: 2,048 would last 25 us
-    (350e12, 8192, [1024, 2048, 4096, 8192]),  # one at half its clock
-    (20e12, 8192, [1024, 2048, 4096]),  # a small one is not kept busy for long
-    (700e12, 4096, [1024, 2048, 4096, 8192]),  # the last does not fit any more
+    (700e12, 8192, [128, 256, 512, 1024, 2048, 4096, 8192]),  # an H100: 2,048 would last 25 us
+    (350e12, 8192, [128, 256, 512, 1024, 2048, 4096, 8192]),  # one at half its clock
+    (20e12, 8192, [128, 256, 512, 1024, 2048, 4096]),  # a small one is not kept busy for long
+    (700e12, 4096, [128, 256, 512, 1024, 2048, 4096, 8192]),  # the last does not fit any more
+    (1e9, 8192, [128]),  # bf16 on a processor that has no instructions for it: 1,024 would last 2 s
 ])  # fmt: skip
 def test_a_gpu_is_measured_by_a_product_that_takes_it_a_while(rate, memory, sizes, monkeypatch):
     """A start of a kernel takes 10 us, whatever the clock."""

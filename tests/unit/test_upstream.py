@@ -247,3 +247,50 @@ def test_our_trainer_overrides_few_methods_of_its_parent_and_private_ones_only_i
     private = set(filter(is_private, functions[HookedTrainer]))
     assert private <= parents
     assert set(filter(is_private, overridden)) == private
+
+
+def named(tree: ast.AST, owners: tuple[str, ...]) -> set[str]:
+    """Attributes of these names that a piece of code reads: {"seed"} of `self.args.seed` and of `args.seed` for ("args",)."""
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    ends = ((getattr(node.value, "attr", getattr(node.value, "id", "")), node.attr) for node in attributes)
+    return {name for owner, name in ends if owner in owners}
+
+
+def ignored(handed: set[str]) -> set[str]:
+    """Options of TrainingArguments that Transformers' Trainer reads only where a run never comes: in methods that ours replaces,
+    or that only these call; and that nothing of ours reads."""
+    (trainer,) = (
+        node for node in parsed(Path(transformers.trainer.__file__)).body if getattr(node, "name", "") == "Trainer"
+    )
+    methods = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
+    ours = [parsed(path) for path in (ROOT / "brigade/train").rglob("*.py")]
+    room = [kind for kind in PipelineTrainer.__mro__ if kind.__module__.startswith("brigade.")]
+    own_methods = {name for kind in room for name in vars(kind)}
+    called = set().union(*(named(tree, ("trainer", "self")) for tree in ours)) - own_methods
+    on_super = {
+        node.attr
+        for tree in ours
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call)
+    }
+    todo, reached = [*((called | on_super | {"train"}) & set(methods))], set()
+    while todo:
+        method = todo.pop()
+        if method not in reached:
+            reached.add(method)
+            todo += (named(methods[method], ("self",)) & set(methods)) - own_methods
+    reads = {name: named(node, ("args",)) for name, node in methods.items()}
+    alive = set().union(*(reads[name] for name in reached), *(named(tree, ("args", "arguments")) for tree in ours))
+    return (handed & set().union(*reads.values())) - alive
+
+
+def test_every_option_that_is_handed_to_transformers_is_read_where_a_run_comes():
+    """torch_empty_cache_steps is read in training_step, which ours replaces: handed on, it would do nothing without a word."""
+    options = set(transformers.TrainingArguments.__dataclass_fields__)
+    assert ignored(options) >= {"torch_empty_cache_steps", "remove_unused_columns", "prediction_loss_only"}
+    rooms = [
+        parsed(path) for path in (ROOT / "brigade/train/loop").glob("*.py") if re.search("arguments|engine", path.name)
+    ]
+    words = {node.value for tree in rooms for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    words |= {node.arg for tree in rooms for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    assert "seed" in words and ignored(options & words) == set()

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import pickle
+import re
+import traceback
 
 import pytest
 
@@ -74,3 +76,35 @@ def test_a_rank_tells_launch_whose_its_error_is(monkeypatch, capfd):
     tell.tell(UserError("out", "none there", "mount it", "host", ("node2",)), World(1, 0, 2, 1, "node1", "torchrun"))
     told = json.loads(os.read(here, 4096))
     assert (told["code"], told["whose"], told["hosts"]) == (2, "host", ["node2"]) and "none there" in told["told"]
+
+
+def chained(how, frames):
+    """The traceback of an exception of so many frames, raised from another or while that is handled, which has as many."""
+    lines = [
+        "def first0(): raise OSError('no space left\\non the disk')",
+        "def last0(): raise RuntimeError('could not save')",
+    ]
+    lines += [f"def {name}{n}(): return {name}{n - 1}()" for n in range(1, frames) for name in ("first", "last")]
+    wraps = "raise RuntimeError('could not save') from error" if how == "from" else f"last{frames - 1}()"
+    lines += ["try:", f"    first{frames - 1}()", "except OSError as error:", f"    {wraps}"]
+    try:
+        exec("\n".join(lines), {})
+    except RuntimeError as error:
+        return "".join(traceback.format_exception(error)).rstrip()
+
+
+@pytest.mark.parametrize("how, sentence", [("from", "the direct cause of"), ("while", "During handling of")])
+@pytest.mark.parametrize("frames", [2, 60])
+def test_a_long_traceback_keeps_the_last_lines_of_each_exception_in_its_chain(how, sentence, frames):
+    said = tell.in_short(text := chained(how, frames))
+    assert "OSError: no space left\non the disk\n" in said and sentence in said
+    assert said.endswith("RuntimeError: could not save") and said.count("Traceback (most recent call last)") == 2
+    assert said == text if frames == 2 else " lines ...\n" in said and said.count("\n") < 60 < text.count("\n")
+
+
+def test_of_a_very_long_chain_the_first_and_the_last_exceptions_are_told():
+    sentence = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    links = [f"Traceback (most recent call last):\n  a\n  b\nValueError: {number}" for number in range(40)]
+    said = tell.in_short(sentence.join(links))
+    assert re.findall(r"ValueError: (\d+)", said) == ["0", "36", "37", "38", "39"]
+    assert said.count(sentence) == 4 and "  ... 35 exceptions ...\n" in said

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -14,6 +15,13 @@ from ...errors import UserError, exit_code, first_line, whose
 from ...errors.console import counted
 from ..cluster import World
 from . import stop, supervised
+
+LONG = 40  # lines of a traceback that are told whole
+# Of a longer one: last lines of the exception that ended the rank, and of each one before; of these the first and so many others.
+OF_LAST, OF_EARLIER, LINKS = 30, 8, 3
+_CHAINED = re.compile(
+    r"(\n\n(?:During handling of the above exception|The above exception was the direct cause)[^\n]*:\n\n)"
+)
 
 
 def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | None = None) -> str:
@@ -28,10 +36,7 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
         message = str(error).replace("error", where, 1)
     else:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-        if len(lines) > 40:  # frames of the engines' insides help nobody: the last ones say what broke
-            lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
-        message = "\n".join([f"{where}: {type(error).__name__}", *lines])
+        message = f"{where}: {type(error).__name__}\n{in_short(''.join(traceback.format_exception(error)).rstrip())}"
     with stop.process.leaving:
         pass
     what, hosts = of or whose.of_error(error)
@@ -39,6 +44,25 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
     print(message, file=sys.stderr, flush=True)
     tell_launcher(reason)
     return f"rank {world.rank} on {world.host}: {reason}"
+
+
+def in_short(text: str) -> str:
+    """A traceback of LONG lines at most as it is. Of a longer one, the first and last lines of each exception in its chain: the
+    frames of engines' insides help nobody, and the last lines say what broke."""
+    if text.count("\n") < LONG:
+        return text
+    *before, last = _CHAINED.split(text)  # exceptions, and between them the sentences that chain them
+    left_out = len(before) // 2 - 1 - LINKS
+    if left_out > 0:
+        before[2 : 2 + 2 * left_out] = [f"  ... {left_out} exceptions ...\n"]
+    return "".join([*(_ends(part, OF_EARLIER) for part in before), _ends(last, OF_LAST)])
+
+
+def _ends(text: str, last: int) -> str:
+    """The first two and so many last lines of a text."""
+    lines = text.splitlines(keepends=True)
+    left_out = len(lines) - 2 - last
+    return text if left_out < 2 else "".join([*lines[:2], f"  ... {left_out} lines ...\n", *lines[-last:]])
 
 
 def tell_launcher(reason: str) -> None:

@@ -63,7 +63,6 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
         save_on_each_node=not run.shared,
         restore_callback_states_from_checkpoint=True,
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0
-        remove_unused_columns=False,
         log_level="error",
         log_level_replica="error",
         **options,

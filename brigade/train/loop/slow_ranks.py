@@ -25,8 +25,8 @@ WINDOW = 20  # steps
 PROBE_EVERY = 60.0  # seconds
 PROBES = 5  # of which the median counts: one may have met another program
 # A product's size, and the largest. On a GPU the size doubles until a product lasts LONG, or starting a kernel would be what is
-# measured (25 us for 2,048 on an H100).
-GPU, CPU = (1024, 8192), (256, 256)
+# measured (25 us for 2,048 on an H100). It begins small: what a device emulates takes a thousand times as long.
+GPU, CPU = (128, 8192), (256, 256)
 LONG = 1e-3  # seconds
 ENOUGH = 0.5  # seconds of measuring after which no larger one is tried
 REPEATS = 5  # of which the median counts

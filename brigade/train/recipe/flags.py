@@ -6,6 +6,7 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 import argparse
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,7 +33,7 @@ class Settings:
 
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     remote: the URL in object storage to which the output goes; output_dir is then where it lies on this host
-    overridden: one line per recipe value that a flag replaced
+    overridden: one line per recipe value that a flag replaced, or that another value makes void
     by_proof: keys for which the recipe says `auto`; `recipe` has their defaults, or what with_training() has put there
     argv: the flags as they were given, without what a launcher puts between them
     needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
@@ -194,6 +195,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     except ValidationError as error:
         raise explain(error, sources, path, document) from None
     model = recipe.model
+    overridden += _epochs_beside_steps(recipe.training, flags)
     remote, output = _place_of(options, recipe)
     settings = Settings(
         recipe,
@@ -267,6 +269,19 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]]) -> tuple[
             if value not in (None, Source.model_fields[key].default):
                 overridden.append(f"--train_file replaces the recipe's {key}")
     return sources, overridden
+
+
+def _epochs_beside_steps(training: TrainingSection, flags: dict[str, str]) -> Iterator[str]:
+    """A line where num_train_epochs says something and max_steps decides. Raise UserError where a flag is void."""
+    steps, epochs = training.max_steps, training.num_train_epochs
+    by_flag, default = "num_train_epochs" in flags, TrainingSection.model_fields["num_train_epochs"].default
+    if steps < 1 or (epochs == default and not by_flag):
+        return
+    if by_flag and "max_steps" not in flags:
+        problem = f"{epochs:g} has no effect: the recipe's max_steps {steps} decides how long the run is"
+        raise UserError("flag --num_train_epochs", problem, "add --max_steps -1, or leave the flag out")
+    said, decides = ("--" if key in flags else "the recipe's " for key in ("num_train_epochs", "max_steps"))
+    yield f"{said}num_train_epochs {epochs:g} has no effect: {decides}max_steps {steps} decides"
 
 
 def _leave_to_proofs(document: dict[str, dict[str, Any]]) -> tuple[str, ...]:

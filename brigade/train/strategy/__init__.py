@@ -45,7 +45,11 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         problem = "ds_config {} and accelerate_config {} both name a strategy".format(*labels)
         raise UserError(f"{settings.recipe_path}: cluster", problem, "keep one of them")
     by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
-    env = {} if by_flag else os.environ if env is None else env
+    env = os.environ if env is None else env
+    if LAUNCHED in env:
+        dynamo = {"dynamo_backend": env.get("ACCELERATE_DYNAMO_BACKEND")}
+        raise_first(accelerate_config.unread(dynamo, "accelerate launch"))
+    env = {} if by_flag else env
     if named or LAUNCHED in env:
         strategy = _from_files(named, env, settings, world)
         if LAUNCHED in env and labels:

@@ -20,6 +20,7 @@ from ...errors.tables import table
 from ..recipe.files import find, parse_yaml, read_yaml
 from .axes import NONE, Axes
 from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
+from .ds_keys import value_at
 
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
@@ -159,6 +160,15 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     if kind == "FSDP":
         yield from _fsdp_findings(fsdp, name)
     yield from _mesh_findings(mesh, name)
+    yield from unread(document, name)
+
+
+def unread(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """What accelerate would read of an accelerate config, and nothing in a run does."""
+    for path, entry in KEYS["unread"].items():
+        value = value_at(document, path)
+        if value and str(value).lower() not in ("no", "none", entry.get("default")):
+            yield Finding.of("accelerate-unread", name, path, value=shown(value), use=entry["use"])
 
 
 def _variables(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
@@ -197,9 +207,14 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
     elif version != 2:
         yield found("accelerate-fsdp1", "fsdp_version", version=version)
         return
-    if _parsed(options.get("fsdp_activation_checkpointing")) is True:
-        yield found("accelerate-owned-by-recipe", "fsdp_activation_checkpointing")
+    for key in ("fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload"):
+        if _parsed(options.get(key)) is True:
+            yield found("accelerate-owned-by-recipe", key)
     reshard = _parsed(options.get("fsdp_reshard_after_forward", True))
+    strategy = str(options.get("fsdp_sharding_strategy"))
+    instead = KEYS["fsdp1_strategies"].get(strategy)
+    if instead and (reshard or strategy in ("NO_SHARD", "3")):
+        yield found("accelerate-fsdp2-value", "fsdp_sharding_strategy", value=shown(strategy), instead=instead)
     if not isinstance(reshard, bool):
         instead = "true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
         yield found("accelerate-fsdp2-value", "fsdp_reshard_after_forward", value=shown(reshard), instead=instead)
@@ -238,7 +253,9 @@ def precision(config: AccelerateStrategy, place: str, bf16: bool, fp16: bool) ->
 
 def _strategy(document: Mapping[str, Any]) -> AccelerateStrategy:
     """The strategy of a document without findings."""
-    precision = str(document.get("mixed_precision") or "no")  # YAML reads a bare `no` as false
+    precision = str(
+        document.get("mixed_precision") or ("fp16" if document.get("fp16") else "no")
+    )  # YAML: `no` is false
     zero, options, mesh = sections(document)
     kind, axes = document["distributed_type"], of_mesh(sizes := mesh_sizes(mesh))
     if kind == "DEEPSPEED":

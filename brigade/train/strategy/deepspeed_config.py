@@ -19,7 +19,7 @@ from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
 from .axes import NONE, Axes, without
 from .axis_keys import of_ds_config, wrong_sizes
-from .ds_keys import as_json, key_table, read_keys, value_at
+from .ds_keys import as_json, key_table, leaves, read_keys, value_at
 
 
 def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Findi
     stage = config.get("zero_optimization", {}).get("stage")
     if type(stage) is not int or stage not in (1, 2, 3):
         found.append(Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage)))
-    found += [*_together(config, name), *_owned(config, name)]
+    found += [*_unread(config, name), *_together(config, name), *_owned(config, name)]
     return config, found
 
 
@@ -139,6 +139,24 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
     if without(config) != config:
         yield from wrong_sizes(config, name)
+
+
+def _unread(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What DeepSpeed knows and nothing in a run reads: one finding for each key, or block that is not switched off."""
+    allowed = key_table()["allowed"]
+    for at, entry in key_table()["unread"].items():
+        parent, _, key = at.rpartition(".")
+        block = value_at(config, parent, {}) if parent else config
+        switch = allowed.get(f"{at}.enabled", {"default": True})["default"]
+        if key not in block or not value_at(block, f"{key}.enabled", switch):
+            continue
+        values = [
+            f"{path} {shown(value, as_json)}"
+            for path, value in leaves({key: block[key]}, f"{parent}." if parent else "")
+            if value != allowed[path]["default"] and path.rpartition(".")[2] not in entry.get("but", ())
+        ]
+        if values:
+            yield Finding.of("ds-unread", name, at, first=", ".join(values), cure=entry["use"])
 
 
 def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:

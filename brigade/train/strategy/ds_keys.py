@@ -6,7 +6,7 @@ tests/unit/test_ds_keys.py holds it equal to the installed DeepSpeed, and lets b
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,16 @@ def value_at(config: Any, path: str, default: Any = None) -> Any:
     for part in path.split("."):
         config = config.get(part, default) if isinstance(config, dict) else default
     return config
+
+
+def leaves(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of each key in the table at path `at` that has no table of known keys below it."""
+    for key, value in config.items():
+        path = f"{at}{key}"
+        if key_table()["allowed"][path].get("block"):
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def as_json(value: Any) -> str:
