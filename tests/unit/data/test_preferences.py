@@ -35,7 +35,8 @@ def encode(tokenizer):
     """encode(row, rows, columns, template, ...): the row's chunk, encoded."""
 
     def call(row, rows=PAIRS, columns=None, template="chatml", max_length=4096, truncation=True, **options):
-        text = (TEMPLATES / f"{template}.jinja").read_text() if template else ""
+        own = template and "{%" in template
+        text = template if own else (TEMPLATES / f"{template}.jinja").read_text() if template else ""
         templates = ChatTemplates(text, joins=not template)
         backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
         machine = LoadedEncoder(Encoder(backend, templates, {}, end, max_length, truncation, rows=rows, **options))
@@ -80,6 +81,8 @@ def learned(tokenizer, found):
     ({"messages": LONG_CHAT, "chosen": GOOD, "rejected": BAD}, {}, LONG),
     ({"input": {"messages": LONG_CHAT}, "preferred_output": [GOOD], "non_preferred_output": [BAD]}, {}, LONG),
     (PLAIN | {"rejected_messages": [], "messages": None, "label": None}, {}, PLAIN),
+    ({"chosen": [ASK | {"id": "c1"}, GOOD | {"id": "c2"}], "rejected": [ASK | {"id": "r1"}, BAD]}, {}, PLAIN),
+    ({"prompt": [ASK | {"ts": 1}], "chosen": [ASK | {"ts": 2}, GOOD], "rejected": [ASK | {"ts": 3}, BAD]}, {}, PLAIN),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("rows", [PAIRS, JUDGED])
 def test_each_form_is_read_as_the_plain_one(encode, tokenizer, row, columns, plain, rows):
@@ -126,6 +129,35 @@ def test_a_prompt_may_end_with_a_tools_result_and_an_answer_may_call(encode, tok
         '"x": 1' in learned(tokenizer, found)[0]
         and tokenizer.decode(found.tokens).count('"name": "f", "parameters"') == 2
     )
+
+
+def test_what_replaces_an_answer_replaces_all_of_it(encode, tokenizer):
+    """ms-swift's rejected_response stands for everything behind the last user's turn."""
+    row = {"tools": TOOLS, "messages": [*LONG_CHAT, CALL, RESULT, GOOD], "rejected_response": "Less."}
+    found = encode(row, template="qwen2.5")
+    better, worse = learned(tokenizer, found)
+    assert '"x": 1' in better and better.endswith("Very.<|im_end|>") and worse == "Less.<|im_end|>"
+    assert tokenizer.decode(found.tokens).count("<tool_response>") == 1
+
+
+def test_calls_of_the_prompt_may_differ_in_their_ids(encode, tokenizer):
+    chats = [
+        [ASK, says("", tool_calls=[CALL["tool_calls"][0] | {"id": name}]), RESULT | {"tool_call_id": name}]
+        for name in "ab"
+    ]
+    row = {"tools": TOOLS, "chosen": [*chats[0], GOOD], "rejected": [*chats[1], BAD]}
+    assert learned(tokenizer, encode(row, template="qwen2.5")) == ["Very.<|im_end|>", "Less.<|im_end|>"]
+
+
+def test_prompts_that_differ_in_what_the_template_writes_are_refused(encode):
+    row = {"chosen": [ASK | {"name": "Ada"}, GOOD], "rejected": [ASK | {"name": "Bo"}, BAD]}
+    assert not encode(row).bad
+    named = (
+        "{% for m in messages %}{{ m.name }}{{ m.content }}{% generation %}{% if m.role == 'assistant' %}{{ m.content }}"
+        "{% endif %}{% endgeneration %}{% endfor %}"
+    )
+    ((_, error),) = encode(row, template=named).bad
+    assert "begin differ in name, which the chat template writes" in error.args[0] and "alike" in error.args[1]
 
 
 def test_texts_are_joined_where_there_is_no_template(encode, tokenizer):
