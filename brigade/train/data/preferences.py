@@ -12,6 +12,7 @@ from ..recipe.objectives import PAIRS
 from . import verdicts
 from .keys import Columns, Row, says_nothing
 from .messages import NO_ANSWER, THOUGHTS, Message, turns
+from .rendered import repeats, transcript
 from .rows import BadRow
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, with_unread
 from .thinking import thoughts
@@ -84,7 +85,9 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
         whole = turns(answers[0], unread)
         begin = _behind_last_question(whole)
         prompt, answers[0] = whole[:begin], whole[begin:]
+    _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
+        _refuse_repeated(prompt, answers)
         first, second = (exchange(row, prompt, answer, unread, templates, learns_history=False) for answer in answers)
         return first, _undesirable(second)
     ours, theirs = (_turns(answer, "assistant", unread, name) for name, answer in zip(names, answers, strict=True))
@@ -93,6 +96,7 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     before, ours, theirs = _divided(row, prompt, ours, theirs, unread, templates)
     for name, answer in zip(names, (ours, theirs), strict=True):
         _refuse_empty(name, answer)
+    _refuse_repeated(before[-1]["content"], [answer[0]["content"] for answer in (ours, theirs)])
     first, second = (chat(row, before + answer, len(before), templates) for answer in (ours, theirs))
     return first, _undesirable(second)
 
@@ -167,6 +171,29 @@ def _divided(
         problem = "the chats chosen and rejected do not begin with the row's prompt"
         raise BadRow(problem, "fix it, or leave it out on purpose: columns: {ignore: [prompt, messages]}")
     return before, better[same:], worse[same:]
+
+
+def _refuse_transcripts(names: list[str], answers: list[Any], prompt: Any) -> None:
+    """Raise BadRow for answers that are whole chats in one text, as HH-RLHF's are, and no dialogues that a prompt asks for."""
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    signs = [sign for sign in map(transcript, texts) if sign]
+    if len(signs) < len(answers):
+        return
+    repeated = isinstance(prompt, str) and all(prompt.strip() in text for text in texts)
+    if not (says_nothing(prompt) or repeated or all(sign.sure for sign in signs)):
+        return
+    problem = f"{' and '.join(map(repr, names))} are whole chats in one text, which begins with {signs[0].mark!r}"
+    cure = (
+        'write each as turns: [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]; or, with '
+        "chat_template: none, give all up to the mark of the last answer as prompt, and the two answers behind it"
+    )
+    raise BadRow(problem, cure)
+
+
+def _refuse_repeated(prompt: str, answers: list[str]) -> None:
+    if repeats(prompt, answers):
+        problem = "both answers begin with the prompt's own text, which would stand there twice"
+        raise BadRow(problem, "write the answers without it")
 
 
 def _said(turn: Message) -> Message:

@@ -118,7 +118,8 @@ def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
         else "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
         "after the last question)",
         "plain": "control tokens spelled out in questions, read as plain text",
-        "control": "control tokens spelled out in answers or texts, which stay control tokens",
+        "control": "control tokens spelled out in answers or texts, which stay control tokens (a text's first and last are not "
+        "added again)",
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
         "weightless": "samples of weight 0, which teach nothing and take time",

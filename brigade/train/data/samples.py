@@ -9,6 +9,7 @@ from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
 from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
+from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow
 
@@ -190,6 +191,8 @@ def exchange(
     if not completion:
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
     prompt = question(row, prompt)
+    if repeats(prompt, [completion]):
+        unread.add("completions that begin with their prompt, which is learned again")
     if templates.joins:
         if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
             problem = (

@@ -27,6 +27,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 PLAIN = {"prompt": "How warm?", "chosen": "Very.", "rejected": "Less."}
 LONG = {"history": [["a?", "b."]], "system": "Be brief."} | PLAIN
 LONG_CHAT = [BRIEF, user("a?"), says("b."), ASK]
+HH = {key: f"\n\nHuman: How warm?\n\nAssistant: {PLAIN[key]}" for key in ("chosen", "rejected")}
+AGAIN = {"chosen": "How warm? Very.", "rejected": "How warm?\nLess."}
+ZEPHYR = "<|system|>\nS</s>\n<|user|>\nHow warm?</s>\n<|assistant|>\n"
 SWIFT = [*LONG_CHAT, GOOD]
 
 
@@ -256,6 +259,14 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     (PLAIN | {"label": False}, "column 'label' is False", "ignore"), (PLAIN | {"images": ["a.png"]}, "pictures", "ignore"),
     (PLAIN | {"context": "b"}, "column 'context' belongs to the question", "ignore"),
     (PLAIN | {"chosen": "Very.<|im_end|>"}, "control token '<|im_end|>'", "bare texts"),
+    (HH, "are whole chats in one text, which begins with 'Human:'", "as turns"),
+    (HH | {"prompt": "How warm?"}, "'chosen' and 'rejected' are whole chats", "as turns"),
+    (PLAIN | AGAIN, "both answers begin with the prompt's own", "without it"),
+    ({"prompt": [ASK]} | AGAIN, "both answers begin with the prompt's own", "without it"),
+    (PLAIN | {"prompt": "Warm", "chosen": "Warm, yes", "rejected": "Warm, no"}, "", ""),
+    (PLAIN | {"prompt": ZEPHYR}, "the user turn ends with '<|assistant|>', a mark of Zephyr", "chat_template: none"),
+    (PLAIN | {"chosen": "Very.</s>"}, "the assistant turn ends with '</s>'", "without a template's marks"),
+    ({"prompt": [user(ZEPHYR)], "chosen": [GOOD], "rejected": [BAD]}, "the user turn ends with '<|assistant|>'", "marks"),
     (PLAIN | {"history": ["a"]}, "column 'history' is ['a']", "pairs of texts"),
     (PLAIN | {"chosen": "\ud800"}, "surrogate", "drop"),
     ({"prompt": [ASK, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "roles do not alternate", "drop turns"),
