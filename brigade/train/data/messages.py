@@ -1,6 +1,8 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
+import ast
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,9 +25,19 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
 # loss_scale, LLaMA-Factory loss_weight.
 UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED))
+SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 NO_ANSWER = "add the answer, or drop the row"
+LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
+# How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
+_BEGINS = re.compile(r"""[\s"'(\[]*(?:array\(\s*\[\s*)?\{\s*\\*["']""")
+_ROLE = re.compile(rf"""["'](?:role|from)\\*["']\s*:\s*\\*["'](?:{"|".join(ROLES)})\\*["']""")
+# What Python writes otherwise than JSON: texts, constants, and NumPy's arrays, whose elements no comma divides.
+_PYTHON = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
+)
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 Message = dict[str, Any]
 
@@ -55,7 +67,7 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
     images: the row's, where images are read
     Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
-    messages = from_json(messages, called)
+    messages = from_json(turns_from_text(messages, called), called)
     if not isinstance(messages, list) or not messages:
         problem = f"{called} is {shown(messages)}, not a list of turns"
         raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
@@ -68,6 +80,70 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
         else:
             whole.append(turn)
     return whole
+
+
+def turns_from_text(value: Any, called: str = "messages") -> Any:
+    """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
+    repr, as tables in CSV hold it, an object that holds nothing but messages, or a single message. Any other value is returned
+    as it is: answers may be JSON, too. Wherever a column may hold a text or a list of turns, this is asked first.
+
+    called: the column
+    Raises BadRow for a text that begins as a list of turns does and cannot be read.
+    """
+    read = value
+    if isinstance(value, str):
+        if not _BEGINS.match(value) or not _ROLE.search(value):
+            return value
+        read = _read_list(value)
+        if read is None and not _is_json_and_more(value):
+            problem = (
+                f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
+            )
+            raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
+    if isinstance(read, dict):
+        inner = next(iter(read.values())) if len(read) == 1 and read.keys() & set(LISTS) else [read]
+        read = turns_from_text(inner, called) if isinstance(inner, str) else inner
+    if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
+        read = [turn for text in read for turn in turns_from_text(text, called)]
+    return read if _are_turns(read) else value
+
+
+def _read_list(text: str) -> Any:
+    """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
+    try:
+        value = json.loads(text)
+        return _read_list(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = json.loads(_PYTHON.sub(_json_of, text))
+        return _read_list(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError, RecursionError):
+        return None
+
+
+def _json_of(found: re.Match[str]) -> str:
+    if found["text"]:
+        return json.dumps(ast.literal_eval(found["text"]))  # a text by itself: nothing nested, and nothing that runs
+    return _CONSTANTS[found["constant"]] if found["constant"] else "}," * bool(found["gap"])
+
+
+def _is_json_and_more(text: str) -> bool:
+    """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _are_turns(value: Any) -> bool:
+    """Whether a value is a list of turns: objects with a known role and what was said."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and _role(turn) in ROLES and turn.keys() & SAID for turn in value)
+    )
 
 
 def _role(message: Any) -> Any:

@@ -11,7 +11,7 @@ from ...errors import shown
 from ..recipe.objectives import PAIRS
 from . import verdicts
 from .keys import Columns, Row, says_nothing
-from .messages import NO_ANSWER, THOUGHTS, Message, turns
+from .messages import NO_ANSWER, THOUGHTS, Message, turns, turns_from_text
 from .rendered import repeats, transcript
 from .rows import BadRow
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, with_unread
@@ -75,8 +75,9 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     better, worse = _columns_of_pair(row)
     verdicts.check(row, row.name(better), row.name(worse))
     asked = row.there(key for key in PROMPTS if key != better) or "prompt"
-    prompt, answers, names = row.get(asked), [row.get(better), row.get(worse)], [row.name(better), row.name(worse)]
-    if asked == "messages" and not says_nothing(prompt):  # which may be JSON in a text
+    names = [row.name(better), row.name(worse)]
+    prompt, *answers = (turns_from_text(row.get(key), row.name(key)) for key in (asked, better, worse))
+    if asked == "messages" and not says_nothing(prompt):
         prompt = turns(prompt, unread)
     for name, answer in zip(names, answers, strict=True):
         if answer is None or (isinstance(answer, str) and not answer.strip()):
@@ -254,7 +255,7 @@ def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
         completion = row.get("completion")
         if completion is not None:
             name = row.name("completion")
-            _refuse_empty(name, _turns(completion, "assistant", unread, name))
+            _refuse_empty(name, _turns(turns_from_text(completion, name), "assistant", unread, name))
         text = pair(row, unread, templates, learns_history=False)
     return text if desirable else _undesirable(text)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
-from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
+from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, turns_from_text, wanted
 from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow
@@ -151,31 +151,40 @@ def _text(row: Row) -> Text | None:
     text = row.get("text")
     if not isinstance(text, str):
         raise BadRow(f"the text is {shown(text)}, not a string", "give each row a text")
+    name = row.name("text")
+    if not isinstance(turns_from_text(text, f"column {name!r}"), str):
+        problem = f"column {name!r} is a list of turns, and would be learned as the letters that spell it"
+        raise BadRow(problem, f"name it so: columns: {{messages: {name}}}")
     return Text(text, [(0, len(text))], splits=True) if text.strip() else None
 
 
 def pair(
     row: Row, unread: set[str], templates: Templates, learns_history: bool = True, images: RowImages | None = None
 ) -> Text:
-    """Return prompt and completion as text. They are two lists of messages, or two texts, which become turns of user and
-    assistant where there is a chat template. Raises BadRow.
+    """Return prompt and completion as text. They are two texts, which become turns of user and assistant where there is a chat
+    template, or at least one is a list of messages, whose other side may be a text. Raises BadRow.
 
     unread: a set to which the keys that nobody reads are added; learns_history: whether answers in a column `history` are
         supervised; images: the row's, where images are read
     """
-    prompt, completion = row.get("prompt"), row.get("completion")
+    prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
         raise BadRow(problem, "name yours in data.columns: {completion: answer}")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        before, after = (turns(side, unread, images=images) for side in (prompt, completion))
-        if not any(message["role"] == "assistant" for message in after):
-            raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
-        return chat(row, before + after, len(before), templates, images)
-    if not isinstance(prompt, str) or not isinstance(completion, str):
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return exchange(row, prompt, completion, unread, templates, learns_history, images)
+    if not isinstance(prompt, (str, list)) or not isinstance(completion, (str, list)):
         problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
         raise BadRow(problem, "give two texts, or two lists of messages")
-    return exchange(row, prompt, completion, unread, templates, learns_history, images)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": question(row, prompt)}]
+    if isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
+    before = turns(prompt, unread, row.name("prompt"), images)
+    after = turns(completion, unread, row.name("completion"), images)
+    if not any(message["role"] == "assistant" for message in after):
+        raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
+    return chat(row, before + after, len(before), templates, images)
 
 
 def exchange(

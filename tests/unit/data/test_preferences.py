@@ -1,6 +1,7 @@
 """Rows of preferences: each form is read as the plain one is, and what is no pair or no judged answer is refused."""
 
 import copy
+import json
 
 import pytest
 
@@ -69,6 +70,10 @@ def learned(tokenizer, found):
     ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, {}, PLAIN),
     ({"messages": [ASK], "chosen": GOOD, "rejected": BAD}, {}, PLAIN),
     ({"messages": '[{"role": "user", "content": "How warm?"}]', "chosen": "Very.", "rejected": "Less."}, {}, PLAIN),
+    ({"prompt": "How warm?", "chosen": json.dumps([ASK, GOOD]), "rejected": repr([ASK, BAD])}, {}, PLAIN),
+    ({"prompt": json.dumps([ASK]), "chosen": json.dumps(GOOD), "rejected": {"messages": [BAD]}}, {}, PLAIN),
+    ({"messages": json.dumps([ASK, GOOD]), "rejected_response": repr([BAD])}, {}, PLAIN),
+    ({"prompt": repr([ASK]), "completion": json.dumps([GOOD]), "rejected_response": "Less."}, {}, PLAIN),
     ({"messages": [{"from": "human", "value": "How warm?"}], "chosen": {"from": "gpt", "value": "Very."},
       "rejected": {"from": "gpt", "value": "Less."}}, {}, PLAIN),
     ({"chosen_messages": [ASK, GOOD], "rejected_messages": [ASK, BAD]}, {}, PLAIN),

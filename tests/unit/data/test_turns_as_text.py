@@ -1,0 +1,69 @@
+"""Lists of turns that arrive as text, as CSV and repeated encoding leave them: read as turns, never learned as letters."""
+
+import json
+
+import numpy as np
+import pytest
+
+from brigade.train.data.messages import turns_from_text
+from brigade.train.data.rows import BadRow
+from testing.preparing import words
+
+CHAT = [{"role": "user", "content": 'Ada\'s "city"?\n'}, {"role": "assistant", "content": "Paris.", "tool_calls": None}]
+SHAREGPT = [{"from": "human", "value": "Which city?"}, {"from": "gpt", "value": "Paris."}]
+CALL = [{"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"deep": True}}]}]
+
+
+def array(values):
+    """Objects as pandas holds a list of structs from Parquet."""
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+@pytest.mark.parametrize("turns, text", [
+    (CHAT, json.dumps(CHAT)), (CHAT, repr(CHAT)), (SHAREGPT, json.dumps(SHAREGPT, indent=1)), (SHAREGPT, f"\n {SHAREGPT} "),
+    (CHAT, json.dumps(json.dumps(CHAT))), (CHAT, repr(json.dumps(CHAT))), (CHAT, json.dumps(repr(CHAT))),
+    (CHAT, {"messages": CHAT}), (CHAT, json.dumps({"messages": json.dumps(CHAT)})), (SHAREGPT, repr({"conversations": SHAREGPT})),
+    (CHAT, [json.dumps(turn) for turn in CHAT]), (CHAT, json.dumps([repr(turn) for turn in CHAT])),
+    (CHAT[:1], CHAT[0]), (CHAT[1:], repr(CHAT[1])), (CALL, json.dumps(CALL)), (CHAT, CHAT),
+    (CHAT, str(array(CHAT))), (CHAT, repr(array(CHAT))), (CHAT, repr({"messages": array(CHAT)})),
+    ([CALL[0] | {"content": [{"type": "text", "text": "x"}] * 2}],
+     str(array([CALL[0] | {"content": array([{"type": "text", "text": "x"}] * 2)}]))),
+], ids=lambda value: str(value)[:40])  # fmt: skip
+def test_turns_in_any_spelling(turns, text):
+    assert turns_from_text(text) == turns
+
+
+@pytest.mark.parametrize("value", [
+    "Paris.", "", "[]", "[1, 2]", '{"a": 1}', '[{"role": "CEO", "content": "Ada"}]', '[{"role": "user", "since": 2020}]',
+    '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}', '{"role": "user", "content": "x"} is how one looks',
+    '[INST] "role": "user"', '"role": "user", she said', "{'from': 'a', 'to': 'b'}", '[{"role": "user", "content": "x"}, 3]',
+    '{"from": "Rome", "value": 3}', None, 3, ["a", "b"], [],
+], ids=lambda value: str(value)[:40])  # fmt: skip
+def test_answers_may_be_other_json(value):
+    assert turns_from_text(value) == value
+
+
+@pytest.mark.parametrize(
+    "text", [json.dumps(CHAT)[:-9], repr(CHAT)[:-9], repr(CHAT).replace("Paris", "'Paris"), repr(CHAT)[:-1] + " ...]"]
+)
+def test_turns_that_cannot_be_read_are_refused(text):
+    with pytest.raises(BadRow, match="chosen seems to be a list of turns"):
+        turns_from_text(text, "chosen")
+
+
+@pytest.mark.parametrize("row", [
+    {"messages": repr(SHAREGPT)}, {"messages": json.dumps({"messages": SHAREGPT})}, {"messages": {"conversations": SHAREGPT}},
+    {"prompt": json.dumps(SHAREGPT[:1]), "completion": repr(SHAREGPT[1:])},
+    {"prompt": "Which city?", "completion": repr(SHAREGPT[1])},
+    {"prompt": SHAREGPT[:1], "completion": "Paris."}, {"instruction": "Which", "input": "city?", "completion": SHAREGPT[1:]},
+], ids=str)  # fmt: skip
+def test_each_column_of_turns_may_hold_a_text(from_rows, tokenizer, row):
+    prepared = from_rows(row, columns={"prompt": "instruction"} if "instruction" in row else {})
+    assert words(tokenizer, prepared.train[0]) == "Paris.<|im_end|>" and not prepared.facts["unread"]
+
+
+def test_a_text_of_turns_is_not_learned_as_letters(from_rows, mistake):
+    message = mistake(from_rows, {"text": "A story."}, {"text": json.dumps(CHAT)})
+    assert "line 2" in message and "'text' is a list of turns" in message and "columns: {messages: text}" in message
