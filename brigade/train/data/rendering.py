@@ -91,7 +91,7 @@ class Chats:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
             raise UserError("the chat template", problem, cure)
-        marks = () if learned is None else rendered.look(messages, self.control)
+        signs = () if learned is None else rendered.look(messages, self.control)
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
@@ -103,7 +103,7 @@ class Chats:
                 spans = self._turns(text, messages, tools, variables, learned)
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
-            unread = marks + self._unread(messages, tools, variables, text)
+            unread = signs + self._unread(messages, tools, variables, text)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"

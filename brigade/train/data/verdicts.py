@@ -132,8 +132,8 @@ class _Verdicts:
 
     # ---- each kind returns a side, None where it says nothing, and "" where nothing tells which side it means
     def _side(self, name: str, value: Any) -> str | None:
-        if isinstance(value, bool):
-            return BETTER if value else WORSE
+        if str(value).lower() in ("true", "false"):
+            return BETTER if LABELS[str(value).lower()] else WORSE
         for side, column in self.names.items():
             if value == self.row.content[column]:
                 return side
@@ -152,9 +152,13 @@ class _Verdicts:
         return side if won else BETTER if side in (WORSE, NEITHER) else None
 
     def _label(self, name: str, value: Any) -> str | None:
-        label = LABELS.get(str(value).strip().lower())
-        side = self._side(name, value)
-        return side if side != "" or label is None else BETTER if label else WORSE
+        side, label = self._side(name, value), LABELS.get(str(value).strip().lower())
+        if side == "" and label is not None:
+            return BETTER if label else WORSE
+        if side != "":
+            return side
+        named = [word for word in _words(str(value)) if word not in _FILLERS]
+        return "" if named and max(map(len, named)) <= _OPTION else None  # else it names a topic, say
 
     def _sign(self, name: str, value: Any) -> str:
         number = _number(value)

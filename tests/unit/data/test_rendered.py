@@ -106,9 +106,7 @@ def test_a_texts_own_first_and_end_token_stand_there_once(machine, before, behin
     joined = ([0, 2, 3, 1], [False, False, True, True])
     for row in ({"prompt": "<s>hi ", "completion": "yo</s>\n"}, {"prompt": "<s>hi ", "completion": "yo"}):
         assert tokens(loaded, row) == joined
-    assert tokens(loaded, {"text": "<s><s>hi"})[0][:2] == [0, 0 if not before else 2], (
-        "which of two was meant, nobody knows"
-    )
+    assert tokens(loaded, {"text": "<s><s>hi"})[0] == [0, 0, 2, 1], "no token of the text is left out"
     assert loaded.beginning("<s>hi") == [0, 2]
 
 

@@ -41,6 +41,7 @@ def read(row, columns=None, rows=PAIRS):
                                             "column 'response_a', column 'response_b'"),
     ({"preference": "because " * 20 + "none says more"}, "column 'preference'"),
     ({"overall_preference": -2, "response1": "Very.", "response2": "Less."}, "column 'response1', column 'response2'"),
+    ({"label": "geography"}, "column 'label'"), ({"is_chosen_better": 1}, ""), ({"better": "True"}, ""),
     ({"model": "gpt", "source": "better"}, "column 'model', column 'source'"),
 ], ids=str)  # fmt: skip
 def test_what_agrees_with_a_pair_counts_as_read(further, unread):
@@ -50,6 +51,7 @@ def test_what_agrees_with_a_pair_counts_as_read(further, unread):
 @pytest.mark.parametrize("row, columns", [
     (ONES | {"better_response_id": 0, "safer_response_id": 0}, FIRST), (ONES | {"better_response_id": "0"}, FIRST),
     (ONES | {"winner": "response_0"}, FIRST), (ONES | {"label": 0}, FIRST), (ONES | {"preferred": 0.0}, FIRST),
+    (ONES | {"winner_index": 0}, FIRST),
     (LETTERS | {"winner": "model_a"}, A), (LETTERS | {"winner": "A"}, A), (LETTERS | {"preference": "Response A is better"}, A),
     (LETTERS | {"winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0}, A), (LETTERS | {"score_a": 3, "score_b": 1}, A),
     ({"prompt": "a", "response1": "b", "response2": "c", "overall_preference": -3},
@@ -79,8 +81,11 @@ def test_names_of_the_columns_tell_which_answer_is_meant(row, columns):
     ({"kto_tag": 0}, "is the better one"), ({"better": False}, "is the better one"), ({"rating": [8, 9]}, "is the better one"),
     ({"winner": "model_b", "answer_a": "Very.", "answer_b": "Less."}, "is the better one"),
     ({"winner": "model_a"}, "nothing tells which of 'chosen' and 'rejected' it means"),
-    ({"better_response_id": 1}, "nothing tells"), ({"overall_preference": -2}, "nothing tells"), ({"label": "ham"}, "nothing"),
-    ({"overall_preference": 0}, "neither"), ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
+    ({"better_response_id": 1}, "nothing tells"), ({"overall_preference": -2}, "nothing tells"),
+    ({"label": "model_b"}, "nothing"),
+    ({"label": 0.5}, "nothing tells"), ({"is_chosen_better": 0}, "is the better one"),
+    ({"overall_preference": 0}, "neither"),
+    ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
 ], ids=str)  # fmt: skip
 def test_what_contradicts_a_pair_is_refused(further, said):
     for rows in (PAIRS, JUDGED):
