@@ -32,14 +32,7 @@ class _Template(NamedTuple):
 
 
 _TEMPLATES = tuple(
-    _Template(
-        entry["of"],
-        tuple(entry["asks"]),
-        tuple(entry["answers"]),
-        entry.get("words", False),
-        entry.get("anywhere", False),
-    )
-    for entry in _TABLE["templates"]
+    _Template(**entry | {key: tuple(entry[key]) for key in ("asks", "answers")}) for entry in _TABLE["templates"]
 )
 _BEGINNINGS = FIRSTS + tuple(mark for template in _TEMPLATES for mark in template.asks + template.answers)
 _ENDINGS = ENDS + tuple(mark for template in _TEMPLATES for mark in template.answers)
@@ -68,15 +61,18 @@ class Sign(NamedTuple):
         return f"{self.mark.strip()} at the {place} of {called} (a chat template's mark), read as letters"
 
 
-def look(messages: list[dict[str, Any]], control: re.Pattern[str]) -> tuple[str, ...]:
+def look(messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple[str, str]) -> tuple[str, ...]:
     """Return which marks stand at the ends of a chat's contents, in words, besides special tokens, which are counted as such.
-    Raises BadRow for a content that has been rendered. control: finds this tokenizer's special tokens"""
+    Raises BadRow for a content that has been rendered.
+
+    control: finds this tokenizer's special tokens; around: what the run's own template writes before a question and behind it
+    """
     counted = set()
     for message in messages:
         role = message["role"]
         if role == "tool":
             continue
-        sign = answer(message["content"]) if role == "assistant" else question(message["content"])
+        sign = answer(message["content"]) if role == "assistant" else question(message["content"], around)
         if sign is None:
             continue
         if sign.sure:
@@ -86,9 +82,11 @@ def look(messages: list[dict[str, Any]], control: re.Pattern[str]) -> tuple[str,
     return tuple(sorted(counted))
 
 
-def question(text: str) -> Sign | None:
-    """Return the sign that a prompt, or a turn of a user's or the system's, has been rendered."""
+def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
+    """Return the sign that a prompt, or a turn of a user's or the system's, has been rendered. around: as of look()"""
     begin, end = _bare(text)
+    if all(around) and begin.startswith(around[0]) and end.endswith(around[1]):
+        return Sign(around[1], "ends", "this run", True)
     if not (begin.startswith(_BEGINNINGS) or end.endswith(_ENDINGS)):
         return None
     first, closed = _mark_at_beginning(begin, FIRSTS), _mark_at_end(end, ENDS)
@@ -109,14 +107,18 @@ def answer(text: str) -> Sign | None:
     begin, end = _bare(text)
     if not (begin.startswith(_BEGINNINGS) or end.endswith(ENDS)):
         return None
-    if whole := transcript(text):
-        return whole
+    closed = _mark_at_end(end, ENDS)
+    if closed and _directly(end, closed):
+        return Sign(closed, "ends", "", True)
+    whole = transcript(text)
+    if whole:
+        return whole._replace(sure=whole.sure or closed is not None)
     for template in _TEMPLATES:
-        if mark := _beginning(begin, template.answers):
+        mark = _beginning(begin, template.answers)
+        if mark:
             behind = begin[begin.index(mark) + len(mark) :]
             return Sign(mark, "begins", template.of, not template.words and not behind.startswith(" "))
-    closed = _mark_at_end(end, ENDS)
-    return Sign(closed, "ends", "", _directly(end, closed)) if closed else None
+    return Sign(closed, "ends", "", False) if closed else None
 
 
 def transcript(text: str) -> Sign | None:

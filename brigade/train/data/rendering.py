@@ -91,7 +91,7 @@ class Chats:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
             raise UserError("the chat template", problem, cure)
-        signs = () if learned is None else rendered.look(messages, self.control)
+        signs = () if learned is None else rendered.look(messages, self.control, self.around)
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
@@ -182,6 +182,15 @@ class Chats:
         except BadRow as error:
             problem, cure = error.args
             raise BadRow(f"the image {image.path!r}: {problem}" if image.path else problem, cure) from None
+
+    @functools.cached_property
+    def around(self) -> tuple[str, str]:
+        """What the template writes before a question that is a whole prompt, and behind it, without white space at their ends."""
+        with suppress(Exception):
+            prompt = self._render([{"role": "user", "content": ASKED}], None, {"add_generation_prompt": True})[0]
+            before, _, behind = prompt.partition(ASKED)
+            return before.strip(), behind.strip()
+        return "", ""
 
     @functools.cached_property
     def takes_lists(self) -> bool:

@@ -31,6 +31,15 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in found)
 
 
+@functools.lru_cache(256)
+def _names_of_sides(better: str, worse: str) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
+    """Return which words mean each of two columns, and all words that name a side."""
+    own, other = frozenset(_words(better)), frozenset(_words(worse))
+    apart = {BETTER: own - other, WORSE: other - own}
+    names = {side: _SIDES[side] | {word for word in words if len(word) <= _OPTION} for side, words in apart.items()}
+    return names, frozenset.union(*names.values(), _NEGATIONS)
+
+
 def check(row: Row, better: str, worse: str) -> None:
     """Raise BadRow where a column says that the answer in column `worse` is the better one, or that none is, or means one of them
     and nothing tells which. Columns that agree count as read."""
@@ -38,8 +47,8 @@ def check(row: Row, better: str, worse: str) -> None:
     known = {better, worse} | names_of(row.columns) - {label}
     measured: dict[frozenset[str], dict[str, str]] = {}
     for name, value in row.content.items():
-        if name in known or says_nothing(value) or value != value:  # a number that is none, as pandas writes null
-            continue
+        if name in known or says_nothing(value) or (isinstance(value, float) and math.isnan(value)):
+            continue  # pandas writes null as a number that is none
         words = _words(name)
         kind = "label" if name == label else _KINDS.get(" ".join(words))
         if kind:
@@ -75,13 +84,7 @@ class _Verdicts:
 
     def __init__(self, row: Row, better: str, worse: str) -> None:
         self.row, self.names = row, {BETTER: better, WORSE: worse}
-        own, other = frozenset(_words(better)), frozenset(_words(worse))
-        apart = {BETTER: own - other, WORSE: other - own}
-        self.words = {
-            side: _SIDES[side] | {word for word in words if len(word) <= _OPTION} for side, words in apart.items()
-        }
-
-        self.either = frozenset.union(*self.words.values(), _NEGATIONS)
+        self.words, self.either = _names_of_sides(better, worse)
 
     def side(self, words: frozenset[str]) -> str | None:
         """Return which answer these words mean: BETTER, WORSE or NEITHER; None where nothing tells."""

@@ -37,7 +37,7 @@ def test_a_rendered_question(text):
 @pytest.mark.parametrize("text", [
     "Very.</s>", "Very.<|im_end|>\n", "Very.<end_of_turn>", "Very.<|eot_id|>", "Very.<|endoftext|>", "<|assistant|>\nVery.",
     "<｜Assistant｜>Very.", "<|im_start|>assistant\nVery.", "<|user|>\nHi</s>\n<|assistant|>\nVery.", LLAMA + "Very.",  # noqa: RUF001
-    "<|channel|>final<|message|>Very.<|return|>",
+    "<|channel|>final<|message|>Very.<|return|>", "[INST] Hi [/INST] Very. </s>", "ASSISTANT: Very.</s>",
 ])  # fmt: skip
 def test_a_rendered_answer(text):
     assert level(answer(text)) == "sure"
@@ -61,6 +61,14 @@ def test_a_text_that_speaks_of_templates_is_not_refused(read, text, found):
     assert level(read(text)) == found
 
 
+def test_the_runs_own_template_is_known_whatever_it_writes(machine):
+    turns = "{% for m in messages %}{{ m.role }} says {{ m.content }}\n{% endfor %}"
+    own = machine(turns + "{% if add_generation_prompt %}reply{% endif %}")
+    assert own.chats.around == ("user says", "reply")
+    assert level(question("user says Hi\nreply\n", own.chats.around)) == "sure"
+    assert not question("user says what?", own.chats.around) and not question("Hi, reply", own.chats.around)
+
+
 def test_a_prompt_that_answers_repeat():
     long = "Name a warm city in Europe."
     assert repeats("Which?", ["Which? This.", "Which?\nThat."]) and repeats(long, [f" {long} Rome.", f"{long}\nParis."])
@@ -71,7 +79,7 @@ def test_a_prompt_that_answers_repeat():
 
 @pytest.fixture(scope="module")
 def machine():
-    """machine(template, before, behind): an encoder whose tokenizer adds such tokens around a text."""
+    """machine(template, before, behind): an encoder whose tokenizer adds such tokens. template: chatml, or the text of one"""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     def call(template="", before="<s>", behind=""):
@@ -83,7 +91,8 @@ def machine():
         tokenizer.post_processor = processors.TemplateProcessing(
             single=around, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
-        templates = ChatTemplates((TEMPLATES / f"{template}.jinja").read_text() if template else "", joins=not template)
+        text = (TEMPLATES / f"{template}.jinja").read_text() if template == "chatml" else template
+        templates = ChatTemplates(text, joins=not template)
         return LoadedEncoder(Encoder(tokenizer.to_str(), templates, {}, 1, 64, True))
 
     return call
