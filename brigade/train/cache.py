@@ -118,9 +118,10 @@ def digest(path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[Any, ...]:
-    """Return what changes when a file's content does: path, size, time of change, inode."""
+    """Return what changes when a file's content does: path, size, inode, and the time of change: the one that programs may set
+    back (rsync -t), and the system's own."""
     stat = path.stat()
-    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def remembered(key: Any, find: Callable[[], str], holds: Callable[[str], bool] = bool) -> str:

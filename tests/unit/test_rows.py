@@ -134,6 +134,61 @@ def test_arrow_structs_lose_the_keys_of_others(tmp_path):
     assert read(JsonLines([tmp_path / "a.jsonl"]))[0][0] == {"x": {"y": None}}
 
 
+PARTS = [{"type": "text", "text": "q"}]
+TOOL = {"name": "f", "parameters": {"x": {"enum": [None, "a"], "default": None}}}
+MIXED = [{"role": "user", "content": PARTS}, {"role": "assistant", "content": 'He said "no".'}]
+
+
+@pytest.mark.parametrize("features", [
+    {"messages": "json", "tools": "json", "n": "json"}, {"messages": ["json"], "tools": ["json"], "n": "json"},
+    {"messages": [{"role": "text", "content": "json"}], "tools": [{"name": "text", "parameters": {"x": "json"}}], "n": "json"},
+], ids=str)  # fmt: skip
+def test_json_that_a_schema_names_is_decoded(tmp_path, features):
+    """datasets writes columns of mixed types as JSON, DuckDB and others by Parquet's own type; nulls inside are meant."""
+    import datasets
+
+    def feature(kind):
+        if isinstance(kind, str):
+            return datasets.Json() if kind == "json" else datasets.Value("string")
+        return (
+            {key: feature(k) for key, k in kind.items()} if isinstance(kind, dict) else datasets.List(feature(kind[0]))
+        )
+
+    content = [{"messages": MIXED, "tools": [TOOL], "n": 3}, {"messages": MIXED[1:], "tools": [], "n": None}]
+    held = datasets.Dataset.from_list(content, features=datasets.Features(feature(features)))
+    table = held.data.table
+    pyarrow.parquet.write_table(table, tmp_path / "stored.parquet")
+    pyarrow.parquet.write_table(table.replace_schema_metadata({}), tmp_path / "typed.parquet", store_schema=False)
+    texts = (
+        pyarrow.table(
+            {
+                name: column.cast(pyarrow.string())
+                for name, column in zip(table.column_names, table.columns, strict=True)
+            }
+        )
+        if features["messages"] == "json"
+        else table
+    )  # as a writer leaves them who knows the types by datasets' metadata only
+    pyarrow.parquet.write_table(texts.replace_schema_metadata(table.schema.metadata), tmp_path / "named.parquet")
+    files = [Parquet([tmp_path / f"{name}.parquet"]) for name in ("stored", "typed", "named")]
+    for source in (Table(held, "a"), Table(held.to_iterable_dataset(), "a"), *files):
+        assert [row for row, _ in read(source)] == content
+
+
+def test_json_that_cannot_be_read_is_refused(tmp_path, mistake):
+    broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', "{"]))
+    pyarrow.parquet.write_table(pyarrow.table({"x": broken}), tmp_path / "a.parquet")
+    assert "a.parquet, row 2: column 'x' is JSON" in mistake(read, Parquet([tmp_path / "a.parquet"]))
+
+
+def test_maps_are_objects(tmp_path):
+    kind = pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    table = pyarrow.table({"messages": pyarrow.array([[[*turn.items(), ("name", None)] for turn in turns]], kind)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert read(Parquet([tmp_path / "a.parquet"]))[0][0] == {"messages": turns}
+
+
 def test_the_same_content_is_the_same_wherever_it_lies(tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]

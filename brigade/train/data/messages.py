@@ -9,7 +9,8 @@ from typing import Any
 from ...errors import shown
 from . import keys
 from .row_images import TYPES, RowImages
-from .rows import BadRow
+from .rows import BadRow, not_text
+from .tool_calls import calls_of, from_json
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
@@ -22,9 +23,13 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
     **dict.fromkeys(CALLS, "assistant"),
 }
 # Keys of a message or a part that, where 0 or false, mean no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and
-# loss_scale, LLaMA-Factory loss_weight.
-UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
-READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED))
+# loss_scale, LLaMA-Factory loss_weight, XTuner output_with_loss, slime step_loss_mask. And those that mean it where 1 or true:
+# torchtune writes masked.
+UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "step_loss_mask", "trainable",
+             "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
+MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
+FLAGS = (*UNTRAINED, *MASKED)
+READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
@@ -142,12 +147,14 @@ def _are_turns(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(turn, dict) and _role(turn) in ROLES and turn.keys() & SAID for turn in value)
+        and all(isinstance(turn, dict) and _role(turn) in (*ROLES,) and turn.keys() & SAID for turn in value)
     )
 
 
 def _role(message: Any) -> Any:
-    return message.get("role", message.get("from")) if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        return None
+    return message["from"] if message.get("role") is None and "from" in message else message.get("role")
 
 
 def _message(message: Any, unread: set[str], images: RowImages | None) -> Message:
@@ -157,13 +164,15 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
-    content, calls = message.get("content", message.get("value")), message.get("tool_calls")
+    content, calls = _content(message, role), list[Any]()
     flags = _flags(message, role)
     if role in CALLS:
-        content, calls = "", from_json(content, f"the content of {role!r}")
-        calls = calls if isinstance(calls, list) and calls else [calls]
-    if message.get("function_call") is not None:  # OpenAI's, before there were tools
-        calls = [*(calls or []), message["function_call"]]
+        content, calls = "", calls_of(content, f"the content of {role!r}", unread)
+    for key in ("tool_calls", "function_call"):  # the second is OpenAI's, before there were tools
+        if not keys.says_nothing(message.get(key)):
+            calls += calls_of(message[key], key, unread)
+    if calls and ROLES[role] != "assistant":
+        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
@@ -172,45 +181,58 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
-        raise BadRow(problem, "give each message a text content")
+        raise not_text(f"the content of {role!r}", content, "give each message a text content")
     if "<" in content:
         marks = keys.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
+    if message.get("role") is not None and message.get("from") is not None and message["from"] not in (*ROLES,):
+        unread.add("key 'from' of messages")  # a person's name, perhaps
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
         if len(set(flags.values())) > 1:
-            problem = f"{_named(flags)} of one turn contradict each other"
+            problem = f"{' and '.join(flags)} of one turn contradict each other"
             raise BadRow(problem, "whole turns are learned or not: split the turn, or give all the same")
         whole |= {} if all(flags.values()) else {"train": False}
     elif any(flags.values()):
-        named = _named({key: value for key, value in flags.items() if value})
+        named = " and ".join(flag for flag, learned in flags.items() if learned)
         raise BadRow(f"{named} asks for loss on a {role!r} turn", "loss is on the assistant's turns: remove it")
-    return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
+    return whole | {"tool_calls": calls} if calls else whole
 
 
-def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, Any]:
-    """Return the flags of a turn or a part, which say whether it is learned. Raises BadRow for weights besides 0 and 1."""
-    flags = {key: content[key] for key in UNTRAINED if content.get(key) is not None}
-    for key, value in flags.items():
+def _content(message: Message, role: str) -> Any:
+    """Return what a message says. Raises BadRow where its two keys for it, or those for the role, contradict each other."""
+    other = message.get("from")
+    if role != other and other in (*ROLES,) and (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
+        raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
+    content, value = message.get("content"), message.get("value")
+    if keys.says_nothing(content) or keys.says_nothing(value) or content == value:
+        return value if content is None or not keys.says_nothing(value) else content
+    raise BadRow(f"the content and the value of a {role!r} turn say different things", "keep one of them")
+
+
+def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
+    """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
+    and 1."""
+    flags = {}
+    for key in FLAGS:
+        value = content.get(key)
+        if value is None:
+            continue
         if not isinstance(value, (int, float)) or value not in (0, 1):
-            problem = f"{key} {value!r} of {called.format(repr(role))} is neither 0 nor 1"
+            problem = f"{key} {shown(value)} of {called.format(repr(role))} is neither 0 nor 1"
             raise BadRow(problem, "a turn is trained on, or it is not")
+        flags[f"{key} {value!r}"] = bool(value) != (key in MASKED)
     return flags
 
 
-def _named(flags: dict[str, Any]) -> str:
-    return " and ".join(f"{key} {value!r}" for key, value in flags.items())
-
-
-def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, Any]]:
+def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, bool]]:
     """Return the text of a content that is a list of parts, and the flags of its parts, which have to be alike."""
     texts, flags = [], []
     for part in parts:
         if not isinstance(part, dict):
-            raise BadRow(f"the content of {role!r} is {shown(parts)}, not text", "give each message a text content")
-        kind, read = part.get("type"), {"type", *UNTRAINED}
+            raise not_text(f"the content of {role!r}", parts, "give each message a text content")
+        kind, read = part.get("type"), {"type", *FLAGS}
         if images is not None and kind in TYPES:
             text, known = images.part(part, ROLES[role])
             read |= known
@@ -221,69 +243,18 @@ def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | N
             name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
             written = part.get(name)
             if not isinstance(written, str):
-                problem = f"a part of the content of {role!r} is {shown(written)}, not text"
-                raise BadRow(problem, "give each part a text")
+                raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
             read.add(name)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}
     if ROLES[role] == "assistant" and len({all(flag.values()) for flag in flags}) > 1:
-        named = _named(next(flag for flag in flags if not all(flag.values())))
+        named = " and ".join(next(flag for flag in flags if not all(flag.values())))
         problem = f"{named} of one part of a {role!r} turn, and not of all of its parts"
         raise BadRow(problem, "whole turns are learned or not: flag all parts of a turn alike, or remove the flags")
-    merged: dict[str, Any] = {}
-    for flag in flags:
-        merged |= {
-            f"{key} of parts": bool(value) or merged.get(f"{key} of parts", False) for key, value in flag.items()
-        }
-    return "".join(texts), merged
-
-
-def _call(call: Any) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        problem = f"a tool call without a function's name: {repr(call)[:60]}"
-        raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
-    arguments = from_json(function.get("arguments", {}), f"arguments of {function['name']!r}")
-    rest = call if "function" in call else {key: call[key] for key in call.keys() - {"name", "arguments"}}
-    return {"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
-    """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
-    parameters), and so may the parameters.
-
-    functions: OpenAI's older form, without the object around each
-    """
-    definitions = []
-    for given, key in (tools, "tools"), (functions, "functions"):
-        value = from_json(given or None, key)
-        if not value:
-            continue
-        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-            raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
-        definitions += [_definition(tool, wrap=key == "functions") for tool in value]
-    return definitions or None
-
-
-def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
-    inner = tool if wrap else tool.get("function", tool)
-    if isinstance(inner, dict) and isinstance(inner.get("parameters"), str):
-        inner = inner | {"parameters": from_json(inner["parameters"], f"parameters of the tool {inner.get('name')!r}")}
-    if wrap:
-        return {"type": "function", "function": inner}
-    return tool | {"function": inner} if "function" in tool else inner
-
-
-def from_json(value: Any, called: str) -> Any:
-    """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-        raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None
+    of_parts = {name.replace(" ", " of parts ", 1): learned for flag in flags for name, learned in flag.items()}
+    return "".join(texts), of_parts
 
 
 def wanted(messages: list[Message], begin: int) -> Iterable[bool]:

@@ -5,6 +5,8 @@ begins: `after` is a cursor from which `chunks` goes on.
 """
 
 import csv
+import datetime
+import decimal
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ...errors import UserError, first_line
+from ...errors import UserError, first_line, shortened, shown
 from ..cache import digest
 from ..limits import DECODED_BYTES, ROW_BYTES, gib, memory_limit
+from .arrow_values import reader_of
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
 NEWLINE = b"\n"
@@ -24,6 +27,22 @@ Row = dict[str, Any]
 
 class BadRow(Exception):
     """(problem, cure) of a row that cannot be used; the reader of its chunk knows the place."""
+
+
+# What tables hold that no text is.
+OF_TABLES = ((datetime.date, "a date"), (datetime.time, "a time"), (datetime.timedelta, "a time"), (bytes, "bytes"),
+             (decimal.Decimal, "a decimal number"))  # fmt: skip
+
+
+def not_text(called: str, value: Any, cure: str) -> BadRow:
+    """Return what says that a value is no text, and no list of messages where that may stand. called: where it is"""
+    kind = next((name for types, name in OF_TABLES if isinstance(value, types)), None)
+    if kind is None:
+        return BadRow(f"{called} is {'missing' if value is None else shown(value)}, not text", cure)
+    cure = (
+        "write it as text (cast the column to string); the datasets library makes dates of texts: train_file does not"
+    )
+    return BadRow(f"{called} is {kind} ({shortened(str(value))}), not text", cure)
 
 
 class Chunk(Protocol):
@@ -96,23 +115,21 @@ class RowChunk:
     def where(self) -> Where:
         return Where(self.called, self.first, of_lines=False)
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         if isinstance(self.content, list):
             yield from enumerate(self.content)
             return
         import pyarrow
 
         with bounded(lambda: self.where.place(0)):
-            rows = pyarrow.ipc.open_stream(self.content).read_all().to_pylist()
+            table = pyarrow.ipc.open_stream(self.content).read_all()
+            rows = table.to_pylist(maps_as_pydicts="strict")
+        read = reader_of(table.schema)
         for number, row in enumerate(rows):
-            yield number, {name: _without_none(value) for name, value in row.items()}
-
-
-def _without_none(value: Any) -> Any:
-    """Return a value without keys that are None: Arrow gives every struct the keys of all others."""
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+            try:
+                yield number, read(row)
+            except ValueError as error:
+                yield number, BadRow(str(error), "write that row again, as JSON")
 
 
 def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:

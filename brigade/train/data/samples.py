@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
-from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, turns_from_text, wanted
+from .messages import NO_ANSWER, Message, check_order, turns, turns_from_text, wanted
 from .rendered import repeats
 from .row_images import RowImages
-from .rows import BadRow
+from .rows import BadRow, not_text
+from .tool_calls import from_json, tool_definitions
 
 # What other sets call the columns, for the cure of a row that has none of ours.
 USUAL = {
@@ -150,7 +151,7 @@ def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
 def _text(row: Row) -> Text | None:
     text = row.get("text")
     if not isinstance(text, str):
-        raise BadRow(f"the text is {shown(text)}, not a string", "give each row a text")
+        raise not_text("the text", text, "give each row a text")
     name = row.name("text")
     if not isinstance(turns_from_text(text, f"column {name!r}"), str):
         problem = f"column {name!r} is a list of turns, and would be learned as the letters that spell it"
@@ -173,9 +174,9 @@ def pair(
         raise BadRow(problem, "name yours in data.columns: {completion: answer}")
     if isinstance(prompt, str) and isinstance(completion, str):
         return exchange(row, prompt, completion, unread, templates, learns_history, images)
-    if not isinstance(prompt, (str, list)) or not isinstance(completion, (str, list)):
-        problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
-        raise BadRow(problem, "give two texts, or two lists of messages")
+    for key, side in (("prompt", prompt), ("completion", completion)):
+        if not isinstance(side, (str, list)):
+            raise not_text(f"column {row.name(key)!r}", side, "give two texts, or two lists of messages")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": question(row, prompt)}]
     if isinstance(completion, str):
@@ -224,9 +225,7 @@ def question(row: Row, prompt: str) -> str:
     if row.name("prompt") == ALPACA or "input" in row.columns:
         beside = row.get("input") or ""
         if not isinstance(beside, str):
-            raise BadRow(
-                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
-            )
+            raise not_text(f"column {row.name('input')!r}", beside, "give a text, or ignore the column")
         prompt = "\n".join(part for part in (prompt, beside) if part)
     PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
     return prompt
@@ -253,7 +252,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     system, name = row.get("system"), row.name("system")
     if system:
         if not isinstance(system, str):
-            raise BadRow(f"column {name!r} is {shown(system)}, not text", "give a text, or ignore the column")
+            raise not_text(f"column {name!r}", system, "give a text, or ignore the column")
         first = whole[0]
         if first["role"] not in ("system", "developer"):
             whole, begin = [{"role": "system", "content": system}, *whole], begin + 1

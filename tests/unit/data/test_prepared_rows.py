@@ -129,7 +129,8 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
 
 @pytest.mark.parametrize("row, said", [
     ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
-    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "list"), ({}, "nothing"),
+    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "without a role"),
+    ({"prompt": "a", "completion": 3}, "two lists"), ({}, "nothing"),
     ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
     ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
     ({"messages": [{"role": "user", "content": "a"}] * 2}, "do not alternate"),

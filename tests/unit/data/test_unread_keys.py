@@ -93,7 +93,7 @@ def test_marks_of_pictures(from_rows, mistake, text, refused):
     (chat("a", "b", chat_template_kwargs={"add_generation_prompt": True}), "sets add_generation_prompt"),
     (chat("a", "b", chat_template_kwargs=[1]), "not an object of variables"),
     (chat("a", "b", tools=[{"function": {"name": "f", "parameters": "{"}}]), "parameters of the tool 'f' are not JSON"),
-    ({"messages": turns("a", [{"type": "text", "text": None}])}, "is null, not text"),
+    ({"messages": turns("a", [{"type": "text", "text": None}])}, "is missing, not text"),
     ({"messages": turns("a", [{"type": "text", "text": {"a": 1}}])}, "is {'a': 1}, not text"),
     ({"messages": turns([{"type": "text", "text": "a", "loss": True}], "b")}, "loss of parts True asks for loss"),
     ({"prompt": "a", "completion": "b", "history": ["c"]}, "pairs of texts"),

@@ -60,8 +60,8 @@ def test_an_empty_file(prepare, mistake, tmp_path, empty):
     ({"messages": [*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}]}, "do not alternate"),
     ({"messages": [*chat("a", "b")["messages"], {"role": "system", "content": "c"}]}, "can only be the first"),
     ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"),
-    ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is 7, not a string"),
-    ({"text": ["a"]}, "the text is ['a'], not a string"), ({"messages": 3}, "messages is 3, not a list"),
+    ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is 7, not text"),
+    ({"text": ["a"]}, "the text is ['a'], not text"), ({"messages": 3}, "messages is 3, not a list"),
     ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
     ({"text": None, "other": 1}, "'text' is null"),
 ])  # fmt: skip
@@ -109,7 +109,7 @@ def test_of_many_bad_rows_each_reason_is_listed_once(prepare, mistake, capsys, t
     mistake(prepare, [*CHATS, *[{"x": 1}] * 7, {"text": 3}, {"x": 1}], HELD)
     told = capsys.readouterr().err
     assert f"{file}, line 21: none of the columns" in told and "only 'x' (and 7 more such rows)" in told
-    assert told.splitlines()[-1] == f"{file}, line 28: the text is 3, not a string"
+    assert told.splitlines()[-1] == f"{file}, line 28: the text is 3, not text"
     mistake(prepare, [{f"x{i}": 1} for i in range(25)], HELD)
     told = capsys.readouterr().err
     assert told.count("none of the columns") == 10 and "... and 15 more" in told and "all 25" not in told

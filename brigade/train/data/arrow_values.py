@@ -1,0 +1,75 @@
+"""Rows of Arrow tables, as JSON would give them: what a schema calls JSON is decoded, and keys that Arrow has added are gone."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Read = Callable[[Any], Any]
+HUGGINGFACE = b"huggingface"  # key of a schema's metadata: the features of the datasets library, as JSON
+
+
+def reader_of(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what reads a row of a table, as to_pylist(maps_as_pydicts="strict") gives it. It raises ValueError for JSON that
+    cannot be read.
+
+    Columns and keys inside others that are JSON by Arrow's type (which Parquet's logical type becomes) or by the features of the
+    datasets library (Json) are decoded; a null within them is meant. Structs lose the keys that are null elsewhere, for Arrow
+    gives each the keys of all others.
+    """
+    features = _features(schema)
+    readers = {field.name: _reader(field.type, _inner(features, field.name)) for field in schema}
+    needed = {name: read for name, read in readers.items() if read is not None}
+
+    def read_row(row: dict[str, Any]) -> dict[str, Any]:
+        for name, read in needed.items():
+            try:
+                row[name] = None if row[name] is None else read(row[name])
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"column {name!r} is JSON by its table's schema, and is not: {str(error)[:80]}"
+                ) from None
+        return row
+
+    return read_row
+
+
+def _features(schema: Any) -> Any:
+    try:
+        return json.loads((schema.metadata or {}).get(HUGGINGFACE, b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _inner(feature: Any, key: str) -> Any:
+    return feature.get(key) if isinstance(feature, dict) else None
+
+
+def _reader(kind: Any, feature: Any) -> Read | None:
+    """Return what reads the values of an Arrow type; None where they are right as they are. feature: of datasets, where known"""
+    from pyarrow import types
+
+    if str(getattr(kind, "extension_name", "")) == "arrow.json" or _inner(feature, "_type") == "Json":
+        return _decode
+    if isinstance(feature, dict) and isinstance(feature.get("_type"), str):
+        feature = feature.get("feature")  # of a list
+    elif isinstance(feature, list) and len(feature) == 1:
+        feature = feature[0]
+    if types.is_struct(kind):
+        inner = {field.name: _reader(field.type, _inner(feature, field.name)) for field in kind}
+        return lambda value: _struct(value, inner)
+    if types.is_map(kind):
+        item = _reader(kind.item_type, None)
+        return lambda value: _struct(value, dict.fromkeys(value, item))
+    if hasattr(kind, "value_type") and not types.is_dictionary(kind):
+        element = _reader(kind.value_type, feature)
+        return None if element is None else (lambda value: [item if item is None else element(item) for item in value])
+    return None
+
+
+def _decode(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str | bytes) else value
+
+
+def _struct(value: dict[str, Any], inner: dict[str, Read | None]) -> dict[str, Any]:
+    present = ((key, content, inner[key]) for key, content in value.items() if content is not None)
+    return {key: read(content) if read else content for key, content, read in present}

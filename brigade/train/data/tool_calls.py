@@ -1,0 +1,137 @@
+"""Tool calls and definitions of tools in one form, OpenAI's, whichever of the usual keys a row has for them."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...errors import shown
+from .keys import says_nothing
+from .rows import BadRow
+
+# Names of a call's arguments: OpenAI's, Llama's (and Cohere's), Anthropic's, LangChain's.
+ARGUMENTS = ("arguments", "parameters", "input", "args")
+SCHEMAS = (
+    "parameters",
+    "input_schema",
+    "inputSchema",
+)  # of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's
+KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
+
+
+def calls_of(value: Any, called: str, unread: set[str]) -> list[dict[str, Any]]:
+    """Return tool calls whose arguments are objects, as chat templates expect; OpenAI's are JSON in a text.
+
+    called: what holds them; unread: a set to which the keys that nobody reads are added
+    Raises BadRow.
+    """
+    value = from_json(value, called)
+    return [_call(call, unread) for call in (value if isinstance(value, list) and value else [value])]
+
+
+def _call(call: Any, unread: set[str]) -> dict[str, Any]:
+    call = from_json(call, "a tool call") if isinstance(call, str) and call.lstrip().startswith("{") else call
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        problem = f"a tool call without a function's name: {repr(call)[:60]}"
+        raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
+    name, levels = function["name"], [function] if function is call else [function, call]
+    if call.get("name") not in (None, name):
+        problem = f"a tool call has the name {name!r}, and beside its function {shown(call['name'])}"
+        raise BadRow(problem, "keep one of them")
+    given = {key: level[key] for key in ARGUMENTS for level in levels if not says_nothing(level.get(key))}
+    decoded = {key: _object(value, f"{key} of the call {name!r}") for key, value in given.items()}
+    arguments = _one_of(decoded, f"of the call {name!r}") or {}
+    refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
+    unread |= {
+        f"key {key!r} of tool calls"
+        for level in levels
+        for key, value in level.items()
+        if key not in KNOWN and not says_nothing(value)
+    }
+    rest = {key: call[key] for key in ("id", "index") if call.get(key) is not None}
+    return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _object(value: Any, called: str) -> Any:
+    read = from_json(value, called)
+    read = from_json(read, called) if isinstance(read, str) else read  # encoded twice
+    if not isinstance(read, dict):
+        raise BadRow(f"{called} are {shown(read)}, not an object", 'write {"NAME": VALUE, ...}')
+    return read
+
+
+def _one_of(given: Mapping[str, Any], of: str) -> Any:
+    """Return what is given under several names, None where nothing is. Raises BadRow where they differ."""
+    first, *others = given.items() or [("", None)]
+    if other := next((key for key, value in others if value != first[1]), None):
+        raise BadRow(f"{first[0]} and {other} {of} contradict each other", f"keep one of them, as {first[0]}")
+    return first[1]
+
+
+def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
+    """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
+    parameters), and so may each of them and its parameters.
+
+    functions: OpenAI's older form, without the object around each
+    """
+    definitions = []
+    for given, key in (tools, "tools"), (functions, "functions"):
+        value = from_json(given or None, key)
+        if not value:
+            continue
+        if isinstance(value, list):
+            value = [from_json(tool, key) for tool in value]
+        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+            raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
+        refuse_what_json_lacks(value, key)
+        definitions += [_definition(tool, wrap=key == "functions") for tool in value]
+    return definitions or None
+
+
+def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
+    inner = tool if wrap else tool.get("function", tool)
+    if isinstance(inner, dict):
+        of = f"of the tool {inner.get('name')!r}"
+        given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
+        if given:
+            others = {key: value for key, value in inner.items() if key not in SCHEMAS}
+            inner = others | {"parameters": _one_of(given, of)}
+    if wrap:
+        return {"type": "function", "function": inner}
+    return tool | {"function": inner} if "function" in tool else inner
+
+
+def refuse_what_json_lacks(value: Any, called: str) -> None:
+    """Raise BadRow for a value with what no JSON can say: NaN, an infinity, or what tables hold beside texts and numbers."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        culprit = next((each for each in _leaves(value) if not _is_json(each)), None)
+        problem = f"{called} hold {shown(culprit)}, which is no JSON"
+        raise BadRow(problem, "write null, a number or a text instead") from None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list)):
+        yield value
+        return
+    for each in inner:
+        yield from _leaves(each)
+
+
+def from_json(value: Any, called: str) -> Any:
+    """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+        raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None

@@ -1,0 +1,171 @@
+"""Keys of messages, calls and definitions of tools in the spellings of other tools: read, counted or refused, never lost."""
+
+import datetime
+import decimal
+import json
+
+import pytest
+
+from brigade.train.data.messages import turns
+from brigade.train.data.rows import BadRow
+from brigade.train.data.tool_calls import tool_definitions
+
+QUESTION = {"role": "user", "content": "q"}
+
+
+def read(message, unread=None):
+    return turns([QUESTION, message], set() if unread is None else unread)[1]
+
+
+def answer(**keys):
+    return {"role": "assistant", "content": "a", **keys}
+
+
+def calls(*given):
+    return [call["function"] for call in read(answer(tool_calls=list(given)))["tool_calls"]]
+
+
+def refusal(made, *arguments):
+    with pytest.raises(BadRow) as error:
+        made(*arguments)
+    assert all(error.value.args)
+    return error.value.args[0]
+
+
+@pytest.mark.parametrize("call", [
+    {"name": "f", "arguments": {"x": None}}, {"name": "f", "parameters": {"x": None}}, {"name": "f", "input": {"x": None}},
+    {"function": {"name": "f", "parameters": '{"x": null}'}}, {"function": {"name": "f"}, "arguments": {"x": None}},
+    {"name": "f", "args": {"x": None}, "id": "1", "type": "tool_call"}, {"name": "f", "arguments": {}, "parameters": {"x": None}},
+    {"type": "tool_use", "id": "1", "name": "f", "input": {"x": None}}, {"name": "f", "arguments": json.dumps('{"x": null}')},
+    {"name": "f", "function": {"name": "f", "arguments": {"x": None}}}, '{"name": "f", "arguments": {"x": null}}',
+    {"name": "f", "arguments": {"x": None}, "parameters": '{"x": null}'},
+], ids=str)  # fmt: skip
+def test_arguments_of_a_call_in_any_spelling(call):
+    assert calls(call) == [{"name": "f", "arguments": {"x": None}}]
+    text = json.dumps(call) if isinstance(call, dict) else call
+    assert read({"from": "function_call", "value": text})["tool_calls"][0]["function"]["arguments"] == {"x": None}
+    assert read(answer(tool_calls=json.dumps([call])))["tool_calls"] == read(answer(tool_calls=[call]))["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [{"name": "f"}, {"name": "f", "arguments": None}, {"name": "f", "arguments": ""}, {"name": "f", "arguments": "{}"}],
+    ids=str,
+)
+def test_a_call_without_arguments(call):
+    assert calls(call) == [{"name": "f", "arguments": {}}]
+
+
+@pytest.mark.parametrize("call, said", [
+    ({"name": "f", "arguments": {"x": 1}, "parameters": {"x": 2}}, "arguments and parameters of the call 'f' contradict"),
+    ({"function": {"name": "f", "arguments": {"x": 1}}, "input": {"x": 2}}, "contradict"),
+    ({"name": "g", "function": {"name": "f"}}, "has the name 'f', and beside its function 'g'"),
+    ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold nan, which is no JSON"),
+    ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold -inf, which is no JSON"),
+    ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "hold datetime.date(2024, 5, 1), which is no JSON"),
+    ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
+    ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
+    (3, "without a function's name"),
+], ids=str)  # fmt: skip
+def test_calls_that_contradict_themselves_are_refused(call, said):
+    assert said in refusal(calls, call)
+
+
+def test_unread_keys_of_calls_are_counted():
+    unread = set()
+    read(
+        answer(
+            tool_calls=[
+                {
+                    "id": "1",
+                    "index": 0,
+                    "type": "function",
+                    "result": "5",
+                    "function": {"name": "f", "why": "x", "arguments": {}},
+                    "error": None,
+                }
+            ]
+        ),
+        unread,
+    )
+    assert unread == {"key 'result' of tool calls", "key 'why' of tool calls"}
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "observation", "human"])
+def test_only_the_assistant_calls_tools(role):
+    for key in ("tool_calls", "function_call"):
+        call = {"name": "f", "arguments": {}}
+        given = {"role": role, "content": "c", key: [call] if key == "tool_calls" else call}
+        assert f"a {role!r} turn has tool calls" in refusal(turns, [given], set())
+        assert turns([given | {key: None}], set())[0]["content"] == "c"
+
+
+@pytest.mark.parametrize("message, content", [
+    ({"role": "assistant", "content": "", "value": "a"}, "a"), ({"from": "gpt", "value": "", "content": "a"}, "a"),
+    ({"role": "assistant", "content": None, "value": "a"}, "a"), ({"role": "assistant", "content": "a", "value": "a"}, "a"),
+    ({"role": "assistant", "from": "gpt", "content": [], "value": "a"}, "a"), ({"role": None, "from": "gpt", "value": "a"}, "a"),
+    ({"role": "assistant", "content": "", "value": None}, ""),
+], ids=str)  # fmt: skip
+def test_the_key_that_says_something_is_read(message, content):
+    assert read(message)["content"] == content
+
+
+@pytest.mark.parametrize("message, said", [
+    ({"role": "assistant", "content": "a", "value": "b"}, "the content and the value of a 'assistant' turn say different"),
+    ({"role": "assistant", "from": "human", "content": "a"}, "role is 'assistant', and its from 'human'"),
+    ({"role": "assistant", "from": "function_call", "content": "{}"}, "its from 'function_call'"),
+    ({"role": "assistant", "content": datetime.datetime(2024, 5, 1)}, "is a date (2024-05-01 00:00:00), not text"),
+    ({"role": "assistant", "content": datetime.timedelta(1)}, "is a time (1 day, 0:00:00), not text"),
+    ({"role": "assistant", "content": [{"type": "text", "text": b"a"}]}, "is bytes (b'a'), not text"),
+    ({"role": "assistant", "value": decimal.Decimal("1.5")}, "is a decimal number (1.5), not text"),
+], ids=str)  # fmt: skip
+def test_messages_that_contradict_themselves_are_refused(message, said):
+    assert said in refusal(read, message)
+
+
+def test_a_name_in_from_is_counted():
+    unread = set()
+    assert read(answer(**{"from": "Ada"}), unread)["content"] == "a" and unread == {"key 'from' of messages"}
+
+
+@pytest.mark.parametrize("flag, learned", [
+    ("weight", 1), ("train", True), ("training", 1), ("loss", True), ("loss_weight", 1.0), ("loss_scale", 1), ("loss_mask", 1),
+    ("step_loss_mask", 1), ("trainable", True), ("calculate_loss", True), ("compute_loss", 1), ("output_with_loss", True),
+    ("masked", False), ("no_loss", 0), ("ignore_loss", False), ("mask_loss", 0),
+])  # fmt: skip
+def test_loss_flags_of_other_tools(flag, learned):
+    other = type(learned)(not learned)
+    assert "train" not in read(answer(**{flag: learned})) and "train" not in read(answer(**{flag: None}))
+    assert read(answer(**{flag: other}))["train"] is False
+    part = {"type": "text", "text": "a", flag: other}
+    assert read(answer(content=[part, part]))["train"] is False
+    assert f"{flag} {other!r} of one part" in refusal(read, answer(content=[part, part | {flag: learned}]))
+    assert f"{flag} 0.5 of a 'assistant' turn is neither" in refusal(read, answer(**{flag: 0.5}))
+    assert f"{flag} {learned!r} asks for loss on a 'user' turn" in refusal(read, QUESTION | {flag: learned})
+    read(QUESTION | {flag: other})
+    if flag != "train":
+        assert "contradict each other" in refusal(read, answer(train=True, **{flag: other}))
+
+
+def test_a_mask_that_may_mean_either_is_refused():
+    assert "marks what is learned in some tools" in refusal(read, answer(mask=0))
+
+
+@pytest.mark.parametrize("tool", [
+    {"name": "f", "input_schema": {"default": None}}, {"name": "f", "inputSchema": '{"default": null}'},
+    {"name": "f", "parameters": {"default": None}, "input_schema": None}, '{"name": "f", "parameters": {"default": null}}',
+], ids=str)  # fmt: skip
+def test_definitions_of_tools_in_any_spelling(tool):
+    wanted = {"name": "f", "parameters": {"default": None}}
+    assert tool_definitions([tool]) == [wanted]
+    assert tool_definitions(json.dumps([tool])) == [wanted]
+    if isinstance(tool, dict):
+        assert tool_definitions([{"function": tool}]) == [{"function": wanted}]
+
+
+@pytest.mark.parametrize("tools, said", [
+    ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
+    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold nan"), ([3], "not a list of definitions"),
+], ids=str)  # fmt: skip
+def test_definitions_that_cannot_be_read_are_refused(tools, said):
+    assert said in refusal(tool_definitions, tools)
