@@ -28,6 +28,7 @@ from .conversation import Conversation
 NEW, QUIT, IMAGE = "/new", "/quit", "/image"
 COMMANDS = f"{NEW} forgets the conversation, {QUIT} or Ctrl-D ends it, Ctrl-C stops an answer."
 OF_IMAGES = f" {IMAGE} FILE: the next question is about this image."
+NO_IMAGES = " It takes no picture, for this run trained it on texts (data.images is false)."
 TRAINED, BASE = "trained", "base"
 ENDLESS = 2**31  # positions of a model that names no limit
 
@@ -66,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
             chat = load(settings, options, source, asks, held)
         if asks:
             about = _about(settings, options.output, source)
-            commands = COMMANDS + (OF_IMAGES if chat.reader else "")
-            _tell(f"{options.output}: {about}, on {chat.answering.device}. {commands}")
+            _tell(f"{options.output}: {about}, on {chat.answering.device}. {COMMANDS}{chat.about_images}")
         if not chat.speakers[0].conversation.has_turns:
             _tell("The run has no chat template, so your text is continued, and each line by itself.")
         if not asks:
@@ -94,6 +94,7 @@ class Chat:
 
     echo: whether questions are shown as they are answered, for nobody typed them here
     reader: of images, where the model was trained on some; images: those that the next question is about
+    about_images: what a user of a model with a vision tower is told
     """
 
     answering: Answering
@@ -101,6 +102,7 @@ class Chat:
     echo: bool
     reader: ImageReader | None = None
     images: list[ImageSource] = field(default_factory=list)
+    about_images: str = ""
 
     def answer_all(self, questions: Any) -> bool:
         """Answer questions, and obey commands, until there are none or one says so. Returns whether all could be answered."""
@@ -114,7 +116,7 @@ class Chat:
                     speaker.conversation.forget()
                 self.images.clear()
                 _tell("The conversation begins anew.")
-            elif self.reader and question.partition(" ")[0] == IMAGE:
+            elif question.partition(" ")[0] == IMAGE:
                 fine &= self._take(question.partition(" ")[2].strip())
             elif question:
                 if self.echo:
@@ -217,7 +219,8 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     if options.image and not (reader and speakers[0].conversation.has_turns):
         raise UserError("flag --image", "the run was trained on texts", "leave it out, or name a run with data.images")
     images = [read_image(reader, file, "flag --image") for file in options.image]
-    return Chat(answering, speakers, echo=not asks, reader=reader, images=images)
+    about_images = OF_IMAGES if reader else NO_IMAGES if getattr(config, "vision_config", None) is not None else ""
+    return Chat(answering, speakers, echo=not asks, reader=reader, images=images, about_images=about_images)
 
 
 def read_image(reader: ImageReader | None, file: str, place: str) -> ImageSource:

@@ -40,16 +40,21 @@ class UserError(Exception):
         return f"error: {place}\n  {problem}\n  cure: {cure}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like `name`, or None when nothing comes close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+LIKELY = (
+    0.7  # of difflib: below it a name shares letters with another, and no meaning (packing_strategy, learning_rate)
+)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that looks most like `name`, or None when nothing comes close. cutoff: difflib's, from 0 to 1"""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A cure for an unknown name: the nearest known one, or the list of all (of the first where there are many)."""
     names = sorted(known)
-    best = nearest(name, names)
+    best = nearest(name, names, LIKELY)
     if best:
         return f"did you mean {best!r}?"
     shown = ", ".join(names) if len(names) <= 40 else f"{', '.join(names[:40])}, ... ({len(names)} in all)"

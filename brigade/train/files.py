@@ -13,8 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import UserError
+
 MOST = 256 * 2**20  # bytes of a file that is read whole
 LINE = 4096  # bytes that are read of a file which holds one line
+LFS_POINTER_BYTES = 1024  # at most, by the specification of Git LFS
+LFS_CURE = "fetch the file itself: git lfs pull"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -130,3 +134,18 @@ def _check_regular(number: int, path: Path) -> None:
 
 def _linked(path: Path) -> OSError:
     return OSError(errno.ELOOP, f"{path.name} is a link, and others may have made it", str(path))
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether a file that begins so is what Git keeps in the place of a large one (the specification of Git LFS)."""
+    return content.startswith(b"version https://git-lfs.github.com/spec/")
+
+
+def refuse_lfs_pointers(paths: Iterable[Path]) -> None:
+    """Raise UserError for the first of these files that is a pointer of Git LFS."""
+    for path in paths:
+        if path.is_file() and path.stat().st_size <= LFS_POINTER_BYTES:
+            with path.open("rb") as file:
+                pointer = is_lfs_pointer(file.read(LFS_POINTER_BYTES))
+            if pointer:
+                raise UserError(str(path), "a pointer of Git LFS, not the file itself", LFS_CURE)

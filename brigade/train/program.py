@@ -17,10 +17,15 @@ RUNNER = REPOSITORY / "brigade" / "train" / "__main__.py"  # starts a user's fil
 
 def own_program() -> Path | None:
     """Return the user's file that this process runs, None where it is train.py, a prompt or a program that is installed, as
-    Jupyter's and pytest's are."""
+    Jupyter's and pytest's are. Raises UserError for one that no file holds, as of `python -`."""
     named = getattr(sys.modules["__main__"], "__file__", None)
     if not named or (path := Path(named).resolve()) in (REPOSITORY / STORY, RUNNER):
         return None
+    if not path.is_file():
+        problem = (
+            "the program is in no file, and a run has to read it: to tell whether it changed, and to start it again"
+        )
+        raise UserError(named, problem, "save it, and start it as python FILE")
     return None if path.is_relative_to(Path(sys.prefix).resolve()) else path
 
 

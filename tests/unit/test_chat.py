@@ -95,6 +95,12 @@ def test_a_system_message_that_the_template_refuses_is_told(begin, tmp_path, mis
     assert "no system here" in told and "--system" in told
 
 
+def test_a_run_on_texts_takes_no_picture(begin, capsys):
+    chat = command.Chat(SimpleNamespace(), [command.Speaker("trained", None, begin())], echo=False)
+    assert not chat.answer_all(["/image a.png"])
+    assert "/image" in (told := capsys.readouterr().err) and "the run was trained on texts" in told
+
+
 # ---- what is shown -----------------------------------------------------------------------------------------------
 class Speaks:
     """A model that says a text, token by token, and is interrupted then or ends."""

@@ -36,6 +36,36 @@ def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, righ
     assert f"flag --{wrong}" in message and repr(right) in message.splitlines()[-1]
 
 
+@pytest.mark.parametrize("written, reads", [
+    ("no", "YAML reads no, off and false as false"), ("on", 'as "yes": YAML reads yes, on'), ("2024", '"2024"'),
+    ("2024-05-01", 'quote it: "2024-05-01"'),
+])  # fmt: skip
+def test_a_word_that_yaml_takes_for_something_else(write_recipe, mistake, written, reads):
+    text = f"data:\n  dataset_config_name: {written}\n"
+    message = mistake(flags.load, ["--recipe", str(write_recipe(text + "model: {model_name_or_path: m}\n"))])
+    assert "data.dataset_config_name" in message and "quote it" in message and reads in message.splitlines()[-1]
+
+
+@pytest.mark.parametrize("key, said", [
+    ("packing_strategy", "set packing: true"), ("train_on_eos", "the end of each learned answer"), ("eos_token", "use one of"),
+    ("sampling_strategy", "use one of"),
+])  # fmt: skip
+def test_a_name_that_shares_letters_only_is_not_suggested(load, mistake, key, said):
+    message = mistake(load, f"--{key}", "x")
+    assert said in message.splitlines()[-1] and "did you mean" not in message
+
+
+def test_a_column_is_named_once(load, mistake):
+    for columns in (
+        {"prompt": "q", "completion": "q"},
+        {"prompt": "q", "ignore": ["x", "q"]},
+        {"text": "q", "ignore": "q"},
+    ):
+        message = mistake(load, data={"columns": columns})
+        assert "data.columns" in message and "'q' stands for two" in message
+    load(data={"columns": {"prompt": "q", "completion": "a", "ignore": ["x", "x"]}})
+
+
 @pytest.mark.parametrize("key, wrong, home", [
     ("max_length", "training", "data"), ("learning_rate", "model", "training"), ("ds_config", "training", "cluster"),
 ])  # fmt: skip

@@ -85,6 +85,14 @@ def test_hosts_compare_the_files_that_a_user_wrote(tmp_path, monkeypatch):
     assert program.own_code(flags.load([])) == {"loss.py": program.own_code(settings)["loss.py"]}
 
 
+def test_a_program_in_no_file_is_refused(tmp_path, monkeypatch, mistake):
+    """`python -` names it <stdin>."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    for asked in (program.own_program, lambda: program.own_code(flags.load([]))):
+        message = mistake(asked)
+        assert "<stdin>" in message and "in no file" in message and "python FILE" in message
+
+
 def test_main_takes_words_of_any_kind(capsys):
     with pytest.raises(SystemExit) as ended:
         train.main(["--recipe", REPOSITORY / "recipes/tiny/full.yaml", "--epochs", 1.5])

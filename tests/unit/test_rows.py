@@ -3,6 +3,7 @@
 import codecs
 import itertools
 import json
+import os
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -15,8 +16,9 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from brigade.train.data import rows
+from brigade.train.data.images import _size_of
 from brigade.train.data.json_rows import JsonDocuments, JsonLines
-from brigade.train.data.rows import Csv, Parquet, Table
+from brigade.train.data.rows import BadRow, Csv, Parquet, Table
 from testing.data_files import READERS, WRITERS, holds, origin, read, write_json, write_jsonl, write_parquet
 
 cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)
@@ -178,7 +180,8 @@ def test_json_that_a_schema_names_is_decoded(tmp_path, features):
 def test_json_that_cannot_be_read_is_refused(tmp_path, mistake):
     broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', "{"]))
     pyarrow.parquet.write_table(pyarrow.table({"x": broken}), tmp_path / "a.parquet")
-    assert "a.parquet, row 2: column 'x' is JSON" in mistake(read, Parquet([tmp_path / "a.parquet"]))
+    message = mistake(read, Parquet([tmp_path / "a.parquet"]))
+    assert "a.parquet, row 2" in message and "column 'x' is JSON by its table's schema, and is not" in message
 
 
 def test_maps_are_objects(tmp_path):
@@ -197,7 +200,13 @@ def test_the_same_content_is_the_same_wherever_it_lies(tmp_path, monkeypatch):
     assert JsonLines(paths[:1]).digests() == JsonLines(paths[1:]).digests()
     before = JsonLines(paths[:1]).digests()
     write_jsonl(paths[0], [{"text": "ab"}])
-    assert JsonLines(paths[:1]).digests() != before
+    longer, status = JsonLines(paths[:1]).digests(), paths[0].stat()
+    assert longer != before
+    write_jsonl(
+        paths[0], [{"text": "cd"}]
+    )  # in place, with the size kept and the time set back, as rsync --inplace does
+    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert JsonLines(paths[:1]).digests() != longer
 
 
 # ---- what cannot be read -----------------------------------------------------------------------------------------
@@ -319,6 +328,54 @@ def test_a_json_array_of_another_encoding(tmp_path, mistake):
 def test_an_empty_json_array_has_no_rows(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     assert read(JsonDocuments([tmp_path / "a.json"])) == []
+
+
+@pytest.mark.parametrize("document, names", [
+    ({"train": [ROW], "test": [ROW]}, "'train' and 'test'"), ({"data": [ROW], "validation": [ROW]}, "'data' and 'validation'"),
+    ({"train": [ROW], "valid": [], "test": [ROW]}, "'train' and 'valid' and 'test'"),
+])  # fmt: skip
+@pytest.mark.parametrize("indent", [None, 1])
+def test_several_splits_in_one_document_are_refused(load, tmp_path, mistake, document, names, indent):
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=indent))
+    message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
+    assert f"{tmp_path / 'a.json'}" in message and names in message and "a file of its own" in message
+
+
+def test_one_split_of_a_document(load, tmp_path):
+    for key in ("test", "validation", "train"):
+        (tmp_path / "a.json").write_text(json.dumps({key: [ROW], "version": [1]}))
+        assert [row for row, _ in read(origin(load, train_file=str(tmp_path / "a.json")).train)] == [ROW]
+
+
+def test_two_columns_or_keys_of_one_name_are_refused(tmp_path, mistake):
+    (tmp_path / "a.csv").write_text("text,answer,text\na,b,c\n")
+    message = mistake(read, Csv([tmp_path / "a.csv"]))
+    assert "a.csv, line 1" in message and "two columns are called 'text'" in message
+    (tmp_path / "a.csv").write_text("text,,\na,,\n")  # as spreadsheets write what is empty
+    assert len(read(Csv([tmp_path / "a.csv"]))) == 1
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert "two columns are called 'text'" in mistake(read, Parquet([tmp_path / "a.parquet"]))
+    for name, reader in ("a.jsonl", JsonLines), ("a.json", JsonDocuments):
+        (tmp_path / name).write_text('{"text": "a", "m": {"x": 1, "x": 1}}')
+        assert read(reader([tmp_path / name]))[0][0] == {"text": "a", "m": {"x": 1}}
+        (tmp_path / name).write_text('{"text": "a", "m": {"content": "b", "content": "c"}}')
+        assert "line 1" in (message := mistake(read, reader([tmp_path / name]))) and "'content' twice" in message
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"
+
+
+def test_a_pointer_of_git_lfs_is_called_so(load, tmp_path, mistake):
+    for kind in READERS:
+        (tmp_path / f"a{kind}").write_text(POINTER)
+        message = mistake(origin, load, train_file=str(tmp_path / f"a{kind}"))
+        assert f"a{kind}" in message and "a pointer of Git LFS" in message and "git lfs pull" in message
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.parquet").write_text(POINTER)
+    assert "set/train.parquet" in mistake(origin, load, dataset_name=str(tmp_path / "set"))
+    with pytest.raises(BadRow, match="image 1 is a pointer of Git LFS"):
+        _size_of(POINTER.encode(), "image 1")
 
 
 # ---- CSV and Parquet ---------------------------------------------------------------------------------------------

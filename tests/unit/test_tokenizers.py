@@ -137,6 +137,15 @@ def test_a_model_without_a_tokenizer_and_none_named(tokenizer_of, mistake):
     assert "model.tokenizer_name_or_path" in message and "no tokenizer at" in message and "python-docs" in message
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "cohere", "qwen3", "gpt2", "gpt_neox", "t5"])
+def test_a_tokenizer_that_transformers_makes_up(tokenizer_of, mistake, own, kind, tmp_path):
+    """Of a few special tokens: no text would have a token. It takes no other tokenizer's place either."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": len(own)}))
+    message = mistake(tokenizer_of, str(tmp_path))
+    assert "no tokenizer at" in message and "makes one up" in message and "python-docs" in message
+    assert len(tokenizer_of(str(tmp_path), "python-docs")) == len(own)
+
+
 def test_a_directory_that_holds_none(tokenizer_of, mistake, model, tmp_path):
     (tmp_path / "empty").mkdir()
     message = mistake(tokenizer_of, model, str(tmp_path / "empty"))

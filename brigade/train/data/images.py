@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from ...errors import UserError, Whose, first_line, shown, whose
+from ..files import LFS_CURE, is_lfs_pointer
 from ..limits import IMAGE_BYTES
 from .rows import BadRow
 
@@ -238,6 +239,8 @@ def _size_of(content: bytes, called: str) -> tuple[int, int]:
     except (BadRow, MemoryError):
         raise
     except Exception as error:  # PIL's readers raise what they meet
+        if is_lfs_pointer(content):
+            raise BadRow(f"{called} is a pointer of Git LFS, not the image itself", LFS_CURE) from None
         problem = "it is of no format that is read" if isinstance(error, Image.UnidentifiedImageError) else ""
         raise BadRow(f"{called} is broken: {problem or first_line(error)}", DROP) from None
 

@@ -13,8 +13,22 @@ from ..limits import DOCUMENT_BYTES, ROW_BYTES, gib
 from . import rows
 from .rows import NEWLINE, BadRow, Chunk, Files, Row, Where
 
-# Keys under which an object holds all rows of a file.
-WRAPPERS = ("data", "rows", "train", "examples", "samples", "instances")
+# Keys under which an object holds all rows of a file, or those of a split.
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout")
+WRAPPERS = ("data", "rows", "examples", "samples", "instances", *SPLITS)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        for key, value in pairs:
+            if made[key] != value:
+                raise ValueError(f"the key {key!r} twice in one object")
+    return made
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 class JsonLines(Files):
@@ -63,7 +77,7 @@ class _Lines:
             if not line.strip():
                 continue
             try:
-                yield number, json.loads(line.decode("utf-8").rstrip())
+                yield number, DECODER.decode(line.decode("utf-8").rstrip())
             except UnicodeDecodeError:
                 yield number, BadRow(f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8")
             except (ValueError, RecursionError) as error:
@@ -116,7 +130,7 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             begin = at
             document, at = _decode(text, at)
             at = _after_blanks(text, at)
-            inside = _wrapped(document)
+            inside = _wrapped(document, path)
             if inside is not None and (begin > _after_blanks(text, 0) or at < len(text)):
                 raise json.JSONDecodeError("an object of rows beside others", text, begin)
             yield from [document] if inside is None else inside
@@ -145,7 +159,7 @@ def _elements(text: str, at: int) -> Iterator[Row]:
 def _decode(text: str, at: int) -> tuple[Any, int]:
     """Return the value at a place, and where it ends. Raises JSONDecodeError for whatever is wrong with it."""
     try:
-        return json.JSONDecoder().raw_decode(text, at)
+        return DECODER.raw_decode(text, at)
     except json.JSONDecodeError:
         raise
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; too deep
@@ -156,13 +170,18 @@ def _after_blanks(text: str, at: int) -> int:
     return next((i for i in range(at, len(text)) if text[i] not in " \t\r\n"), len(text))
 
 
-def _wrapped(document: Any) -> list[Row] | None:
-    """Return the rows of an object that holds all of them under one key, or None for an object that is a row itself."""
+def _wrapped(document: Any, path: Path) -> list[Row] | None:
+    """Return the rows of an object that holds all of them under one key, or None for an object that is a row itself. Raises
+    UserError for one that holds those of several splits."""
     if not isinstance(document, dict):
         return None
-    lists = [value for key, value in document.items() if key in WRAPPERS and isinstance(value, list)]
-    turns = any(isinstance(row, dict) and row.keys() & {"role", "from"} for rows in lists for row in rows)
-    return lists[0] if len(lists) == 1 and not turns else None
+    lists = {key: value for key, value in document.items() if key in WRAPPERS and isinstance(value, list)}
+    if any(isinstance(row, dict) and row.keys() & {"role", "from"} for rows in lists.values() for row in rows):
+        return None
+    if len(lists) > 1 and not lists.keys().isdisjoint(SPLITS):
+        names = " and ".join(map(repr, lists))
+        raise UserError(str(path), f"one object with several lists of rows: {names}", "give each a file of its own")
+    return next(iter(lists.values())) if len(lists) == 1 else None
 
 
 def is_document(path: Path) -> bool:
@@ -175,7 +194,7 @@ def is_document(path: Path) -> bool:
         return False
     document = _decoded(first)
     if document is not None:
-        return not others and _wrapped(document) is not None
+        return not others and _wrapped(document, path) is not None
     return bool(others) and any(not isinstance(_decoded(line), dict) for line in others)
 
 

@@ -10,16 +10,15 @@ from ...errors import shown
 from . import keys
 from .row_images import TYPES, RowImages
 from .rows import BadRow, not_text
-from .tool_calls import calls_of, from_json
+from .tool_calls import calls_of, from_json, one_of
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
-ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
+RESULTS = ("tool", "function", "observation", "tool_response")  # whose texts may be JSON of parts
+ROLES = {role: role for role in ("system", "developer", "user", "assistant")} | {
     "human": "user",
     "gpt": "assistant",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
+    **dict.fromkeys(RESULTS, "tool"),
     **dict.fromkeys(CALLS, "assistant"),
 }
 # Keys of a message or a part that, where 0 or false, mean no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and
@@ -28,11 +27,13 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
 UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "step_loss_mask", "trainable",
              "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
 MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
-FLAGS = (*UNTRAINED, *MASKED)
+FLAGS = frozenset((*UNTRAINED, *MASKED))
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
+PARTS = ("text", *TYPES)  # types of a content's parts
+TEXTS = ("text", "value", "content")  # keys of a part that is a text
 NO_ANSWER = "add the answer, or drop the row"
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
@@ -89,12 +90,15 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
 
 def turns_from_text(value: Any, called: str = "messages") -> Any:
     """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
-    repr, as tables in CSV hold it, an object that holds nothing but messages, or a single message. Any other value is returned
-    as it is: answers may be JSON, too. Wherever a column may hold a text or a list of turns, this is asked first.
+    repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists (which the datasets library
+    makes of a sequence of objects), or a single message. Any other value is returned as it is: answers may be JSON, too.
+    Wherever a column may hold a text or a list of turns, this is asked first.
 
     called: the column
     Raises BadRow for a text that begins as a list of turns does and cannot be read.
     """
+    if isinstance(value, list) and not (value and isinstance(value[0], str)):
+        return value
     read = value
     if isinstance(value, str):
         if not _BEGINS.match(value) or not _ROLE.search(value):
@@ -106,11 +110,31 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
             )
             raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
     if isinstance(read, dict):
-        inner = next(iter(read.values())) if len(read) == 1 and read.keys() & set(LISTS) else [read]
-        read = turns_from_text(inner, called) if isinstance(inner, str) else inner
+        read = _turns_of_object(read, called)
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
     return read if _are_turns(read) else value
+
+
+def _turns_of_object(value: dict[str, Any], called: str) -> Any:
+    role = _role(value)
+    if isinstance(role, list):
+        alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())
+        rows = zip(*value.values(), strict=True) if alike else ()
+        return [dict(zip(value, row, strict=True)) for row in rows]
+    if len(value) > 1 or value.keys().isdisjoint(LISTS):
+        return [value]
+    (inner,) = value.values()
+    return turns_from_text(inner, called)
+
+
+def _parts_from_text(text: str) -> Any:
+    """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
+    parts = _read_list(text) if "type" in text else None
+    typed = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
+    )
+    return parts if typed else text
 
 
 def _read_list(text: str) -> Any:
@@ -164,15 +188,12 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
-    content, calls = _content(message, role), list[Any]()
-    flags = _flags(message, role)
+    content, flags = _content(message, role, unread), _flags(message, role)
+    calls = _calls(message, role, content, unread)
     if role in CALLS:
-        content, calls = "", calls_of(content, f"the content of {role!r}", unread)
-    for key in ("tool_calls", "function_call"):  # the second is OpenAI's, before there were tools
-        if not keys.says_nothing(message.get(key)):
-            calls += calls_of(message[key], key, unread)
-    if calls and ROLES[role] != "assistant":
-        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
+        content = ""
+    elif isinstance(content, str) and content.startswith("[{") and role not in RESULTS:
+        content = _parts_from_text(content)
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
@@ -185,8 +206,6 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if "<" in content:
         marks = keys.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
-    if message.get("role") is not None and message.get("from") is not None and message["from"] not in (*ROLES,):
-        unread.add("key 'from' of messages")  # a person's name, perhaps
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
@@ -200,24 +219,46 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     return whole | {"tool_calls": calls} if calls else whole
 
 
-def _content(message: Message, role: str) -> Any:
+def _calls(message: Message, role: str, content: Any, unread: set[str]) -> list[dict[str, Any]]:
+    given = {
+        "tool_calls": message.get("tool_calls"),
+        "function_call": message.get("function_call"),
+    }  # OpenAI's, new and old
+    if role in CALLS:
+        given[f"the content of {role!r}"] = content or [content]
+    calls = [
+        call for key, value in given.items() if not keys.says_nothing(value) for call in calls_of(value, key, unread)
+    ]
+    if calls and ROLES[role] != "assistant":
+        raise BadRow(f"a {role!r} turn has tool calls, which only the assistant makes", "remove them, or fix the role")
+    return calls
+
+
+def _content(message: Message, role: str, unread: set[str]) -> Any:
     """Return what a message says. Raises BadRow where its two keys for it, or those for the role, contradict each other."""
-    other = message.get("from")
-    if role != other and other in (*ROLES,) and (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
-        raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
-    content, value = message.get("content"), message.get("value")
-    if keys.says_nothing(content) or keys.says_nothing(value) or content == value:
-        return value if content is None or not keys.says_nothing(value) else content
-    raise BadRow(f"the content and the value of a {role!r} turn say different things", "keep one of them")
+    other = message.get("from", role)
+    if other != role and other is not None:
+        if other not in (*ROLES,):
+            unread.add("key 'from' of messages")  # a person's name, perhaps
+        elif (ROLES[role], role in CALLS) != (ROLES[other], other in CALLS):
+            raise BadRow(f"a message's role is {role!r}, and its from {other!r}", "keep one of them")
+    return _said(message, ("content", "value"), f"of a {role!r} turn")
+
+
+def _said(given: dict[str, Any], names: tuple[str, ...], of: str) -> Any:
+    """Return what stands under the first of these names that says something, else under the first that there is."""
+    said = one_of({name: given[name] for name in names if not keys.says_nothing(given.get(name))}, of)
+    return next((given[name] for name in names if given.get(name) is not None), None) if said is None else said
 
 
 def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
     """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
     and 1."""
-    flags = {}
-    for key in FLAGS:
-        value = content.get(key)
-        if value is None:
+    flags: dict[str, bool] = {}
+    if FLAGS.isdisjoint(content):
+        return flags
+    for key, value in content.items():
+        if key not in FLAGS or value is None:
             continue
         if not isinstance(value, (int, float)) or value not in (0, 1):
             problem = f"{key} {shown(value)} of {called.format(repr(role))} is neither 0 nor 1"
@@ -240,12 +281,11 @@ def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | N
             keys.PARTS.refuse({str(kind): part}, f"in the content of {role!r}, a part of type")
             raise BadRow(f"a part of type {kind!r} in the content of {role!r}", "parts are {type: text, text: ...}")
         else:
-            name = next((name for name in ("text", "value", "content") if part.get(name) is not None), "text")
-            written = part.get(name)
+            written = _said(part, TEXTS, f"of a part in a {role!r} turn")
             if not isinstance(written, str):
                 raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
-            read.add(name)
+            read.update(TEXTS)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}

@@ -8,7 +8,8 @@ import csv
 import datetime
 import decimal
 import itertools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,12 @@ class RowChunk:
                 yield number, BadRow(str(error), "write that row again, as JSON")
 
 
+def refuse_twice(names: Iterable[str], place: str) -> None:
+    """Raise UserError at `place` for two columns of one name: only one of them would be read."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(place, f"two columns are called {twice[0]!r}", "rename one of them, or leave it out")
+
+
 def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
     """Return a record batch as bytes of its own: pickling a slice would take along the whole table."""
     import pyarrow
@@ -182,6 +189,7 @@ class Csv(Files):
                 if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
                     problem = f"one column, {names[0]!r}: its cells are separated by {other!r}"
                     raise UserError(f"{path}, line 1", problem, "write it with commas")
+                refuse_twice([name for name in names if name], f"{path}, line 1")
                 for row in reader:
                     if None in row or None in row.values():
                         cells = len([v for v in row.values() if v is not None])
@@ -219,6 +227,7 @@ class Parquet(Files):
         """Yield the record batches after the first `done` rows, each with the number of rows up to its end. Where so many rows at
         a time expand to more than any honest ones, the rest is read row by row."""
         file, before = self._open(path), 0
+        refuse_twice(file.schema_arrow.names, str(path))
         groups = list(range(file.num_row_groups))
         while groups and before + (size := file.metadata.row_group(groups[0]).num_rows) <= done:
             before += size  # row groups that were read to their end are not read again

@@ -14,12 +14,12 @@ from .row_images import RowImages
 from .rows import BadRow, not_text
 from .tool_calls import from_json, tool_definitions
 
-# What other sets call the columns, for the cure of a row that has none of ours.
+# What other sets call the columns, in small letters, for the cure of a row that has none of ours.
 USUAL = {
-    "messages": ("conversations", "conversation", "dialogue", "chat"),
-    "prompt": ("instruction", "question", "query"),
-    "completion": ("output", "response", "answer", "answers"),
-    "text": ("content", "body", "article"),
+    "messages": ("conversations", "conversation", "dialogue", "dialog", "chat", "turns"),
+    "prompt": ("instruction", "question", "query", "problem", "input", "user", "human"),
+    "completion": ("output", "response", "answer", "answers", "solution", "assistant", "target"),
+    "text": ("content", "body", "article", "document"),
 }
 KINDS = ("messages", "prompt", "text")
 HEAVIEST = 1e9  # a weight: a step's sum of them stays far from the end of fp32
@@ -99,10 +99,20 @@ def kind_of(row: Row) -> str:
     if null := [name for name in names if name in row.content]:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
     there = ", ".join(map(repr, row.content)) or "nothing"
-    usual = {key: next((name for name in names if name in row.content), None) for key, names in USUAL.items()}
-    offer = ", ".join(f"{key}: {name}" for key, name in usual.items() if name) or "messages: conversations"
-    cure = f"name yours in data.columns, e.g. columns: {{{offer}}}"
-    raise BadRow(f"none of the columns {', '.join(map(repr, names))} here, only {there}", cure)
+    offered = {key: name for key in USUAL if (name := _usual(row, key))}
+    chats = [name for name, value in row.content.items() if isinstance(turns_from_text(value, name), list) and value]
+    if chats:
+        offered = {"messages": chats[0]}
+    pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
+    cure = f"{{{pairs}}}" if pairs else "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"
+    problem = f"none of the columns {', '.join(map(repr, names))} here, only {there}"
+    raise BadRow(problem, f"name yours: columns: {cure}")
+
+
+def _usual(row: Row, key: str) -> str | None:
+    """Return the row's column that other sets call so where it is what `key` is here; None where there is none."""
+    there = {name.lower(): name for name in row.content}
+    return next((there[name] for name in USUAL[key] if name in there), None)
 
 
 def convert(content: Any, columns: Columns, templates: Templates, reader: ImageReader | None = None) -> Text | None:
@@ -171,7 +181,7 @@ def pair(
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
-        raise BadRow(problem, "name yours in data.columns: {completion: answer}")
+        raise BadRow(problem, f"name yours: columns: {{completion: {_usual(row, 'completion') or 'NAME'}}}")
     if isinstance(prompt, str) and isinstance(completion, str):
         return exchange(row, prompt, completion, unread, templates, learns_history, images)
     for key, side in (("prompt", prompt), ("completion", completion)):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, first_line
+from ..files import refuse_lfs_pointers
 from ..hub import hub_is_away, refusal
 from ..recipe.data_section import OF_DATASETS, Source, WeightedSource
 from ..recipe.flags import Settings
@@ -100,6 +101,7 @@ def files_of(name: str, place: str) -> "Rows":
             raise UserError(place, f"{str(path)!r} is a directory, not a file", cure)
         if not path.is_file():  # it would be read several times, and never end
             raise UserError(place, f"{str(path)!r} is a pipe, a socket or a device, and no file", "name a file")
+    refuse_lfs_pointers(paths)
     kinds = sorted({path.suffix for path in paths})
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"
@@ -117,6 +119,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
     if revision and Path(name).is_dir():
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
+    refuse_lfs_pointers(Path(name).rglob("*") if Path(name).is_dir() else ())
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike

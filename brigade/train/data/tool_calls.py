@@ -1,20 +1,17 @@
 """Tool calls and definitions of tools in one form, OpenAI's, whichever of the usual keys a row has for them."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import first_line, shown
 from .keys import says_nothing
 from .rows import BadRow
 
 # Names of a call's arguments: OpenAI's, Llama's (and Cohere's), Anthropic's, LangChain's.
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-SCHEMAS = (
-    "parameters",
-    "input_schema",
-    "inputSchema",
-)  # of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's
+# Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
+SCHEMAS = ("parameters", "input_schema", "inputSchema")
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 
 
@@ -34,17 +31,21 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         problem = f"a tool call without a function's name: {repr(call)[:60]}"
         raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
-    name, levels = function["name"], [function] if function is call else [function, call]
+    name, levels = function["name"], {"": function} | ({} if function is call else {" beside the function": call})
     if call.get("name") not in (None, name):
         problem = f"a tool call has the name {name!r}, and beside its function {shown(call['name'])}"
         raise BadRow(problem, "keep one of them")
-    given = {key: level[key] for key in ARGUMENTS for level in levels if not says_nothing(level.get(key))}
-    decoded = {key: _object(value, f"{key} of the call {name!r}") for key, value in given.items()}
-    arguments = _one_of(decoded, f"of the call {name!r}") or {}
+    given = {
+        f"{key}{at}": _object(level[key], f"{key} of the call {name!r}")
+        for key in ARGUMENTS
+        for at, level in levels.items()
+        if not says_nothing(level.get(key))
+    }
+    arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     unread |= {
         f"key {key!r} of tool calls"
-        for level in levels
+        for level in levels.values()
         for key, value in level.items()
         if key not in KNOWN and not says_nothing(value)
     }
@@ -60,7 +61,7 @@ def _object(value: Any, called: str) -> Any:
     return read
 
 
-def _one_of(given: Mapping[str, Any], of: str) -> Any:
+def one_of(given: Mapping[str, Any], of: str) -> Any:
     """Return what is given under several names, None where nothing is. Raises BadRow where they differ."""
     first, *others = given.items() or [("", None)]
     if other := next((key for key, value in others if value != first[1]), None):
@@ -95,7 +96,7 @@ def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
         given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
         if given:
             others = {key: value for key, value in inner.items() if key not in SCHEMAS}
-            inner = others | {"parameters": _one_of(given, of)}
+            inner = others | {"parameters": one_of(given, of)}
     if wrap:
         return {"type": "function", "function": inner}
     return tool | {"function": inner} if "function" in tool else inner
@@ -105,27 +106,9 @@ def refuse_what_json_lacks(value: Any, called: str) -> None:
     """Raise BadRow for a value with what no JSON can say: NaN, an infinity, or what tables hold beside texts and numbers."""
     try:
         json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        culprit = next((each for each in _leaves(value) if not _is_json(each)), None)
-        problem = f"{called} hold {shown(culprit)}, which is no JSON"
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = f"{called} hold what JSON cannot say: {first_line(error)}"
         raise BadRow(problem, "write null, a number or a text instead") from None
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    inner = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, (dict, list)):
-        yield value
-        return
-    for each in inner:
-        yield from _leaves(each)
 
 
 def from_json(value: Any, called: str) -> Any:

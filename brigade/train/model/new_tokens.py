@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 KEY = "add_tokens"
+BLANKS = ("▁",)  # which T5's has too
 
 
 class NewTokens(NamedTuple):
@@ -49,10 +50,20 @@ def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokeni
         why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
         cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
         raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
+    if is_made_up(tokenizer):
+        problem = f"no tokenizer at {name!r}: without its files Transformers makes one up, of {len(tokenizer)} tokens"
+        raise UserError(place, problem, f"name a tokenizer, or `{BUILT_IN}` for the built-in one")
     had = tokenizer.get_vocab()
     tokenizer.add_tokens(model.add_tokens)
     tokenizer.add_tokens(model.add_special_tokens, special_tokens=True)
     return tokenizer, sorted(number for token, number in tokenizer.get_vocab().items() if token not in had)
+
+
+def is_made_up(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a tokenizer has no tokens but special ones: Transformers makes such a one for the model types of some config.json
+    (gemma2, cohere) where there are no files of a tokenizer."""
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), *BLANKS}
+    return special.issuperset(tokenizer.get_vocab())
 
 
 def grow(settings: Settings, location: str, config: Any) -> NewTokens | None:

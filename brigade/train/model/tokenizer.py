@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...errors import UserError
 from ..recipe.flags import Settings
 from .location import check_length, load_config, location
-from .new_tokens import read_tokenizer
+from .new_tokens import is_made_up, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,6 +44,8 @@ def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> 
     try:
         own = AutoTokenizer.from_pretrained(place, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception:  # a model without a tokenizer of its own
+        return
+    if is_made_up(own):
         return
     given, wanted = tokenizer.get_vocab(), own.get_vocab()
     moved = next((token for token, number in wanted.items() if given.get(token) != number), None)

@@ -1,6 +1,7 @@
 """Errors for flags, sections, keys and values that do not exist, with what to write instead."""
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,18 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
-    return UserError(place, f"{shown(value)} is not {wanted}", f"give {wanted}")
+    cure = f"give {wanted}"
+    if any(one["type"] == "string_type" for one in (first, *same)):
+        cure = _quoted(first["input"]) or cure
+    return UserError(place, f"{shown(value)} is not {wanted}", cure)
+
+
+def _quoted(value: Any) -> str | None:
+    """What to do about a word that YAML takes for something else where a text is wanted; None for what no word is."""
+    if isinstance(value, bool):
+        words = "yes, on and true" if value else "no, off and false"
+        return f'quote it, as "{"yes" if value else "no"}": YAML reads {words} as {str(value).lower()}'
+    return f'quote it: "{value}"' if isinstance(value, int | float | date) else None
 
 
 def _wanted(complaint: Any) -> str:

@@ -171,6 +171,11 @@ def _not_empty(value: Any) -> Any:
 def _one_column_each(value: Any) -> Any:
     if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
         raise ValueError("one name for each column; only ignore takes a list")
+    ignored = value.get("ignore", [])
+    named = [name for key, name in value.items() if key != "ignore"]
+    named += [ignored] if isinstance(ignored, str) else dict.fromkeys(ignored)
+    if twice := next((name for name in named if named.count(name) > 1), None):
+        raise ValueError(f"a table that names each column once: {twice!r} stands for two")
     return value
 
 

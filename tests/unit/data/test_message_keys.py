@@ -59,10 +59,11 @@ def test_a_call_without_arguments(call):
 @pytest.mark.parametrize("call, said", [
     ({"name": "f", "arguments": {"x": 1}, "parameters": {"x": 2}}, "arguments and parameters of the call 'f' contradict"),
     ({"function": {"name": "f", "arguments": {"x": 1}}, "input": {"x": 2}}, "contradict"),
+    ({"function": {"name": "f", "arguments": {"x": 1}}, "arguments": {"x": 2}}, "arguments and arguments beside the function"),
     ({"name": "g", "function": {"name": "f"}}, "has the name 'f', and beside its function 'g'"),
-    ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold nan, which is no JSON"),
-    ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold -inf, which is no JSON"),
-    ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "hold datetime.date(2024, 5, 1), which is no JSON"),
+    ({"name": "f", "arguments": {"x": [float("nan")]}}, "hold what JSON cannot say: Out of range float"),
+    ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold what JSON cannot say: Out of range float"),
+    ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "cannot say: Object of type date"),
     ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
     ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
     (3, "without a function's name"),
@@ -105,13 +106,15 @@ def test_only_the_assistant_calls_tools(role):
     ({"role": "assistant", "content": None, "value": "a"}, "a"), ({"role": "assistant", "content": "a", "value": "a"}, "a"),
     ({"role": "assistant", "from": "gpt", "content": [], "value": "a"}, "a"), ({"role": None, "from": "gpt", "value": "a"}, "a"),
     ({"role": "assistant", "content": "", "value": None}, ""),
+    (answer(content=[{"type": "text", "text": "", "value": "a"}]), "a"),
 ], ids=str)  # fmt: skip
 def test_the_key_that_says_something_is_read(message, content):
     assert read(message)["content"] == content
 
 
 @pytest.mark.parametrize("message, said", [
-    ({"role": "assistant", "content": "a", "value": "b"}, "the content and the value of a 'assistant' turn say different"),
+    ({"role": "assistant", "content": "a", "value": "b"}, "content and value of a 'assistant' turn contradict"),
+    ({"role": "assistant", "content": [{"type": "text", "text": "a", "value": "b"}]}, "text and value of a part in"),
     ({"role": "assistant", "from": "human", "content": "a"}, "role is 'assistant', and its from 'human'"),
     ({"role": "assistant", "from": "function_call", "content": "{}"}, "its from 'function_call'"),
     ({"role": "assistant", "content": datetime.datetime(2024, 5, 1)}, "is a date (2024-05-01 00:00:00), not text"),
@@ -165,7 +168,8 @@ def test_definitions_of_tools_in_any_spelling(tool):
 
 @pytest.mark.parametrize("tools, said", [
     ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
-    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold nan"), ([3], "not a list of definitions"),
+    ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"),
+    ([3], "not a list of definitions"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)

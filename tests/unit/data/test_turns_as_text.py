@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from brigade.train.data.messages import turns_from_text
+from brigade.train.data.messages import turns, turns_from_text
 from brigade.train.data.rows import BadRow
 from testing.preparing import words
 
@@ -21,18 +21,19 @@ def array(values):
     return made
 
 
-@pytest.mark.parametrize("turns, text", [
+@pytest.mark.parametrize("chat, text", [
     (CHAT, json.dumps(CHAT)), (CHAT, repr(CHAT)), (SHAREGPT, json.dumps(SHAREGPT, indent=1)), (SHAREGPT, f"\n {SHAREGPT} "),
     (CHAT, json.dumps(json.dumps(CHAT))), (CHAT, repr(json.dumps(CHAT))), (CHAT, json.dumps(repr(CHAT))),
     (CHAT, {"messages": CHAT}), (CHAT, json.dumps({"messages": json.dumps(CHAT)})), (SHAREGPT, repr({"conversations": SHAREGPT})),
     (CHAT, [json.dumps(turn) for turn in CHAT]), (CHAT, json.dumps([repr(turn) for turn in CHAT])),
+    (SHAREGPT, {"from": ["human", "gpt"], "value": ["Which city?", "Paris."]}),
     (CHAT[:1], CHAT[0]), (CHAT[1:], repr(CHAT[1])), (CALL, json.dumps(CALL)), (CHAT, CHAT),
     (CHAT, str(array(CHAT))), (CHAT, repr(array(CHAT))), (CHAT, repr({"messages": array(CHAT)})),
     ([CALL[0] | {"content": [{"type": "text", "text": "x"}] * 2}],
      str(array([CALL[0] | {"content": array([{"type": "text", "text": "x"}] * 2)}]))),
 ], ids=lambda value: str(value)[:40])  # fmt: skip
-def test_turns_in_any_spelling(turns, text):
-    assert turns_from_text(text) == turns
+def test_turns_in_any_spelling(chat, text):
+    assert turns_from_text(text) == chat
 
 
 @pytest.mark.parametrize("value", [
@@ -62,6 +63,19 @@ def test_turns_that_cannot_be_read_are_refused(text):
 def test_each_column_of_turns_may_hold_a_text(from_rows, tokenizer, row):
     prepared = from_rows(row, columns={"prompt": "instruction"} if "instruction" in row else {})
     assert words(tokenizer, prepared.train[0]) == "Paris.<|im_end|>" and not prepared.facts["unread"]
+
+
+@pytest.mark.parametrize("spell", [json.dumps, repr, lambda parts: str(array(parts))])
+def test_parts_of_a_content_may_be_a_text(spell):
+    parts = [{"type": "text", "text": "Par"}, {"type": "text", "text": "is."}]
+    read = turns([{"role": "user", "content": "q"}, {"role": "assistant", "content": spell(parts)}], set())
+    assert read[1]["content"] == "Paris."
+    for role, content in (
+        ("tool", spell(parts)),
+        ("assistant", '[{"type": "city", "city": "Paris"}]'),
+        ("assistant", "[{type}]"),
+    ):
+        assert turns([{"role": role, "content": content}], set())[0]["content"] == content
 
 
 def test_a_text_of_turns_is_not_learned_as_letters(from_rows, mistake):

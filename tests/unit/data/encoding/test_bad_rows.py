@@ -73,7 +73,12 @@ def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, sai
 @pytest.mark.parametrize("row, offered", [
     ({"instruction": "a", "input": "", "output": "b"}, "{prompt: instruction, completion: output}"),
     ({"question": "a", "answer": "b"}, "{prompt: question, completion: answer}"),
-    ({"conversations": []}, "{messages: conversations}"), ({"x": 1}, "{messages: conversations}"),
+    ({"conversations": []}, "{messages: conversations}"),
+    ({"x": 1}, "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"),
+    ({"Question": "a", "Solution": "b"}, "{prompt: Question, completion: Solution}"),
+    ({"id": 3, "log": [{"role": "user", "content": "a"}]}, "{messages: log}"),
+    ({"log": str(CHATS[0]["messages"])}, "{messages: log}"),
+    ({"prompt": "a", "reply": "b"}, "{completion: NAME}"), ({"prompt": "a", "response": "b"}, "{completion: response}"),
 ])  # fmt: skip
 def test_columns_of_other_sets_are_offered_a_mapping(prepare, mistake, row, offered):
     assert f"columns: {offered}" in mistake(prepare, [row]).splitlines()[-1]
