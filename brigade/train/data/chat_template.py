@@ -220,11 +220,12 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
             turns = [
                 (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
             ]
-            for (own, turn), (_, behind) in itertools.pairwise([*turns, (0, [])]):
+            *_, last = (number for number, (own, _) in enumerate(turns) if own)
+            for number, ((own, turn), (_, behind)) in enumerate(itertools.pairwise([*turns, (0, [])])):
                 written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
                 found = special.intersection(written[-1:])  # some templates put a line's end after it
-                # LLaVA-OneVision's marks end before <|im_end|>, which is then learned all the same (rendering.py).
-                ends |= found or special.intersection(behind[:1] if written and _with_images([probe]) else ())
+                # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
+                ends |= found or special.intersection(behind[:1] if number == last else ())
     return ends
 
 

@@ -14,6 +14,7 @@ from . import thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .images import MARK, ImageSource
 from .keys import says_nothing
+from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
 from .row_images import in_parts
 from .rows import BadRow
@@ -46,6 +47,7 @@ class Chats:
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
         self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
+        self.marks = Marks(self._render, self.control_tokens, TOOL)
 
     @property
     def joins(self) -> bool:
@@ -96,13 +98,16 @@ class Chats:
             messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
-            if self.images is not None and not self.turn_by_turn[bool(tools)]:
-                spans = [self._with_end(text, *span) for span in spans]
+            marked = ()
             if learned and self.turn_by_turn[bool(tools)]:
                 spans = self._turns(text, messages, tools, variables, learned)
+            elif learned:
+                marked = self.marks.check(messages, tools, variables, learned, text, spans)
+                if self.marks.ends_behind(bool(tools)):
+                    spans = [self.marks.with_end(text, *span) for span in spans]
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
-            unread = self._unread(messages, tools, variables, text)
+            unread = (*self._unread(messages, tools, variables, text), *marked)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
@@ -204,14 +209,6 @@ class Chats:
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
 
-    def _with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Return a marked span with the special token behind it, where the span itself ends with none: LLaVA-OneVision's marks
-        leave <|im_end|> out, and an answer without it would never end."""
-        behind = self.control.match(text, end)
-        if behind and not text[begin:end].rstrip().endswith(self.control_tokens):
-            return begin, behind.end()
-        return begin, end
-
     def _turns(
         self,
         text: str,
@@ -289,7 +286,7 @@ class Chats:
                 tools=tools,
                 chat_template=templates.for_tools() if tools else templates.template,
                 return_assistant_tokens_mask=marked,
-                **self.variables | (variables or {}),
+                **self.variables | ({AS_SAMPLE: True} if marked else {}) | (variables or {}),
             )
         return texts[0], spans[0] if marked else []
 
