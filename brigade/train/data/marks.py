@@ -30,7 +30,8 @@ REWRITTEN = (
     "an answer that is not the chat's last begins otherwise than behind its prompt, as the chat template writes earlier turns: "
     "train_on_last_turn_only: true leaves those before the last question out"
 )
-SAID = (UNTAUGHT, REWRITTEN)
+PROMPTED = "generation marks hold what the prompt writes before an answer, which has no loss all the same"
+SAID = (UNTAUGHT, REWRITTEN, PROMPTED)
 _TAG = r"(?:[\w:]*think\w*)"
 _EMPTY = re.compile(rf"\s*(?:(?:<{_TAG}>\s*)?</{_TAG}>|(?:\[THINK\]\s*)?\[/THINK\])\s*")
 _INLINE = re.compile(rf"</?{_TAG}>|\[/?THINK\]")  # thoughts in a text: the template divides it
@@ -58,11 +59,12 @@ class Kind(NamedTuple):
 
 class Verdict(NamedTuple):
     """problem, cure: why the turn cannot be learned, or ""; untaught: whether an empty block of thoughts without a loss stands
-    before it"""
+    before it; prompted: what its marks begin with and the prompt writes"""
 
     problem: str = ""
     cure: str = ""
     untaught: bool = False
+    prompted: str = ""
 
 
 class Marks:
@@ -85,35 +87,47 @@ class Marks:
         learned: Sequence[bool],
         text: str,
         spans: list[tuple[int, int]],
-    ) -> tuple[str, ...]:
-        """Return which of SAID is true of a row. Raises BadRow where its last answer cannot be learned as it is marked, and
-        UserError where no answer can.
+    ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
+        """Return the spans without what prompts write and with the token that ends them, and which of SAID is true of a row.
+        Raises BadRow where its last answer cannot be learned as it is marked, and UserError where no answer can.
 
         learned: of each turn of the assistant's; text, spans: what the messages are rendered as
         """
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        said = set()
+        said, prompted = set[str](), set[str]()
         for number, is_learned in zip(turns, learned, strict=True):
             if not is_learned:
                 continue
             kind = _kind_of(messages, number, bool(tools), variables)
-            if kind.place != LAST:
-                if (found := self.tried(kind)) and found.problem:
-                    said.add(REWRITTEN)
-                continue
-            inline = any(_INLINE.search(messages[turn]["content"]) for turn in turns)
-            found = None if inline else self.tried(kind)
-            if found is None:  # the template divides a text, or refuses our words
-                prompt = self.render(messages[:number], tools, variables | {"add_generation_prompt": True})[0]
-                found = self._judged(text, spans, prompt, f"message {number + 1} of {len(messages)}", bool(tools))
-            if found.untaught:
-                said.add(UNTAUGHT)
-            if found.problem:
-                plain = self.tried(Kind(LAST, True, False, (), None, None, "", bool(tools), "{}"))
-                if plain and plain.problem:
-                    raise UserError("the chat template", plain.problem, plain.cure)
-                raise BadRow(found.problem, found.cure)
-        return tuple(sorted(said))
+            found = self.tried(kind)
+            if kind.place == LAST:
+                if found is None or any(_INLINE.search(messages[turn]["content"]) for turn in turns):
+                    # The template refuses our words, or divides a text.
+                    prompt = self.render(messages[:number], tools, variables | {"add_generation_prompt": True})[0]
+                    found = self._judged(text, spans, prompt, f"message {number + 1} of {len(messages)}", bool(tools))
+                if found.problem:
+                    raise self._refusal(found, bool(tools))
+            elif found and found.problem:
+                said.add(REWRITTEN)
+            if found:
+                said |= {UNTAUGHT} if found.untaught else set()
+                prompted.add(found.prompted)
+        headers = sorted(prompted - {""}, key=len, reverse=True)
+        if headers:
+            said.add(PROMPTED)
+            spans = [_without(headers, text, *span) for span in spans]
+        if self.ends_behind(bool(tools)):
+            spans = [self.with_end(text, *span) for span in spans]
+        return spans, tuple(sorted(said))
+
+    def _refusal(self, found: Verdict, tools: bool) -> BadRow | UserError:
+        """Return the row's error, or the template's where it can learn no answer: neither plain ones, nor thoughts."""
+        plain = Kind(LAST, True, False, (), None, None, "", tools, "{}")
+        others = plain._replace(thoughts=((THOUGHTS[0], True),)), plain._replace(variables='{"enable_thinking": false}')
+        first, *more = (self.tried(kind) for kind in (plain, *others))
+        if first and first.problem and all(verdict is None or verdict.problem for verdict in more):
+            return UserError("the chat template", first.problem, first.cure)
+        return BadRow(found.problem, found.cure)
 
     def with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """Return a marked span with the special token behind it, where it ends with none."""
@@ -162,11 +176,7 @@ class Marks:
         begin = next((begin for begin, end in spans if end > len(prompt)), None)
         if begin is None:
             return Verdict(f"the chat template's generation marks hold nothing of {where}", _CURE)
-        if written := text[begin : len(prompt)].strip():
-            problem = (
-                f"the chat template's generation marks begin with {written[-SHOWN:]!r}, which its own prompt writes"
-            )
-            return Verdict(problem, "put {% generation %} behind what add_generation_prompt writes")
+        prompted = text[begin : len(prompt)]
         gap = text[len(prompt) : begin]
         empty = bool(_EMPTY.fullmatch(gap))
         if gap.strip(" ") and not empty:  # a token may hold a blank and a word
@@ -182,7 +192,11 @@ class Marks:
                 problem = f"no special token of the tokenizer ends {where} within the generation marks: {shown!r}"
                 cure = "end it with the tokenizer's eos_token, or add the token that ends it: add_special_tokens"
                 return Verdict(f"{problem}, so the model would never learn to stop", cure)
-        return Verdict(untaught=empty)
+        return Verdict(untaught=empty, prompted=prompted if prompted.strip() else "")
+
+
+def _without(headers: list[str], text: str, begin: int, end: int) -> tuple[int, int]:
+    return begin + next((len(header) for header in headers if text.startswith(header, begin, end)), 0), end
 
 
 def _thoughts(message: Message) -> tuple[tuple[str, bool], ...]:

@@ -31,6 +31,7 @@ class Chats:
     templates: how chats are rendered; variables: special tokens that templates use; control_tokens: all special tokens
     how: data.thinking; last_turn_only: data.train_on_last_turn_only
     images: the model's processor, where rows may have images
+    own_tokens: special tokens that the recipe adds, which are meant wherever a row has them
     """
 
     def __init__(
@@ -41,11 +42,15 @@ class Chats:
         how: str = "template",
         last_turn_only: bool = False,
         images: Any = None,
+        own_tokens: frozenset[str] = frozenset(),
     ) -> None:
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
         self.images = images
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
-        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
+        self.unmeant = tuple(
+            token for token in self.control_tokens if token not in own_tokens
+        )  # where users write them
+        self.control = re.compile("|".join(map(re.escape, self.unmeant)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
         self.marks = Marks(self._render, self.control_tokens, TOOL)
 
@@ -55,7 +60,7 @@ class Chats:
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
         """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
-        tokens = self.control_tokens
+        tokens = self.unmeant
         for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
             if not (begin.startswith(tokens) or end.endswith(tokens)):
                 continue
@@ -98,16 +103,14 @@ class Chats:
             messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
-            marked = ()
+            said: tuple[str, ...] = ()
             if learned and self.turn_by_turn[bool(tools)]:
                 spans = self._turns(text, messages, tools, variables, learned)
             elif learned:
-                marked = self.marks.check(messages, tools, variables, learned, text, spans)
-                if self.marks.ends_behind(bool(tools)):
-                    spans = [self.marks.with_end(text, *span) for span in spans]
+                spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
-            unread = (*self._unread(messages, tools, variables, text), *marked)
+            unread = (*self._unread(messages, tools, variables, text), *said)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
