@@ -27,6 +27,7 @@ class Encoder:
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
     end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
     images: the model's processor, where rows may have images; image_rules: what the recipe says of them
+    own_tokens: that the recipe adds, which are meant wherever a row has them
     """
 
     tokenizer: str
@@ -41,6 +42,7 @@ class Encoder:
     rows: str = ANSWERS
     images: Any = None
     image_rules: ImageRules = NO_RULES
+    own_tokens: frozenset[str] = frozenset()
 
 
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
@@ -64,7 +66,8 @@ class LoadedEncoder:
             for number in (images.image_token_id, written):
                 special[number] = str(self.tokenizer.id_to_token(number))
         self.special, tokens = set(special), set(special.values())
-        self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
+        how, own = encoder.thinking, encoder.own_tokens
+        self.chats = Chats(encoder.templates, encoder.variables, tokens, how, last_only, images, own)
         self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
     def prompt(self, messages: list[dict[str, Any]], images: Sequence[ImageSource] = ()) -> list[int]:

@@ -1,7 +1,7 @@
 """Texts that have been through a chat template already, by the marks at their ends: this tokenizer's template, or another's."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +61,14 @@ class Sign(NamedTuple):
         return f"{self.mark.strip()} at the {place} of {called} (a chat template's mark), read as letters"
 
 
-def look(messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple[str, str]) -> tuple[str, ...]:
+def look(
+    messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple[str, str], own: Container[str] = ()
+) -> tuple[str, ...]:
     """Return which marks stand at the ends of a chat's contents, in words, besides special tokens, which are counted as such.
     Raises BadRow for a content that has been rendered.
 
     control: finds this tokenizer's special tokens; around: what the run's own template writes before a question and behind it
+    own: tokens that the recipe adds, which are meant
     """
     counted = set()
     for message in messages:
@@ -73,7 +76,7 @@ def look(messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple
         if role == "tool":
             continue
         sign = answer(message["content"]) if role == "assistant" else question(message["content"], around)
-        if sign is None:
+        if sign is None or sign.mark in own:
             continue
         if sign.sure:
             raise sign.error(f"the {role} turn")

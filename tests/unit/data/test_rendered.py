@@ -1,12 +1,14 @@
 """Texts that have been through a chat template already: told by the marks at their ends, not by what they speak of."""
 
+import re
+
 import pytest
 
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.rendered import answer, learned_whole, question, repeats
-from brigade.train.data.rows import RowChunk
+from brigade.train.data.rendered import answer, learned_whole, look, question, repeats
+from brigade.train.data.rows import BadRow, RowChunk
 
 HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
 LLAMA = f"<|begin_of_text|>{HEAD.format('user')}Hi<|eot_id|>{HEAD.format('assistant')}"
@@ -67,6 +69,13 @@ def test_the_runs_own_template_is_known_whatever_it_writes(machine):
     assert own.chats.around == ("user says", "reply")
     assert level(question("user says Hi\nreply\n", own.chats.around)) == "sure"
     assert not question("user says what?", own.chats.around) and not question("Hi, reply", own.chats.around)
+
+
+def test_a_token_that_the_recipe_adds_is_meant():
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Very.<|end|>"}]
+    assert look(messages, re.compile("(?!)"), ("", ""), {"<|end|>"}) == ()
+    with pytest.raises(BadRow, match="the assistant turn ends with"):
+        look(messages, re.compile("(?!)"), ("", ""))
 
 
 def test_a_prompt_that_answers_repeat():
