@@ -88,7 +88,7 @@ def look(
 def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
     """Return the sign that a prompt, or a turn of a user's or the system's, has been rendered. around: as of look()"""
     begin, end = _bare(text)
-    if all(around) and begin.startswith(around[0]) and end.endswith(around[1]):
+    if min(map(len, around)) > 1 and begin.startswith(around[0]) and end.endswith(around[1]):  # a letter is no mark
         return Sign(around[1], "ends", "this run", True)
     if not (begin.startswith(_BEGINNINGS) or end.endswith(_ENDINGS)):
         return None

@@ -6,7 +6,6 @@ import pytest
 
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
-from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.rendered import answer, learned_whole, look, question, repeats
 from brigade.train.data.rows import BadRow, RowChunk
 
@@ -14,6 +13,10 @@ HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
 LLAMA = f"<|begin_of_text|>{HEAD.format('user')}Hi<|eot_id|>{HEAD.format('assistant')}"
 VICUNA = "A chat between a curious user and an assistant. USER: Hi ASSISTANT:"
 ALPACA = "Below is an instruction that describes a task.\n\n### Instruction:\nHi\n\n### Response:\n"
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'user' %}Q {{ m.content }} A{% else %}"
+    "{% generation %}{{ m.content }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+)
 
 
 def level(sign):
@@ -88,7 +91,7 @@ def test_a_prompt_that_answers_repeat():
 
 @pytest.fixture(scope="module")
 def machine():
-    """machine(template, before, behind): an encoder whose tokenizer adds such tokens. template: chatml, or the text of one"""
+    """machine(template, before, behind): an encoder whose tokenizer adds such tokens. template: its text"""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     def call(template="", before="<s>", behind=""):
@@ -100,8 +103,7 @@ def machine():
         tokenizer.post_processor = processors.TemplateProcessing(
             single=around, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
-        text = (TEMPLATES / f"{template}.jinja").read_text() if template == "chatml" else template
-        templates = ChatTemplates(text, joins=not template)
+        templates = ChatTemplates(template, joins=not template)
         return LoadedEncoder(Encoder(tokenizer.to_str(), templates, {}, 1, 64, True))
 
     return call
@@ -139,10 +141,10 @@ def test_marks_of_other_templates_in_texts_are_counted(machine):
         "<|user|> at the beginning of texts (a chat template's mark), read as letters"
     )
     assert unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}).startswith("[INST] at the beginning of texts")
-    assert "went" not in unread({"prompt": "hi", "completion": "yo"}, "chatml")
-    assert "the user turn ends with '[/INST]'" in unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}, "chatml")
+    assert "went" not in unread({"prompt": "hi", "completion": "yo"}, CHAT)
+    assert "the user turn ends with '[/INST]'" in unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}, CHAT)
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo<end_of_turn>"}]
-    assert "the assistant turn ends with '<end_of_turn>'" in unread({"messages": chat}, "chatml")
+    assert "the assistant turn ends with '<end_of_turn>'" in unread({"messages": chat}, CHAT)
     assert "completions that begin with their prompt" in unread(
-        {"prompt": "hi yo hi yo hi", "completion": "hi yo hi yo hi. yo"}, "chatml"
+        {"prompt": "hi yo hi yo hi", "completion": "hi yo hi yo hi. yo"}, CHAT
     )
