@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"chat template: {template}")
     if unread := report.unread(prepared.facts):
         print(f"not read: {unread}")
+    if said := report.said(prepared.facts):
+        print(f"answers: {said}")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -1,5 +1,6 @@
 """Tokens that a recipe adds: rows that begin as means, in whatever files a model has; refused where they would not be trained."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from brigade.errors import UserError
 from brigade.plan.choice.job_of_recipe import job_of
+from brigade.train.data.encode import LoadedEncoder
+from brigade.train.data.rows import RowChunk
+from brigade.train.data.tokenise import encoder_of
 from brigade.train.model import adapters, load
 from brigade.train.model.location import load_config
-from brigade.train.model.new_tokens import describe
+from brigade.train.model.new_tokens import describe, read_tokenizer
 from brigade.train.model.tokenizer import load_tokenizer, vocabulary
 from brigade.train.recipe import flags
 from testing.ranks import REPOSITORY
@@ -101,6 +105,46 @@ def test_tokens_that_are_there_change_nothing(settings_of, folder):
     config = load_config(settings)
     assert describe(settings, str(folder / "llama"))["new tokens"].startswith("none")
     assert config.vocab_size == 4096 and load.weights(settings, config) == str(folder / "llama")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--add_tokens", "the"], "'the' is in the vocabulary (id 673)"),
+        (["--add_special_tokens", "return"], "'return' is in the vocabulary"),
+        (["--add_tokens", "ing"], "'ing' is in the vocabulary"),
+        (["--add_tokens", "Ġthe"], "'Ġthe' is in the vocabulary"),  # how " the" is spelled there
+        (["--add_tokens", "é"], "'é' is in the vocabulary"),  # how a byte is
+        (["--add_tokens", "<|im_start|>user"], "holds '<|im_start|>'"),
+        (["--add_tokens", "<a>", "--add_special_tokens", "<a>"], "stands in add_tokens, too"),
+    ],
+)
+def test_a_token_that_would_change_how_other_text_is_read_is_refused(settings_of, folder, words, reason):
+    settings = settings_of("llama", *words)
+    with pytest.raises(UserError, match=re.escape(reason)):
+        read_tokenizer(settings, str(folder / "llama"))
+
+
+def test_a_token_that_is_there_stays_what_it_is(settings_of, folder):
+    tokenizer, ids = read_tokenizer(settings_of("llama", "--add_tokens", "<|im_end|>"), str(folder / "llama"))
+    assert not ids and tokenizer.decode(tokenizer("a<|im_end|>")["input_ids"], skip_special_tokens=True) == "a"
+    assert (
+        tokenizer("the then")["input_ids"]
+        == read_tokenizer(settings_of("llama"), str(folder / "llama"))[0]("the then")["input_ids"]
+    )
+
+
+def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
+    """And those that the template writes stay what nobody can spell out."""
+    chat = ["--chat_template", "chatml", "--add_special_tokens", "<|tool|>,<|im_end|>"]
+    settings = settings_of("llama", *chat)
+    tokenizer, (number,) = read_tokenizer(settings, str(folder / "llama"))
+    loaded = LoadedEncoder(encoder_of(settings, tokenizer))
+    row = {"prompt": "<|tool|> is what?<|im_end|>.", "completion": "It is <|tool|>"}
+    found = loaded.encode(RowChunk([row], "here", 1, 1, None), {})
+    assert not found.bad and found.tokens.tolist().count(number) == 2
+    assert found.tokens.tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
+    assert found.samples["plain"].tolist() == [1] and found.samples["control"].tolist() == [0]
 
 
 @pytest.mark.parametrize(

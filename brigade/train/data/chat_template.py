@@ -197,7 +197,24 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) 
     """Return what a saved model says about how its chats are written."""
     ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]
     turn_by_turn = templates.turn_by_turn(None) or templates.turn_by_turn([TOOL])
-    return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own, turn_by_turn)
+    stops_of_all = sorted(set().union(*ends))
+    beyond = own_refuses(tokenizer, templates.template) if templates.stands_in else ""
+    return ChatFormat(
+        templates.template, templates.stands_in, stops_of_all, templates.own, turn_by_turn, own_refuses=beyond
+    )
+
+
+def own_refuses(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
+    """Return the role of the first turn that the tokenizer's own template refuses in the probes, and this one renders: Gemma 1's
+    and 2's refuse the system's, which Gemma 3's puts before the question. "": there is none."""
+    own = tokenizer.chat_template
+    own = own["default"] if isinstance(own, dict) else own
+    for probe in PROBES:
+        first = probe["conversation"][0]["role"]
+        theirs, ours = (_render(tokenizer, probe, chat_template=each) for each in (own, template))
+        if first != "user" and theirs is None and ours is not None:
+            return first
+    return ""
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
@@ -220,11 +237,12 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
             turns = [
                 (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
             ]
-            for (own, turn), (_, behind) in itertools.pairwise([*turns, (0, [])]):
+            *_, last = (number for number, (own, _) in enumerate(turns) if own)
+            for number, ((own, turn), (_, behind)) in enumerate(itertools.pairwise([*turns, (0, [])])):
                 written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
                 found = special.intersection(written[-1:])  # some templates put a line's end after it
-                # LLaVA-OneVision's marks end before <|im_end|>, which is then learned all the same (rendering.py).
-                ends |= found or special.intersection(behind[:1] if written and _with_images([probe]) else ())
+                # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
+                ends |= found or special.intersection(behind[:1] if number == last else ())
     return ends
 
 

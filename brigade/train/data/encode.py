@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..recipe.objectives import ANSWERS
-from . import preferences, token_pairs
+from . import preferences, rendered, token_pairs
 from .chat_template import ChatTemplates
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .image_tokens import ImageTokens
@@ -27,6 +27,7 @@ class Encoder:
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
     end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
     images: the model's processor, where rows may have images; image_rules: what the recipe says of them
+    own_tokens: that the recipe adds, which are meant wherever a row has them
     """
 
     tokenizer: str
@@ -41,6 +42,7 @@ class Encoder:
     rows: str = ANSWERS
     images: Any = None
     image_rules: ImageRules = NO_RULES
+    own_tokens: frozenset[str] = frozenset()
 
 
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
@@ -64,7 +66,8 @@ class LoadedEncoder:
             for number in (images.image_token_id, written):
                 special[number] = str(self.tokenizer.id_to_token(number))
         self.special, tokens = set(special), set(special.values())
-        self.chats = Chats(encoder.templates, encoder.variables, tokens, encoder.thinking, last_only, images)
+        how, own = encoder.thinking, encoder.own_tokens
+        self.chats = Chats(encoder.templates, encoder.variables, tokens, how, last_only, images, own)
         self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
     def prompt(self, messages: list[dict[str, Any]], images: Sequence[ImageSource] = ()) -> list[int]:
@@ -76,6 +79,7 @@ class LoadedEncoder:
     def beginning(self, text: str) -> list[int]:
         """Return the token ids of a text that goes on: those of a sample without a chat template, but for its end."""
         ids = self.tokenizer.encode(text, add_special_tokens=True).ids
+        ids = ids[self._once(ids)]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.encoder.end else ids
 
     def encode(self, chunk: Chunk, columns: Columns, folder: str | None = None) -> Encoded:
@@ -172,7 +176,43 @@ class LoadedEncoder:
             return text
         if self.encoder.end is None:
             raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
-        return replace(text, counts=(0, len(self.chats.control.findall(text.text)), *text.counts[2:]))
+        sign = rendered.learned_whole(text.text, self.added)
+        marks = () if sign is None else (sign.counted("texts"),)
+        counts = (0, len(self.chats.control.findall(text.text)), *text.counts[2:])
+        return replace(self._trimmed(text), counts=counts, unread=text.unread + marks)
+
+    def _trimmed(self, text: Text) -> Text:
+        """Return a text without the white space around a first and an end token of its own, as chat templates write behind it."""
+        whole = text.text
+        front, behind = len(whole) - len(whole.lstrip()), len(whole.rstrip())
+        front = front if front and whole.startswith(self.first_words, front) else 0
+        behind = behind if whole.endswith(self.end_words, 0, behind) else len(whole)
+        if (front, behind) == (0, len(whole)):
+            return text
+        spans = [(max(begin - front, 0), min(stop, behind) - front) for begin, stop in text.spans]
+        return replace(text, text=whole[front:behind], spans=spans)
+
+    @functools.cached_property
+    def added(self) -> list[str]:
+        """The tokens that stand in no vocabulary of pieces, special or not: who spells one out means it."""
+        return [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
+
+    @functools.cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The token ids that the tokenizer adds before a text and behind it."""
+        bare = self.tokenizer.encode("a", add_special_tokens=True)
+        own = [place for place, added in enumerate(bare.special_tokens_mask) if not added] or [len(bare.ids)]
+        return bare.ids[: own[0]], bare.ids[own[-1] + 1 :]
+
+    @functools.cached_property
+    def first_words(self) -> tuple[str, ...]:
+        """What the tokenizer adds before a text, where that is something."""
+        return tuple(str(self.tokenizer.id_to_token(number)) for number in self.around[0][:1])
+
+    @functools.cached_property
+    def end_words(self) -> tuple[str, ...]:
+        """What ends a text."""
+        return () if self.encoder.end is None else (str(self.tokenizer.id_to_token(self.encoder.end)),)
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the token ids (int32) of each text, and which of them are supervised (bool)."""
@@ -190,11 +230,21 @@ class LoadedEncoder:
                 mask[_tokens_of(encoding, begin, stop)] = True
             if text.plain:
                 ids, mask = self._spelled_out(text, encoding, ids, mask)
+            if not text.rendered:
+                own = self._once(encoding.ids)
+                ids, mask = ids[own], mask[own]
             if not text.rendered and end is not None:
                 if not len(ids) or ids[-1] != end:
                     ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
                 mask[-1] = True  # also where the tokenizer wrote it
             yield ids, mask
+
+    def _once(self, ids: list[int]) -> slice:
+        """Return which token ids of a text stay: not those that the tokenizer adds where the text has them itself."""
+        front, behind = self.around
+        twice = len(front) > 0 and ids[: 2 * len(front)] == front * 2
+        ends_twice = len(behind) > 0 and ids[-2 * len(behind) :] == behind * 2
+        return slice(len(front) * twice, len(ids) - len(behind) * ends_twice)
 
     def _spelled_out(self, text: Text, encoding: Any, ids: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask where special tokens within `text.plain` are the tokens of their letters."""

@@ -28,6 +28,7 @@ class ChatFormat:
     template: "" where there is none; stands_in: the name of the template of ours that is used for the tokenizer's own
     stops: ids of the special tokens that end the assistant's turns; own: whether the tokenizer's own template renders the same
     turn_by_turn: whether it is the tokenizer's own that is rendered, turn by turn, for want of generation marks
+    own_refuses: what the tokenizer's own refuses, and the template that stands in for it renders, in words; or ""
     """
 
     template: str
@@ -35,6 +36,7 @@ class ChatFormat:
     stops: list[int]
     own: bool
     turn_by_turn: bool = False
+    own_refuses: str = ""
 
     def record(self, tokenizer: "PreTrainedTokenizerBase", generation: Any = None) -> None:
         """Write down, for a model that is saved, how its chats are written and where an answer ends.

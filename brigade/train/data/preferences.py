@@ -9,8 +9,10 @@ from typing import Any
 
 from ...errors import shown
 from ..recipe.objectives import PAIRS
+from . import verdicts
 from .keys import Columns, Row, says_nothing
-from .messages import NO_ANSWER, Message, turns
+from .messages import NO_ANSWER, THOUGHTS, Message, turns, turns_from_text
+from .rendered import repeats, transcript
 from .rows import BadRow
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, with_unread
 from .thinking import thoughts
@@ -24,7 +26,6 @@ BETTER = {
     "non_preferred_output": ("preferred_output",),
 }
 PROMPTS = ("prompt", "messages")
-LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 WRITE_A_PAIR = (
     'write {"prompt": ..., "chosen": ..., "rejected": ...}, or name yours: columns: {chosen: ..., rejected: ...}'
 )
@@ -72,25 +73,31 @@ def _flat(content: dict[str, Any]) -> dict[str, Any]:
 def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]:
     """Return the better answer and the worse one of a row."""
     better, worse = _columns_of_pair(row)
+    verdicts.check(row, row.name(better), row.name(worse))
     asked = row.there(key for key in PROMPTS if key != better) or "prompt"
-    prompt, answers, names = row.get(asked), [row.get(better), row.get(worse)], [row.name(better), row.name(worse)]
-    if asked == "messages" and not says_nothing(prompt):  # which may be JSON in a text
+    names = [row.name(better), row.name(worse)]
+    prompt, *answers = (turns_from_text(row.get(key), row.name(key)) for key in (asked, better, worse))
+    if asked == "messages" and not says_nothing(prompt):
         prompt = turns(prompt, unread)
     for name, answer in zip(names, answers, strict=True):
         if answer is None or (isinstance(answer, str) and not answer.strip()):
             raise _empty(name)
     if worse == "rejected_response" and better == "messages":
         whole = turns(answers[0], unread)
-        prompt, answers[0] = whole[:-1], whole[-1:]
+        begin = _behind_last_question(whole)
+        prompt, answers[0] = whole[:begin], whole[begin:]
+    _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
+        _refuse_repeated(prompt, answers)
         first, second = (exchange(row, prompt, answer, unread, templates, learns_history=False) for answer in answers)
         return first, _undesirable(second)
     ours, theirs = (_turns(answer, "assistant", unread, name) for name, answer in zip(names, answers, strict=True))
-    if ours == theirs:
+    if list(map(_said, ours)) == list(map(_said, theirs)):
         raise BadRow(SAME, DROP)
-    before, ours, theirs = _divided(row, prompt, ours, theirs, unread)
+    before, ours, theirs = _divided(row, prompt, ours, theirs, unread, templates)
     for name, answer in zip(names, (ours, theirs), strict=True):
         _refuse_empty(name, answer)
+    _refuse_repeated(before[-1]["content"], [answer[0]["content"] for answer in (ours, theirs)])
     first, second = (chat(row, before + answer, len(before), templates) for answer in (ours, theirs))
     return first, _undesirable(second)
 
@@ -99,13 +106,25 @@ def _columns_of_pair(row: Row) -> tuple[str, str]:
     """Return our names of the columns with (the better answer, the worse one)."""
     worse = row.there(BETTER)
     if worse is None:
-        there = ", ".join(map(repr, row.content)) or "nothing"
-        raise BadRow(f"no better and worse answer here, only {there}", WRITE_A_PAIR)
+        raise _no_pair(row)
     better = row.there(BETTER[worse])
     if better is None:
         problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
         raise BadRow(problem, WRITE_A_PAIR)
     return better, worse
+
+
+def _no_pair(row: Row) -> BadRow:
+    """Return the error of a row without a column for the worse answer."""
+    there = ", ".join(map(repr, row.content)) or "nothing"
+    cure = WRITE_A_PAIR
+    if three := verdicts.options(row.content):
+        first, second, which = three
+        cure = (
+            f"write each row's better answer into a column chosen and the other into rejected, as {which!r} says; "
+            f"columns: {{chosen: {first}, rejected: {second}}} with skip_bad_rows: true keeps the rows where {first!r} is better"
+        )
+    return BadRow(f"no better and worse answer here, only {there}", cure)
 
 
 def _turns(value: Any, role: str, unread: set[str], called: str) -> list[Message]:
@@ -115,7 +134,7 @@ def _turns(value: Any, role: str, unread: set[str], called: str) -> list[Message
 
 
 def _divided(
-    row: Row, prompt: Any, better: list[Message], worse: list[Message], unread: set[str]
+    row: Row, prompt: Any, better: list[Message], worse: list[Message], unread: set[str], templates: Templates
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the prompt's turns, and those of each answer behind it.
 
@@ -132,14 +151,15 @@ def _divided(
             raise BadRow(problem, "give a prompt or messages, or name yours in data.columns: {prompt: question}")
         asked = question(row, prompt) if isinstance(prompt, str) else prompt
         return _turns(asked, "user", unread, "prompt"), better, worse
-    same = next(
-        (n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), min(len(better), len(worse))
-    )
+    turns_of_both = zip(better, worse, strict=False)
+    shorter = min(len(better), len(worse))
+    same = next((n for n, (ours, theirs) in enumerate(turns_of_both) if _said(ours) != _said(theirs)), shorter)
     before = better[:same]
     if not before or before[-1]["role"] not in ("user", "tool"):
         where = f"ends with message {same}, whose role is {before[-1]['role']!r}" if before else "is empty"
         problem = f"the beginning that chosen and rejected have in common {where}, so it is no prompt that both answer"
         raise BadRow(problem, "let both chats begin with the same turns, the last of them the user's; or drop the row")
+    _refuse_unlike(before, worse[:same], templates)
     if says_nothing(prompt):
         return before, better[same:], worse[same:]
     asked_first = next((turn["content"] for turn in before if turn["role"] == "user"), "")
@@ -147,11 +167,57 @@ def _divided(
         begins = asked_first.strip() == question(row, prompt).strip()
     else:
         given = _turns(prompt, "user", unread, "prompt")
-        begins = before[: len(given)] == given
+        begins = list(map(_said, before[: len(given)])) == list(map(_said, given))
     if not begins:
         problem = "the chats chosen and rejected do not begin with the row's prompt"
         raise BadRow(problem, "fix it, or leave it out on purpose: columns: {ignore: [prompt, messages]}")
     return before, better[same:], worse[same:]
+
+
+def _refuse_transcripts(names: list[str], answers: list[Any], prompt: Any) -> None:
+    """Raise BadRow for answers that are whole chats in one text, as HH-RLHF's are, and no dialogues that a prompt asks for."""
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    signs = [sign for sign in map(transcript, texts) if sign]
+    if len(signs) < len(answers):
+        return
+    repeated = isinstance(prompt, str) and all(prompt.strip() in text for text in texts)
+    if not (says_nothing(prompt) or repeated or all(sign.sure for sign in signs)):
+        return
+    problem = f"{' and '.join(map(repr, names))} are whole chats in one text, which begins with {signs[0].mark!r}"
+    cure = (
+        'write each as turns: [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]; or, with '
+        "chat_template: none, give all up to the mark of the last answer as prompt, and the two answers behind it"
+    )
+    raise BadRow(problem, cure)
+
+
+def _refuse_repeated(prompt: str, answers: list[str]) -> None:
+    if repeats(prompt, answers):
+        problem = "both answers begin with the prompt's own text, which would stand there twice"
+        raise BadRow(problem, "write the answers without it")
+
+
+def _said(turn: Message) -> Message:
+    """Return what a turn says: without ids and further keys, which differ where the turn is the same."""
+    said = {key: turn.get(key) for key in ("role", "content", "train", *THOUGHTS)}
+    return said | {"calls": [call["function"] for call in turn.get("tool_calls", ())]}
+
+
+def _refuse_unlike(ours: list[Message], theirs: list[Message], templates: Templates) -> None:
+    """Raise BadRow for prompts that say the same, but whose further keys the chat template writes differently."""
+    if ours == theirs or templates.render(ours, None, {}).text == templates.render(theirs, None, {}).text:
+        return
+    pairs = zip(ours, theirs, strict=True)
+    keys = sorted({key for a, b in pairs for key in a.keys() | b.keys() if a.get(key) != b.get(key)})
+    problem = (
+        f"the turns with which chosen and rejected begin differ in {', '.join(keys)}, which the chat template writes"
+    )
+    raise BadRow(problem, "write both alike, or remove the key")
+
+
+def _behind_last_question(whole: list[Message]) -> int:
+    """Return the number of the turn behind the last one of a user's; 0 where there is none."""
+    return 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
 
 
 def _undesirable(text: Text) -> Text:
@@ -182,14 +248,14 @@ def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
     desirable = _label(row)
     if kind == "messages":
         whole = turns(row.get("messages"), unread)
-        begin = 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
+        begin = _behind_last_question(whole)
         _refuse_empty(row.name("messages"), whole[begin:])
         text = chat(row, whole, begin, templates)
     else:
         completion = row.get("completion")
         if completion is not None:
             name = row.name("completion")
-            _refuse_empty(name, _turns(completion, "assistant", unread, name))
+            _refuse_empty(name, _turns(turns_from_text(completion, name), "assistant", unread, name))
         text = pair(row, unread, templates, learns_history=False)
     return text if desirable else _undesirable(text)
 
@@ -203,7 +269,7 @@ def _label(row: Row) -> bool:
         missing = f"column {name!r} holds nothing" if key else f"no column {name!r}, only {there}"
         cure = "give each row label: true or false, or name yours: columns: {label: ...}"
         raise BadRow(f"nothing says whether the answer is a good one: {missing}", cure)
-    desirable = LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
+    desirable = verdicts.LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
     if desirable is None:
         raise BadRow(f"column {row.name(key)!r} is {shown(value)}, neither true nor false", "write true or false")
     return desirable

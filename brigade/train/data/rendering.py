@@ -10,10 +10,11 @@ from itertools import accumulate
 from typing import Any
 
 from ...errors import UserError
-from . import thinking, turn_by_turn
+from . import rendered, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .images import MARK, ImageSource
 from .keys import says_nothing
+from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
 from .row_images import in_parts
 from .rows import BadRow
@@ -30,6 +31,7 @@ class Chats:
     templates: how chats are rendered; variables: special tokens that templates use; control_tokens: all special tokens
     how: data.thinking; last_turn_only: data.train_on_last_turn_only
     images: the model's processor, where rows may have images
+    own_tokens: special tokens that the recipe adds, which are meant wherever a row has them
     """
 
     def __init__(
@@ -40,12 +42,17 @@ class Chats:
         how: str = "template",
         last_turn_only: bool = False,
         images: Any = None,
+        own_tokens: frozenset[str] = frozenset(),
     ) -> None:
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
-        self.images = images
+        self.images, self.own_tokens = images, own_tokens
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
-        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
+        self.unmeant = tuple(
+            token for token in self.control_tokens if token not in own_tokens
+        )  # where users write them
+        self.control = re.compile("|".join(map(re.escape, self.unmeant)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
+        self.marks = Marks(self._render, self.control_tokens, TOOL)
 
     @property
     def joins(self) -> bool:
@@ -53,7 +60,7 @@ class Chats:
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
         """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
-        tokens = self.control_tokens
+        tokens = self.unmeant
         for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
             if not (begin.startswith(tokens) or end.endswith(tokens)):
                 continue
@@ -91,18 +98,20 @@ class Chats:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
             raise UserError("the chat template", problem, cure)
+        signs = () if learned is None else rendered.look(messages, self.control, self.around, self.own_tokens)
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
         try:
             text, spans = self._render(messages, tools, variables)
-            if self.images is not None and not self.turn_by_turn[bool(tools)]:
-                spans = [self._with_end(text, *span) for span in spans]
+            said: tuple[str, ...] = ()
             if learned and self.turn_by_turn[bool(tools)]:
                 spans = self._turns(text, messages, tools, variables, learned)
+            elif learned:
+                spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
-            unread = self._unread(messages, tools, variables, text)
+            unread = (*signs, *self._unread(messages, tools, variables, text), *said)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
@@ -183,6 +192,15 @@ class Chats:
             raise BadRow(f"the image {image.path!r}: {problem}" if image.path else problem, cure) from None
 
     @functools.cached_property
+    def around(self) -> tuple[str, str]:
+        """What the template writes before a question that is a whole prompt, and behind it, without white space at their ends."""
+        with suppress(Exception):
+            prompt = self._render([{"role": "user", "content": ASKED}], None, {"add_generation_prompt": True})[0]
+            before, _, behind = prompt.partition(ASKED)
+            return before.strip(), behind.strip()
+        return "", ""
+
+    @functools.cached_property
     def takes_lists(self) -> bool:
         """Whether the template shows contents that are lists of parts only, as SmolVLM's and LLaVA-OneVision's do: tried on a
         chat."""
@@ -203,14 +221,6 @@ class Chats:
             text = self._render(turns, None)[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
-
-    def _with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Return a marked span with the special token behind it, where the span itself ends with none: LLaVA-OneVision's marks
-        leave <|im_end|> out, and an answer without it would never end."""
-        behind = self.control.match(text, end)
-        if behind and not text[begin:end].rstrip().endswith(self.control_tokens):
-            return begin, behind.end()
-        return begin, end
 
     def _turns(
         self,
@@ -289,7 +299,7 @@ class Chats:
                 tools=tools,
                 chat_template=templates.for_tools() if tools else templates.template,
                 return_assistant_tokens_mask=marked,
-                **self.variables | (variables or {}),
+                **self.variables | ({AS_SAMPLE: True} if marked else {}) | (variables or {}),
             )
         return texts[0], spans[0] if marked else []
 

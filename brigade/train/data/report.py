@@ -11,6 +11,7 @@ from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
 from ..recipe.objectives import ANSWERS, JUDGED, PAIRS, objective_of
 from ..recipe.training_section import TrainingSection
+from .marks import SAID
 from .packing import samples_of_item
 from .prepare import Prepared
 from .store import IGNORED, Samples
@@ -66,6 +67,10 @@ def chat_template(prepared: Prepared) -> str:
         words.append(
             f"Brigade's {how.stands_in} for the tokenizer's own, which renders the same without generation marks"
         )
+        if how.own_refuses:
+            words[-1] += (
+                f", but refuses a {how.own_refuses} turn: a chat that has one is served by {how.stands_in} only"
+            )
     if how.turn_by_turn:
         words.append("the tokenizer's own, rendered turn by turn where it has no generation marks")
     return ", and for chats with tools ".join(words)
@@ -74,9 +79,19 @@ def chat_template(prepared: Prepared) -> str:
 def unread(facts: dict[str, Any]) -> str:
     """Return which columns and keys nobody read, each with the number of rows where it holds something; "" where there is
     none."""
-    names = sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
+    names = [entry for entry in _counted(facts) if entry[0] not in SAID]
     words = [f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in names[:MOST_UNREAD]]
     return ", ".join([*words, *[f"and {len(names) - MOST_UNREAD:,} more"] * (len(names) > MOST_UNREAD)])
+
+
+def said(facts: dict[str, Any]) -> str:
+    """Return what of answers has no loss, or begins otherwise than at serving, each with the number of rows; "" where there is
+    nothing."""
+    return "; ".join(f"{words} ({count:,} row{'s' * (count > 1)})" for words, count in _counted(facts) if words in SAID)
+
+
+def _counted(facts: dict[str, Any]) -> list[tuple[str, int]]:
+    return sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 def tokens(facts: dict[str, Any]) -> str:
@@ -118,7 +133,8 @@ def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
         else "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
         "after the last question)",
         "plain": "control tokens spelled out in questions, read as plain text",
-        "control": "control tokens spelled out in answers or texts, which stay control tokens",
+        "control": "control tokens spelled out in answers or texts, which stay control tokens (a text's first and last are not "
+        "added again)",
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
         "weightless": "samples of weight 0, which teach nothing and take time",
@@ -167,7 +183,8 @@ def window_figures(
         filler = padding(samples, training, batch, shuffled=True, squares=squares)
         words = [f"{facts['samples']:,} training samples, {tokens(facts)}", *shapes(facts, data, filler), *words]
         words += [f"no row has a column {name!r}, which data.columns names" for name in facts.get("absent", ())]
-        words += [f"not read: {names}" for names in [unread(facts)] if names]
+        for title, names in ("not read", unread(facts)), ("answers", said(facts)):
+            words += [f"{title}: {names}"] if names else []
     called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
     return f"{called} of the stream: {', '.join(words)}" if words else ""
 

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
+from .marks import AS_SAMPLE
 from .messages import NO_ANSWER, Message, check_order, turns, turns_from_text, wanted
+from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow, not_text
 from .tool_calls import from_json, tool_definitions
@@ -27,7 +29,7 @@ ALPACA = "instruction"  # a prompt's column of this name is joined with one call
 FOR_TEMPLATES = ("system", "history", "tools", "functions", "chat_template_kwargs")  # which a text has no place for
 # What a row's chat_template_kwargs may not set, for it is how samples are rendered.
 OURS = ("messages", "conversations", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
-        "return_assistant_tokens_mask")  # fmt: skip
+        "return_assistant_tokens_mask", AS_SAMPLE)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ def exchange(
     if not completion:
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
     prompt = question(row, prompt)
+    if repeats(prompt, [completion]):
+        unread.add("completions that begin with their prompt, which is learned again")
     if templates.joins:
         if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
             problem = (

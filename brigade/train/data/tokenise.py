@@ -40,10 +40,15 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images:
         )
     # How it was last called (padding, truncation) is a part of its state, but not of any sample's.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    model, templates = settings.recipe.model, chat_template.load(settings, tokenizer)
+    # What a template writes, or ends a text, is nobody's to spell out, even where the recipe has added it.
+    variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    written = " ".join([templates.template, templates.with_tools, *variables.values()])
+    own_tokens = frozenset(token for token in model.add_tokens + model.add_special_tokens if token not in written)
     return encode.Encoder(
         tokenizer=json.dumps(backend),
-        templates=chat_template.load(settings, tokenizer),
-        variables={name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)},
+        templates=templates,
+        variables=variables,
         end=tokenizer.eos_token_id,
         max_length=data.max_length,
         truncation=data.truncation,
@@ -53,6 +58,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images:
         rows=objective_of(settings.recipe.training).rows,
         images=images if data.images else None,
         image_rules=ImageRules(data.max_pixels, data.min_pixels, data.fetch_images),
+        own_tokens=own_tokens,
     )
 
 

@@ -58,9 +58,9 @@ def _span(
     cure = MARKED if answers_last else f"set train_on_last_turn_only: true, or {MARKED}"
     if not after.startswith(prompt):
         problem = f"the chat template's prompt for {where} is not how it begins that message"
-        raise BadRow(f"{problem}: {_difference(prompt, after)}", cure)
+        raise BadRow(f"{problem}: {difference(prompt, after)}", cure)
     if not whole.startswith(after):
-        problem = f"the chat template rewrites the chat up to {where} when more follows: {_difference(after, whole)}"
+        problem = f"the chat template rewrites the chat up to {where} when more follows: {difference(after, whole)}"
         raise BadRow(problem, cure)
     written = after[len(prompt) :].rstrip()  # the model stops where its turn ends, and writes no line's end after it
     if not written.endswith(control_tokens):
@@ -73,7 +73,7 @@ def _span(
     return begin, len(prompt) + len(written)
 
 
-def _difference(text: str, other: str) -> str:
+def difference(text: str, other: str) -> str:
     """Return in words where two texts differ first."""
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
     begin = max(0, same - SHOWN // 2)

@@ -46,6 +46,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": template} if (template := report.chat_template(data)) else {}),
         **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
+        **({"answers": said} if (said := report.said(data.facts)) else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}{_allocator(trainer.args.device.type)}",
         "strategy": f"{strategy.label} (from {strategy.source})",

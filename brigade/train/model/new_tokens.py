@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-KEY = "add_tokens"
+KEY, SPECIAL = "add_tokens", "add_special_tokens"
 BLANKS = ("▁",)  # which T5's has too
 
 
@@ -30,7 +30,7 @@ class NewTokens(NamedTuple):
 def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokenizerBase, list[int]]":
     """Return the tokenizer of the model at `location` with the tokens that the recipe adds, and the ids of those that it lacked.
 
-    Raises UserError where there is no tokenizer.
+    Raises UserError where there is no tokenizer, and for a new token that would change how other text is read.
     """
     from transformers import AutoTokenizer
 
@@ -54,8 +54,15 @@ def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokeni
         problem = f"no tokenizer at {name!r}: without its files Transformers makes one up, of {len(tokenizer)} tokens"
         raise UserError(place, problem, f"name a tokenizer, or `{BUILT_IN}` for the built-in one")
     had = tokenizer.get_vocab()
-    tokenizer.add_tokens(model.add_tokens)
-    tokenizer.add_tokens(model.add_special_tokens, special_tokens=True)
+    for key, tokens in (KEY, model.add_tokens), (SPECIAL, model.add_special_tokens):
+        for token in tokens:
+            _check_new(tokenizer, token, settings.place(key))
+    if both := sorted({*model.add_tokens} & {*model.add_special_tokens}):
+        raise UserError(settings.place(SPECIAL), f"{both[0]!r} stands in {KEY}, too", "name it in one of them")
+    # Those that are there already are not added: they would lose that they are special, or how they take blanks beside them.
+    known = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+    tokenizer.add_tokens([token for token in model.add_tokens if token not in known])
+    tokenizer.add_tokens([token for token in model.add_special_tokens if not known.get(token)], special_tokens=True)
     return tokenizer, sorted(number for token, number in tokenizer.get_vocab().items() if token not in had)
 
 
@@ -64,6 +71,29 @@ def is_made_up(tokenizer: "PreTrainedTokenizerBase") -> bool:
     (gemma2, cohere) where there are no files of a tokenizer."""
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), *BLANKS}
     return special.issuperset(tokenizer.get_vocab())
+
+
+def _check_new(tokenizer: "PreTrainedTokenizerBase", token: str, place: str) -> None:
+    """Raise UserError at `place` for a token that the tokenizer writes already as a part of other texts, and for one that holds
+    a token of its own. A reserved entry, which it writes for no text, may become a token.
+
+    An added token is cut out of all text, before anything else is read: "the" would divide "then" and "other".
+    """
+    added = {str(known): number for number, known in tokenizer.added_tokens_decoder.items()}
+    if token in added:
+        return
+    if held := next((known for known in added if known in token), None):
+        problem = f"{token!r} holds {held!r}, a token of the tokenizer, which it would replace wherever both stand"
+        raise UserError(place, problem, "name a text without it")
+    number = tokenizer.get_vocab().get(token)
+    alone = tokenizer.encode(token, add_special_tokens=False)
+    around = [tokenizer.encode(text, add_special_tokens=False) for text in (f"a{token}", f" {token}", f"{token}a")]
+    is_word = number is not None and any(number in ids for ids in (alone, *around))
+    is_spelled = number is not None and tokenizer.decode([number]) != token  # "Ġthe" stands for " the"
+    if (len(alone) == 1 and alone[0] != tokenizer.unk_token_id) or is_word or is_spelled:
+        number = alone[0] if number is None else number
+        problem = f"{token!r} is in the vocabulary (id {number}): as an added token it would be cut out of all text that has it"
+        raise UserError(place, problem, f"leave it out, or name a text of its own: <{token.strip()}>")
 
 
 def grow(settings: Settings, location: str, config: Any) -> NewTokens | None:

@@ -141,8 +141,8 @@ def _tokens(value: Any) -> Any:
 
 
 def _new_tokens(tokens: list[str]) -> list[str]:
-    if not all(token.strip() for token in tokens) or len({*tokens}) < len(tokens):
-        raise ValueError("a list of texts, each of more than blanks, and each once")
+    if not all(token and token == token.strip() for token in tokens) or len({*tokens}) < len(tokens):
+        raise ValueError("a list of texts, none empty or with blanks at its ends, and each once")
     return tokens
 
 

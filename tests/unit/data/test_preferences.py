@@ -1,6 +1,7 @@
 """Rows of preferences: each form is read as the plain one is, and what is no pair or no judged answer is refused."""
 
 import copy
+import json
 
 import pytest
 
@@ -27,6 +28,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 PLAIN = {"prompt": "How warm?", "chosen": "Very.", "rejected": "Less."}
 LONG = {"history": [["a?", "b."]], "system": "Be brief."} | PLAIN
 LONG_CHAT = [BRIEF, user("a?"), says("b."), ASK]
+HH = {key: f"\n\nHuman: How warm?\n\nAssistant: {PLAIN[key]}" for key in ("chosen", "rejected")}
+AGAIN = {"chosen": "How warm? Very.", "rejected": "How warm?\nLess."}
+ZEPHYR = "<|system|>\nS</s>\n<|user|>\nHow warm?</s>\n<|assistant|>\n"
 SWIFT = [*LONG_CHAT, GOOD]
 
 
@@ -35,7 +39,8 @@ def encode(tokenizer):
     """encode(row, rows, columns, template, ...): the row's chunk, encoded."""
 
     def call(row, rows=PAIRS, columns=None, template="chatml", max_length=4096, truncation=True, **options):
-        text = (TEMPLATES / f"{template}.jinja").read_text() if template else ""
+        own = template and "{%" in template
+        text = template if own else (TEMPLATES / f"{template}.jinja").read_text() if template else ""
         templates = ChatTemplates(text, joins=not template)
         backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
         machine = LoadedEncoder(Encoder(backend, templates, {}, end, max_length, truncation, rows=rows, **options))
@@ -65,6 +70,10 @@ def learned(tokenizer, found):
     ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, {}, PLAIN),
     ({"messages": [ASK], "chosen": GOOD, "rejected": BAD}, {}, PLAIN),
     ({"messages": '[{"role": "user", "content": "How warm?"}]', "chosen": "Very.", "rejected": "Less."}, {}, PLAIN),
+    ({"prompt": "How warm?", "chosen": json.dumps([ASK, GOOD]), "rejected": repr([ASK, BAD])}, {}, PLAIN),
+    ({"prompt": json.dumps([ASK]), "chosen": json.dumps(GOOD), "rejected": {"messages": [BAD]}}, {}, PLAIN),
+    ({"messages": json.dumps([ASK, GOOD]), "rejected_response": repr([BAD])}, {}, PLAIN),
+    ({"prompt": repr([ASK]), "completion": json.dumps([GOOD]), "rejected_response": "Less."}, {}, PLAIN),
     ({"messages": [{"from": "human", "value": "How warm?"}], "chosen": {"from": "gpt", "value": "Very."},
       "rejected": {"from": "gpt", "value": "Less."}}, {}, PLAIN),
     ({"chosen_messages": [ASK, GOOD], "rejected_messages": [ASK, BAD]}, {}, PLAIN),
@@ -80,6 +89,8 @@ def learned(tokenizer, found):
     ({"messages": LONG_CHAT, "chosen": GOOD, "rejected": BAD}, {}, LONG),
     ({"input": {"messages": LONG_CHAT}, "preferred_output": [GOOD], "non_preferred_output": [BAD]}, {}, LONG),
     (PLAIN | {"rejected_messages": [], "messages": None, "label": None}, {}, PLAIN),
+    ({"chosen": [ASK | {"id": "c1"}, GOOD | {"id": "c2"}], "rejected": [ASK | {"id": "r1"}, BAD]}, {}, PLAIN),
+    ({"prompt": [ASK | {"ts": 1}], "chosen": [ASK | {"ts": 2}, GOOD], "rejected": [ASK | {"ts": 3}, BAD]}, {}, PLAIN),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("rows", [PAIRS, JUDGED])
 def test_each_form_is_read_as_the_plain_one(encode, tokenizer, row, columns, plain, rows):
@@ -126,6 +137,35 @@ def test_a_prompt_may_end_with_a_tools_result_and_an_answer_may_call(encode, tok
         '"x": 1' in learned(tokenizer, found)[0]
         and tokenizer.decode(found.tokens).count('"name": "f", "parameters"') == 2
     )
+
+
+def test_what_replaces_an_answer_replaces_all_of_it(encode, tokenizer):
+    """ms-swift's rejected_response stands for everything behind the last user's turn."""
+    row = {"tools": TOOLS, "messages": [*LONG_CHAT, CALL, RESULT, GOOD], "rejected_response": "Less."}
+    found = encode(row, template="qwen2.5")
+    better, worse = learned(tokenizer, found)
+    assert '"x": 1' in better and better.endswith("Very.<|im_end|>") and worse == "Less.<|im_end|>"
+    assert tokenizer.decode(found.tokens).count("<tool_response>") == 1
+
+
+def test_calls_of_the_prompt_may_differ_in_their_ids(encode, tokenizer):
+    chats = [
+        [ASK, says("", tool_calls=[CALL["tool_calls"][0] | {"id": name}]), RESULT | {"tool_call_id": name}]
+        for name in "ab"
+    ]
+    row = {"tools": TOOLS, "chosen": [*chats[0], GOOD], "rejected": [*chats[1], BAD]}
+    assert learned(tokenizer, encode(row, template="qwen2.5")) == ["Very.<|im_end|>", "Less.<|im_end|>"]
+
+
+def test_prompts_that_differ_in_what_the_template_writes_are_refused(encode):
+    row = {"chosen": [ASK | {"name": "Ada"}, GOOD], "rejected": [ASK | {"name": "Bo"}, BAD]}
+    assert not encode(row).bad
+    named = (
+        "{% for m in messages %}{{ m.name }}{{ m.content }}{% generation %}{% if m.role == 'assistant' %}{{ m.content }}"
+        "{% endif %}{% endgeneration %}{% endfor %}"
+    )
+    ((_, error),) = encode(row, template=named).bad
+    assert "begin differ in name, which the chat template writes" in error.args[0] and "alike" in error.args[1]
 
 
 def test_texts_are_joined_where_there_is_no_template(encode, tokenizer):
@@ -224,6 +264,14 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     (PLAIN | {"label": False}, "column 'label' is False", "ignore"), (PLAIN | {"images": ["a.png"]}, "pictures", "ignore"),
     (PLAIN | {"context": "b"}, "column 'context' belongs to the question", "ignore"),
     (PLAIN | {"chosen": "Very.<|im_end|>"}, "control token '<|im_end|>'", "bare texts"),
+    (HH, "are whole chats in one text, which begins with 'Human:'", "as turns"),
+    (HH | {"prompt": "How warm?"}, "'chosen' and 'rejected' are whole chats", "as turns"),
+    (PLAIN | AGAIN, "both answers begin with the prompt's own", "without it"),
+    ({"prompt": [ASK]} | AGAIN, "both answers begin with the prompt's own", "without it"),
+    (PLAIN | {"prompt": "Warm", "chosen": "Warm, yes", "rejected": "Warm, no"}, "", ""),
+    (PLAIN | {"prompt": ZEPHYR}, "the user turn ends with '<|assistant|>', a mark of Zephyr", "chat_template: none"),
+    (PLAIN | {"chosen": "Very.</s>"}, "the assistant turn ends with '</s>'", "without a template's marks"),
+    ({"prompt": [user(ZEPHYR)], "chosen": [GOOD], "rejected": [BAD]}, "the user turn ends with '<|assistant|>'", "marks"),
     (PLAIN | {"history": ["a"]}, "column 'history' is ['a']", "pairs of texts"),
     (PLAIN | {"chosen": "\ud800"}, "surrogate", "drop"),
     ({"prompt": [ASK, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "roles do not alternate", "drop turns"),

@@ -1,0 +1,193 @@
+"""Texts that have been through a chat template already, by the marks at their ends: this tokenizer's template, or another's."""
+
+import re
+from collections.abc import Container, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..recipe.files import read_yaml
+from .rows import BadRow
+
+_TABLE = read_yaml(Path(__file__).with_name("rendered.yaml"))
+FIRSTS, ENDS = tuple(_TABLE["firsts"]), tuple(_TABLE["ends"])
+_STRIKES = {"<s>": re.compile(r"</s>"), "</s>": re.compile(r"<s[ >]")}  # tags of HTML where both stand in a text
+CURE = "give texts without a template's marks; chat_template: none joins prompts and completions that are texts as they are"
+
+
+class _Template(NamedTuple):
+    """Marks of one family of chat templates, as in rendered.yaml."""
+
+    of: str
+    asks: tuple[str, ...]
+    answers: tuple[str, ...]
+    words: bool = False
+    anywhere: bool = False
+
+    def opens(self, text: str) -> str | None:
+        """Return the mark of a question with which a text begins, or which stands in it where the family's may."""
+        first = _beginning(text, self.asks)
+        if first is None and self.anywhere:
+            return next((mark for mark in self.asks if re.search(rf"(?<!\S){re.escape(mark)}", text)), None)
+        return first
+
+
+_TEMPLATES = tuple(
+    _Template(**entry | {key: tuple(entry[key]) for key in ("asks", "answers")}) for entry in _TABLE["templates"]
+)
+_BEGINNINGS = FIRSTS + tuple(mark for template in _TEMPLATES for mark in template.asks + template.answers)
+_ENDINGS = ENDS + tuple(mark for template in _TEMPLATES for mark in template.answers)
+
+
+class Sign(NamedTuple):
+    """A mark of a chat template at an end of a text.
+
+    sure: whether nothing but a template writes a text so; else it may speak of templates, or imitate a dialogue
+    """
+
+    mark: str
+    where: str  # begins, ends
+    of: str
+    sure: bool
+
+    def error(self, called: str) -> BadRow:
+        """Return the error of a text that has it. called: the text"""
+        whose = f", a mark of {self.of}'s chat template" if self.of else ""
+        problem = f"{called} {self.where} with {self.mark.strip()!r}{whose}, so it seems to have been through a template already"
+        return BadRow(problem, CURE)
+
+    def counted(self, called: str) -> str:
+        """Return how texts are counted that have it. called: such texts"""
+        place = {"begins": "beginning", "ends": "end"}[self.where]
+        return f"{self.mark.strip()} at the {place} of {called} (a chat template's mark), read as letters"
+
+
+def look(
+    messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple[str, str], own: Container[str] = ()
+) -> tuple[str, ...]:
+    """Return which marks stand at the ends of a chat's contents, in words, besides special tokens, which are counted as such.
+    Raises BadRow for a content that has been rendered.
+
+    control: finds this tokenizer's special tokens; around: what the run's own template writes before a question and behind it
+    own: tokens that the recipe adds, which are meant
+    """
+    counted = set()
+    for message in messages:
+        role = message["role"]
+        if role == "tool":
+            continue
+        sign = answer(message["content"]) if role == "assistant" else question(message["content"], around)
+        if sign is None or sign.mark in own:
+            continue
+        if sign.sure:
+            raise sign.error(f"the {role} turn")
+        if not control.search(sign.mark):
+            counted.add(sign.counted("answers" if role == "assistant" else "questions"))
+    return tuple(sorted(counted))
+
+
+def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
+    """Return the sign that a prompt, or a turn of a user's or the system's, has been rendered. around: as of look()"""
+    begin, end = _bare(text)
+    if min(map(len, around)) > 1 and begin.startswith(around[0]) and end.endswith(around[1]):  # a letter is no mark
+        return Sign(around[1], "ends", "this run", True)
+    if not (begin.startswith(_BEGINNINGS) or end.endswith(_ENDINGS)):
+        return None
+    first, closed = _mark_at_beginning(begin, FIRSTS), _mark_at_end(end, ENDS)
+    likely = None
+    for template in _TEMPLATES:
+        opened, asked = template.opens(begin), _mark_at_end(end, template.answers)
+        if asked and (opened or first or (not template.words and _directly(end, asked))):
+            return Sign(asked, "ends", template.of, True)
+        if opened and not template.words:
+            likely = likely or Sign(opened, "begins", template.of, closed is not None)
+    if likely is None and first and not begin.startswith(first + " "):
+        likely = Sign(first, "begins", "", closed is not None)
+    return likely or (Sign(closed, "ends", "", False) if closed else None)
+
+
+def answer(text: str) -> Sign | None:
+    """Return the sign that an answer has been rendered: with its end, with the mark before it, or behind its whole prompt."""
+    begin, end = _bare(text)
+    if not (begin.startswith(_BEGINNINGS) or end.endswith(ENDS)):
+        return None
+    closed = _mark_at_end(end, ENDS)
+    if closed and _directly(end, closed):
+        return Sign(closed, "ends", "", True)
+    whole = transcript(text)
+    if whole:
+        return whole._replace(sure=whole.sure or closed is not None)
+    for template in _TEMPLATES:
+        mark = _beginning(begin, template.answers)
+        if mark:
+            behind = begin[begin.index(mark) + len(mark) :]
+            return Sign(mark, "begins", template.of, not template.words and not behind.startswith(" "))
+    return Sign(closed, "ends", "", False) if closed else None
+
+
+def transcript(text: str) -> Sign | None:
+    """Return the sign that a text is a whole rendered chat: the mark of a question at its beginning, an answer's behind it."""
+    begin, _ = _bare(text)
+    if not begin.startswith(_BEGINNINGS):
+        return None
+    for template in _TEMPLATES:
+        opened = _beginning(begin, template.asks)
+        marks = [mark for mark in template.answers if mark in begin]
+        if template.words:
+            marks = [mark for mark in marks if re.search(_place_of(mark, template.anywhere) + re.escape(mark), begin)]
+        if opened and marks:
+            return Sign(opened, "begins", template.of, not template.words)
+    return None
+
+
+def learned_whole(text: str, own: Iterable[str]) -> Sign | None:
+    """Return the sign that a text without a chat template around it has been rendered by another tokenizer's. own: this
+    tokenizer's added tokens, which are meant where a text has them"""
+    sign = transcript(text) or question(text)
+    return None if sign is None or any(token in sign.mark for token in own) else sign
+
+
+def repeats(prompt: str, answers: Iterable[str]) -> bool:
+    """Whether all answers begin with the prompt's text, and the prompt is no greeting that an answer may well return."""
+    asked = prompt.strip()
+    if len(asked.split()) < 5 and not asked.endswith(("?", ":")):
+        return False
+    texts = [answer.lstrip() for answer in answers]
+    return all(text.startswith(asked) and not text[len(asked) :][:1].isalnum() for text in texts)
+
+
+def _bare(text: str) -> tuple[str, str]:
+    """Return a text without white space before it, and without any behind it."""
+    return text.lstrip(), text.rstrip()
+
+
+def _beginning(begin: str, marks: tuple[str, ...]) -> str | None:
+    """Return which of the marks a text begins with, behind the first tokens of a chat."""
+    for first in FIRSTS:
+        if begin.startswith(first) and not begin.startswith(marks):
+            begin = begin[len(first) :].lstrip()
+    return _mark_at_beginning(begin, marks)
+
+
+def _mark_at_beginning(text: str, marks: tuple[str, ...]) -> str | None:
+    found = [mark for mark in marks if text.startswith(mark)]
+    return max(found, key=len) if found and _no_tag(text, found[0]) else None
+
+
+def _mark_at_end(text: str, marks: tuple[str, ...]) -> str | None:
+    found = [mark for mark in marks if text.endswith(mark)]
+    return max(found, key=len) if found and _no_tag(text, found[0]) else None
+
+
+def _no_tag(text: str, mark: str) -> bool:
+    return mark not in _STRIKES or not _STRIKES[mark].search(text)
+
+
+def _place_of(mark: str, anywhere: bool) -> str:
+    """Return a pattern of where a mark of words may stand: at the beginning of a line, or behind a blank."""
+    return r"(?<!\S)" if anywhere or not mark[0].isalpha() else r"(?m:^)[ \t]*"
+
+
+def _directly(end: str, mark: str) -> bool:
+    """Whether a mark stands directly behind a text, a line or another turn's end; behind a blank, a sentence may speak of it."""
+    before = end.removesuffix(mark)
+    return not before.endswith(" ") or before.rstrip().endswith(ENDS)

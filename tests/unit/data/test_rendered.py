@@ -1,0 +1,150 @@
+"""Texts that have been through a chat template already: told by the marks at their ends, not by what they speak of."""
+
+import re
+
+import pytest
+
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.encode import Encoder, LoadedEncoder
+from brigade.train.data.rendered import answer, learned_whole, look, question, repeats
+from brigade.train.data.rows import BadRow, RowChunk
+
+HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
+LLAMA = f"<|begin_of_text|>{HEAD.format('user')}Hi<|eot_id|>{HEAD.format('assistant')}"
+VICUNA = "A chat between a curious user and an assistant. USER: Hi ASSISTANT:"
+ALPACA = "Below is an instruction that describes a task.\n\n### Instruction:\nHi\n\n### Response:\n"
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'user' %}Q {{ m.content }} A{% else %}"
+    "{% generation %}{{ m.content }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+)
+
+
+def level(sign):
+    return sign and ("sure" if sign.sure else "counted")
+
+
+@pytest.mark.parametrize("text", [
+    "<|system|>\nS</s>\n<|user|>\nHi</s>\n<|assistant|>\n", "<|user|>\nHi<|end|>\n<|assistant|>\n",
+    "[gMASK]<sop><|user|>\nHi<|assistant|>",
+    "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nHi [/INST]", "[INST] Hi [/INST]", "<s> [INST] Hi [/INST] a </s><s>[INST] b [/INST]", LLAMA,
+    "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "<start_of_turn>user\nHi<end_of_turn>\n", VICUNA, ALPACA,
+    "Be brief. USER: Hi ASSISTANT:", "### Instruction:\nHi\n\n### Response:", "### Human: Hi\n### Assistant:",
+    "User: Hi\nFalcon:",
+    "\n\nHuman: Hi\n\nAssistant:", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>user\nHi<|im_end|>\n",
+    "<｜begin▁of▁sentence｜>S<｜User｜>Hi<｜Assistant｜>", "Hi<｜Assistant｜>", "Hi\n<|assistant|>\n", "<human>: Hi\n<bot>:",  # noqa: RUF001
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    "<|prompter|>Hi<|endoftext|><|assistant|>", "<|start|>user<|message|>Hi<|end|><|start|>assistant", "Instruct: Hi\nOutput:",
+])  # fmt: skip
+def test_a_rendered_question(text):
+    assert level(question(text)) == "sure" and learned_whole(text, [])
+
+
+@pytest.mark.parametrize("text", [
+    "Very.</s>", "Very.<|im_end|>\n", "Very.<end_of_turn>", "Very.<|eot_id|>", "Very.<|endoftext|>", "<|assistant|>\nVery.",
+    "<｜Assistant｜>Very.", "<|im_start|>assistant\nVery.", "<|user|>\nHi</s>\n<|assistant|>\nVery.", LLAMA + "Very.",  # noqa: RUF001
+    "<|channel|>final<|message|>Very.<|return|>", "[INST] Hi [/INST] Very. </s>", "ASSISTANT: Very.</s>",
+])  # fmt: skip
+def test_a_rendered_answer(text):
+    assert level(answer(text)) == "sure"
+
+
+@pytest.mark.parametrize("read, text, found", [
+    (question, "Explain <|assistant|>", None), (question, "How do <|user|> and <|assistant|> differ?", None),
+    (question, "How do <|user|> and <|assistant|> differ", None), (question, "<s>old price</s> new", None),
+    (question, "<s>old</s>", None), (question, "Human: an essay. Discuss.", None), (question, "What does [INST] mean?", None),
+    (question, "[INST] and [/INST]: what are they?", None), (question, "Continue:\nUser: hi\nAssistant:", None),
+    (question, "Q: 2 + 2?\nA:", None), (question, "USER: is a shell's variable", None), (question, "Why <|im_end|> here?", None),
+    (question, "What is <|im_end|>", "counted"), (question, "<|user|>\nHi\n<|assistant|>\nyo\nWhose is this?", "counted"),
+    (answer, "<|im_end|> ends a turn.", None), (answer, "It ends with <|im_end|>.", None), (answer, "<s>old</s>", None),
+    (answer, "<div><s class='x'>a</s>", None), (answer, "Human: he said. The Assistant: a novel", None),
+    (answer, "Output: 5", None),
+    (answer, "It ends with </s>", "counted"), (answer, "<|assistant|> is a mark", "counted"),
+    (answer, "ASSISTANT: Hi", "counted"),
+    (answer, "User: hi\nAssistant: hello", "counted"), (answer, "[INST] Hi [/INST] Very.", "counted"),
+])  # fmt: skip
+def test_a_text_that_speaks_of_templates_is_not_refused(read, text, found):
+    assert level(read(text)) == found
+
+
+def test_the_runs_own_template_is_known_whatever_it_writes(machine):
+    turns = "{% for m in messages %}{{ m.role }} says {{ m.content }}\n{% endfor %}"
+    own = machine(turns + "{% if add_generation_prompt %}reply{% endif %}")
+    assert own.chats.around == ("user says", "reply")
+    assert level(question("user says Hi\nreply\n", own.chats.around)) == "sure"
+    assert not question("user says what?", own.chats.around) and not question("Hi, reply", own.chats.around)
+
+
+def test_a_token_that_the_recipe_adds_is_meant():
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Very.<|end|>"}]
+    assert look(messages, re.compile("(?!)"), ("", ""), {"<|end|>"}) == ()
+    with pytest.raises(BadRow, match="the assistant turn ends with"):
+        look(messages, re.compile("(?!)"), ("", ""))
+
+
+def test_a_prompt_that_answers_repeat():
+    long = "Name a warm city in Europe."
+    assert repeats("Which?", ["Which? This.", "Which?\nThat."]) and repeats(long, [f" {long} Rome.", f"{long}\nParis."])
+    assert not repeats("Good morning", ["Good morning!", "Good morning to you"]) and not repeats(
+        "Which?", ["Which? This.", "That."]
+    )
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """machine(template, before, behind): an encoder whose tokenizer adds such tokens. template: its text"""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    def call(template="", before="<s>", behind=""):
+        words = {word: number for number, word in enumerate(["<s>", "</s>", "hi", "yo", "?"])}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.add_special_tokens(["<s>", "</s>"])
+        around = " ".join(part for part in (before, "$A", behind) if part)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=around, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+        templates = ChatTemplates(template, joins=not template)
+        return LoadedEncoder(Encoder(tokenizer.to_str(), templates, {}, 1, 64, True))
+
+    return call
+
+
+def tokens(loaded, row):
+    found = loaded.encode(RowChunk([row], "here", 1, 1, None), {})
+    assert not found.bad, found.bad[0][1].args
+    return found.tokens.tolist(), found.supervised.tolist()
+
+
+@pytest.mark.parametrize("before, behind", [("<s>", ""), ("<s>", "</s>"), ("", "</s>"), ("", "")])
+def test_a_texts_own_first_and_end_token_stand_there_once(machine, before, behind):
+    loaded = machine(before=before, behind=behind)
+    whole = ([0, 2, 3, 1], [False, True, True, True])
+    for text in ("<s>hi yo</s>", "<s>hi yo</s>\n", " \n<s>hi yo</s>", "<s>hi yo"):
+        assert tokens(loaded, {"text": text}) == whole, text
+    if before:
+        assert tokens(loaded, {"text": "hi yo"}) == tokens(loaded, {"text": "hi yo</s> "}) == whole
+    joined = ([0, 2, 3, 1], [False, False, True, True])
+    for row in ({"prompt": "<s>hi ", "completion": "yo</s>\n"}, {"prompt": "<s>hi ", "completion": "yo"}):
+        assert tokens(loaded, row) == joined
+    assert tokens(loaded, {"text": "<s><s>hi"})[0] == [0, 0, 2, 1], "no token of the text is left out"
+    assert loaded.beginning("<s>hi") == [0, 2]
+
+
+def test_marks_of_other_templates_in_texts_are_counted(machine):
+    def unread(row, template=""):
+        found = machine(template).encode(RowChunk([row], "here", 1, 1, None), {})
+        return found.bad[0][1].args[0] if found.bad else "".join(found.unread[found.samples["unread"][0]])
+
+    assert unread({"text": "hi</s>"}) == "" == unread({"text": "hi"})
+    assert unread({"text": ALPACA + "yo"}).startswith("Below is an instruction at the beginning of texts")
+    assert unread({"text": "<|user|>\nhi\n<|assistant|>\nyo"}) == (
+        "<|user|> at the beginning of texts (a chat template's mark), read as letters"
+    )
+    assert unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}).startswith("[INST] at the beginning of texts")
+    assert "went" not in unread({"prompt": "hi", "completion": "yo"}, CHAT)
+    assert "the user turn ends with '[/INST]'" in unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}, CHAT)
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo<end_of_turn>"}]
+    assert "the assistant turn ends with '<end_of_turn>'" in unread({"messages": chat}, CHAT)
+    assert "completions that begin with their prompt" in unread(
+        {"prompt": "hi yo hi yo hi", "completion": "hi yo hi yo hi. yo"}, CHAT
+    )
