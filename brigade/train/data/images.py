@@ -96,10 +96,7 @@ class ImageSource(NamedTuple):
 
         content = self._read() if self.content is None else self.content
         with Image.open(io.BytesIO(content), formats=_formats()) as opened:
-            image: Image.Image = ImageOps.exif_transpose(opened)
-            if image.mode == "P":  # PIL warns of transparency that it leaves out
-                image = image.convert("RGBA")
-            image = image.convert("RGB")
+            image = in_rgb(ImageOps.exif_transpose(opened))
         size = (self.width, self.height)
         return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
@@ -129,6 +126,16 @@ class ImageSource(NamedTuple):
             return status.st_mtime_ns == self.changed or digest_of(Path(self.path).read_bytes()) == self.digest
         except OSError:
             return False
+
+
+def in_rgb(image: "Image.Image") -> "Image.Image":
+    """Return an image in RGB. What is transparent is laid on white, as Transformers' convert_to_rgb does (image_transforms.py)."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def digest_of(content: bytes) -> bytes:
