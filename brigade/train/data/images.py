@@ -129,7 +129,7 @@ class ImageSource(NamedTuple):
 
 
 def in_rgb(image: "Image.Image") -> "Image.Image":
-    """Return an image in RGB. What is transparent is laid on white, as Transformers' convert_to_rgb does (image_transforms.py)."""
+    """Return an image in RGB. What is transparent is laid on white, as by Transformers' convert_to_rgb (image_transforms.py)."""
     from PIL import Image
 
     if not image.has_transparency_data:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...errors import shown
-from . import keys
+from . import image_places, keys
 from .row_images import TYPES, RowImages
 from .rows import BadRow
 
@@ -99,7 +99,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
         problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
         raise BadRow(problem, "give each message a text content")
     if "<" in content:
-        marks = keys.refuse_pictures(content, ROLES[role], images is not None)
+        marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}

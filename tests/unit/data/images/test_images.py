@@ -211,7 +211,8 @@ def drawn(mode, kind="PNG", turned=False, **how):
 
 @pytest.mark.parametrize("content", [
     drawn("RGBA"), drawn("RGBA", "WEBP", lossless=True), drawn("RGBA", "TIFF"), drawn("RGBA", turned=True), drawn("LA"),
-    drawn("P", transparency=3), drawn("P", transparency=bytes(range(256))), drawn("P", "GIF", transparency=3), drawn("PA", "TIFF"),
+    drawn("P", transparency=3), drawn("P", transparency=bytes(range(256))), drawn("P", "GIF", transparency=3),
+    drawn("PA", "TIFF"),
     drawn("RGB", transparency=(9, 9, 9)), drawn("L", transparency=128), drawn("1", transparency=0),
     drawn("RGB"), drawn("L", "WEBP"), drawn("1"), drawn("P"), drawn("CMYK", "JPEG"), drawn("RGB", "JPEG", turned=True),
 ])  # fmt: skip
