@@ -1,30 +1,28 @@
 """How texts say where an image stands: <image>, and what other tools and models write instead. Imports no torch."""
 
 import re
-from typing import NamedTuple
 
 from .rows import BadRow
 
 _PART = "pad|patch|soft_token|token|context|content|here|placeholder"
-_WORD = "image|img|picture|pic|photo"
+_WORD = "image|img|picture|pic|photo|figure|fig"
 # What stands around an image once a template has written it: Qwen's, GLM's, Kimi's, Llama 4's, InternVL's, SmolVLM's, LLaVA's.
-_BORDER = r"(?:vision|image|img|media)_{end}|{word}_of_(?:image|img)|{letter}oi"
-_OPENS = r"<\|?(?:" + _BORDER.format(end="(?:start|begin|bos)", word="(?:start|begin)", letter="b") + r")\|?>"
-_CLOSES = r"<\|?(?:" + _BORDER.format(end="(?:end|eos)", word="end", letter="e") + r")\|?>"
-_OPENS += r"|<img>|<im_start>|<\|image>|<fake_token_around_image>"
-_CLOSES += r"|</img>|<im_end>|<image\|>|<fake_token_around_image>"
-_ONE = rf"<\|?(?:image|img|im|media)[ _-]?(?:{_PART})\|?>|<\|?image\s?/?\|?>|<\|patch\|>|<global-img>"
+_OPENS = r"<\|?(?:(?:vision|image|img|media)_(?:start|begin|bos)|(?:start|begin)_of_(?:image|img)|boi)\|?>|<\|image>"
+_CLOSES = r"<\|?(?:(?:vision|image|img|media)_(?:end|eos)|end_of_(?:image|img)|eoi)\|?>|<image\|>|</img>|<im_end>"
+_OPENS += "|<img>|<im_start>"
+_AROUND = "<fake_token_around_image>"
+_ONE = rf"<\|?(?:image|img|im|media)[ _-]?(?:{_PART})\|?>|<\|?image\s?/?\|?>|<\|(?:patch|img)\|>|<global-img>"
 _NUMBERED = rf"<\|?\s?(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}\s?/?\|?>"
-# [IMG]http://...[/IMG] is a forum's.
-_BRACKETS = rf"\[(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}\]|\[(?:img|image)\](?![^\[]*\[/(?:img|image)\])"
+# No code (a[image]), no link of Markdown, and no [IMG]http://...[/IMG] of a forum.
+_BRACKETS = rf"(?<![\w)!])\[(?:(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}|(?:img|image)(?![^\[]*\[/))\](?!\()"
 _FILE = r"<(?P<tag>img|image)>(?P<path>[^<>\n]{1,4096})</(?P=tag)>"  # Qwen-VL's
-_WHOLE = rf"(?:{_OPENS})\s*(?:(?:{_ONE}|{_NUMBERED}|image(?=<))\s*)*(?:{_CLOSES})"
+_WHOLE = rf"(?:{_OPENS}|{_AROUND})\s*(?:(?:{_ONE}|{_NUMBERED}|image(?=<))\s*)*(?:{_CLOSES}|{_AROUND})"
 _IMAGE = rf"{_FILE}|{_WHOLE}|<start_of_image>|{_NUMBERED}|{_ONE}"
 PLACE = re.compile(rf"{_IMAGE}|{_BRACKETS}", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
-    r"<\|?[\w :#-]*(?:image|img|picture|photo|vision|media)[\w :#-]*\|?>|\{\{?\s*(?:image|img|picture)[\w ]*\}",
+    r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}",
     re.IGNORECASE,
 )
 _OTHERS = rf"(?:<\|?vision_start\|?>)?<\|?(?:video|audio)[ _-]?(?:{_PART}|\d{{1,3}})?\|?>(?:<\|?vision_end\|?>)?"
@@ -37,25 +35,19 @@ _PICTURE = re.compile(rf"\A[\s\ue001]*(?P<first>{_SPELLED.pattern})(?! )|\n(?P<l
 ENDINGS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".jp2", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-class Place(NamedTuple):
-    """What a place in a text says of its image. path: of its file, or ""; number: in a name such as <image_2>"""
-
-    path: str
-    number: int | None
-
-
 def may_have_places(text: str) -> bool:
     """Whether a text may have a place; false is certain, and known at once."""
     return "<" in text or "[" in text
 
 
-def place_of(found: re.Match[str]) -> Place | None:
-    """Return what a match of PLACE says; None for one that only looks like a place, as <img>text</img> does."""
+def place_of(found: re.Match[str]) -> tuple[str, int | None] | None:
+    """Return what a match of PLACE says of its image: the path of its file, or "", and the number in a name such as <image_2>.
+    None for a match that only looks like a place, as <img>text</img> does."""
     path = (found["path"] or "").strip()
     if path and not is_named_as_image(path):
         return None
     number = None if path else _DIGITS.search(found[0])
-    return Place(path, int(number[0]) if number else None)
+    return path, int(number[0]) if number else None
 
 
 def is_named_as_image(text: str) -> bool:

@@ -62,14 +62,13 @@ class RowImages:
     def _placed(self, found: re.Match[str]) -> str:
         """Return the MARK for a place in a text; the text itself where it is none, or the row has no images for it."""
         place = place_of(found)
-        if place is None or not (place.path or self.given):
+        if place is None or not (place[0] or self.given):
             return found[0]
-        if place.path in self.given:
-            self._places.append(Place(index=self.given.index(place.path)))
-        elif place.path:
-            self._places.append(Place(own=self.reader.read(place.path)))
+        path, number = place
+        if path in self.given:
+            self._places.append(Place(index=self.given.index(path)))
         else:
-            self._places.append(Place(number=place.number))
+            self._places.append(Place(own=self.reader.read(path)) if path else Place(number=number))
         return MARK
 
     def part(self, part: dict[str, Any], role: str) -> tuple[str, set[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError, first_line
-from ..data.images import DROP, ImageSource
+from ..data.images import DROP, ImageRules, ImageSource
 from ..data.rows import BadRow
 from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
@@ -45,6 +45,7 @@ class Model:
     positions: str | None
     most_images: int | None = None
     grids: tuple[str, ...] = ()
+    scales: bool = False
 
 
 @functools.cache
@@ -61,6 +62,8 @@ class Processor:
 
     image_token: what a chat template writes once for each image; image_token_id: the id whose embeddings an image's features
     replace. They differ in some models, as in Gemma 3. own: Transformers' processor
+    scales: whether it scales images to limits of pixels that are settings of its own; pixels: the fewest and most, where the
+    recipe sets them
     """
 
     def __init__(self, processor: Any, config: "PreTrainedConfig") -> None:
@@ -68,9 +71,18 @@ class Processor:
         self.image_token: str = processor.image_token
         self.image_token_id: int = config.image_token_id
         self.most_images = self.model.most_images
-        self.own = processor
+        self.own, self.scales = processor, self.model.scales
+        self.pixels: tuple[int, int] | None = None
         self._expansions: dict[tuple[int, int], str] = {}
         self._blank: TokenSequence | None = None
+
+    def limit(self, rules: ImageRules) -> None:
+        """Make the recipe's limits of pixels the processor's own, where it has some."""
+        if self.scales and (rules.max_pixels or rules.min_pixels):
+            size = self.own.image_processor.size
+            self.pixels = rules.within(size["shortest_edge"], size["longest_edge"])
+            fewest, most = self.pixels
+            self.own.image_processor.size = type(size)(shortest_edge=fewest, longest_edge=most)
 
     def expansion(self, width: int, height: int) -> str:
         """Return the text that stands for an image of that many pixels, in place of its image_token: the processor makes it for
@@ -161,7 +173,9 @@ def load(
     if not Path(other or source).is_dir():
         hub_is_away()
     # The model's revision is not another repository's.
-    return read_processor(place, other or source, None if other else revision, config, tokenizer)
+    processor = read_processor(place, other or source, None if other else revision, config, tokenizer)
+    processor.limit(ImageRules(settings.recipe.data.max_pixels, settings.recipe.data.min_pixels))
+    return processor
 
 
 def read_processor(

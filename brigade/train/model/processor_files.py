@@ -1,5 +1,6 @@
 """The files of a model's processor of images, which go with every model that a run saves: others load it with them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +11,16 @@ from .location import location
 
 # What AutoProcessor reads besides the tokenizer's files.
 NAMES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+OF_IMAGES = NAMES[:2]
 # The tokenizer's own says how it was trained, and a processor would read the second before it.
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
-def read(settings: Settings) -> dict[str, bytes]:
+def read(settings: Settings, pixels: tuple[int, int] | None = None) -> dict[str, bytes]:
     """Return name -> content of the files of the recipe's processor; {} where rows have no images.
+
+    pixels: the fewest and most of an image that the run's processor took in place of its own (Processor.pixels), so that the
+    saved one scales images as training did
 
     A run reads them before it trains, for where they lie may be gone when it saves.
 
@@ -24,7 +29,19 @@ def read(settings: Settings) -> dict[str, bytes]:
     if not settings.recipe.data.images:
         return {}
     folder = _folder(settings)
-    return {name: (folder / name).read_bytes() for name in (*NAMES, *TEMPLATES) if (folder / name).is_file()}
+    files = {name: (folder / name).read_bytes() for name in (*NAMES, *TEMPLATES) if (folder / name).is_file()}
+    return files | {name: limited(files[name], *pixels) for name in OF_IMAGES if pixels and name in files}
+
+
+def limited(content: bytes, fewest: int, most: int) -> bytes:
+    """Return a file's content with these limits of pixels. A processor_config.json may hold the image processor's settings."""
+    values = json.loads(content)
+    own = values.get("image_processor", values if "image_processor_type" in values else None)
+    if own is None:
+        return content
+    own["size"] = {"shortest_edge": fewest, "longest_edge": most}
+    own |= {name: limit for name, limit in (("min_pixels", fewest), ("max_pixels", most)) if name in own}
+    return json.dumps(values, indent=2).encode()
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_place_in_another_spelling(encode, shown, where):
 @pytest.mark.parametrize("question, said", [
     ("Is <image_2> in <image_1>?", "Is {b} in {a}?"), ("<image 1><image 2>So?", "{a}{b}So?"),
     ("<image_1>, <image_0>?", "{b}, {a}?"), ("<|image_2|>\n<|image_1|>\nSo?", "{b}\n{a}\nSo?"),
-    ("Is [Image 2] in [Image 1]?", "Is {b} in {a}?"), ("Is <|image_pad|> in <image>?", "Is {a} in {b}?"),
+    ("[Image 2][Image 1]: so?", "{b}{a}: so?"), ("Is <|image_pad|> in <image>?", "Is {a} in {b}?"),
     ("Picture 1: <img>sub/b.jpg</img>\n2: <img>a.png</img>", "Picture 1: {b}\n2: {a}"),
     ("<picture>\n</picture> in <image> or <image>?", "<picture>\n</picture> in {a} or {b}?"),
 ])  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_path_in_the_text_needs_no_column(encode, shown):
     (given("<|image_pad|><|image_pad|><|image_pad|>?"), "part without an image): 3; images in column 'images': 2"),
     (given("[IMG]?"), "an image): 1; images in column 'images': 2"),
     (given("<your_image_here> What?"), "<your_image_here> in a 'user' turn may be the place of an image"),
-    (given("{{image}} What?"), "{{image} in a 'user' turn may be the place"),
+    (given("{{image}} What?"), "{{image}} in a 'user' turn may be the place"),
     (given("<photo>?"), "<photo> in a 'user' turn may be"),
     (given("<|vision_start|>What?"), "<|vision_start|> in a 'user' turn may be"),
     (given("<img>?"), "<img> in a 'user' turn may be"), (indexed(0, "?"), "have the indices 0; images in column 'images': 2"),
@@ -114,6 +114,14 @@ def test_what_is_no_place_stays_as_it_is(encode, shown, question, unread):
     found = encode(row(question))
     assert question in shown(found)[0]
     assert set(found.unread[found.samples["unread"][0]]) == {f"{mark} in texts, read as letters" for mark in unread}
+
+
+@pytest.mark.parametrize("question", [
+    "Run x[image] and f(a)[img][0].", "See [image](a.html) and ![image 1](b.html).", "Why is {img} empty, and a < image?",
+    "[IMG]a.invalid[/IMG]",
+])  # fmt: skip
+def test_code_and_links_are_no_places(encode, shown, question):
+    assert f"user\n{FIRST}{question}<|im_end|>" in shown(encode(row(question, "a.png")))[0]
 
 
 def test_an_answer_may_name_an_image(encode, shown):
