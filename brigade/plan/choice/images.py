@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.data.images import ImageRules
+from ...train.recipe.images import within
 from ...train.recipe.parts import trained_parts
 from ...train.recipe.schema import Recipe
 from ..costs.job import PROJECTOR, VISION_TOWER, Images
@@ -56,12 +57,11 @@ def described_with_images(
     """
     shape, tower, whole = described_with_tower(config, place, name)
     width, height = asked.size or USUAL
-    rule, limits = row_of(config, place), ImageRules(*pixels)
-    size = width, height
+    rule, size = row_of(config, place), (width, height)
     if "max_pixels" in rule:  # the processor scales images itself
-        rule = rule | dict(zip(LIMITS, limits.within(*(rule[name] for name in LIMITS)), strict=True))
+        rule = rule | dict(zip(LIMITS, within((rule["min_pixels"], rule["max_pixels"]), *pixels), strict=True))
     else:
-        size = limits.scaled(*size)
+        size = ImageRules(*pixels).scaled(*size)
     each = image_of(rule, whole, *size)
     per_sample = 1.0 if asked.per_sample is None else asked.per_sample
     return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)

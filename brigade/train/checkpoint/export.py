@@ -13,7 +13,6 @@ import torch
 from ...errors import UserError
 from ...errors.disk import writing
 from ..data import chat_template
-from ..images.processor import load as load_processor
 from ..model import adapters, processor_files
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
@@ -75,9 +74,7 @@ def export(
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
-            processor = load_processor(settings, tokenizer, config)
-            files = processor_files.read(settings, processor.pixels if processor else None)
-            processor_files.write(files, folder)
+            processor_files.write(processor_files.read(settings), folder)
             file_modes.by_umask(*folder.glob("*.safetensors"))
     base = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, base)

@@ -61,11 +61,6 @@ class ImageRules(NamedTuple):
             return math.ceil(width * scale), math.ceil(height * scale)
         return width, height
 
-    def within(self, fewest: int, most: int) -> tuple[int, int]:
-        """Return the limits of a processor that scales images itself: its own, fewest and most pixels, or those of the recipe."""
-        fewest, most = self.min_pixels or fewest, self.max_pixels or most
-        return (min(fewest, most), most) if self.max_pixels else (fewest, max(fewest, most))
-
 
 NO_RULES = ImageRules()
 

@@ -24,12 +24,12 @@ WRITE = 'write {"type": "image", "image": PATH}, or a column images and <image> 
 
 
 class Place(NamedTuple):
-    """A place for an image. own: the image that it has itself; number, index: which of the column's it takes, by a name such as
+    """A place for an image. own: the image that it has itself; number, at: which of the column's it takes, by a name such as
     <image_1> or by INDEX; none of the three: the next one"""
 
     own: ImageSource | None = None
     number: int | None = None
-    index: int | None = None
+    at: int | None = None
 
 
 class RowImages:
@@ -66,7 +66,7 @@ class RowImages:
             return found[0]
         path, number = place
         if path in self.given:
-            self._places.append(Place(index=self.given.index(path)))
+            self._places.append(Place(at=self.given.index(path)))
         else:
             self._places.append(Place(own=self.reader.read(path)) if path else Place(number=number))
         return MARK
@@ -86,7 +86,7 @@ class RowImages:
         if keys:
             self._places.append(Place(own=self.reader.read(part[keys[0]])))
             return MARK, set(GIVEN)
-        self._places.append(Place(index=self._index(part.get(INDEX))))
+        self._places.append(Place(at=self._index(part.get(INDEX))))
         return MARK, {*GIVEN, INDEX}
 
     def _index(self, value: Any) -> int | None:
@@ -106,12 +106,9 @@ class RowImages:
         stand. Raises BadRow where places and images do not fit."""
         if self.given and not self._places and not self._elsewhere:
             messages = self._in_front(messages)
-            order = list(range(len(self.given)))
-        else:
-            order = self._order()
-        taken = iter(order)
-        owns = [place.own for place in self._places] if self._places else [None] * len(order)
-        self.whole = [own or self.reader.read(self.given[next(taken)]) for own in owns]
+            self._places = [Place()] * len(self.given)
+        taken = iter(self._order())
+        self.whole = [place.own or self.reader.read(self.given[next(taken)]) for place in self._places]
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
         if self.whole and any(has_boxes(turn["content"]) for turn in messages):
@@ -138,7 +135,7 @@ class RowImages:
         all are numbered from 1 or from 0, each once; or all have an index, and each image is at a place; or they are as many."""
         places = [place for place in self._places if place.own is None]
         numbers = [place.number for place in places if place.number is not None]
-        indices = [place.index for place in places if place.index is not None]
+        indices = [place.at for place in places if place.at is not None]
         every = list(range(len(self.given)))
         if numbers:
             order = [number - (0 not in numbers) for number in numbers]

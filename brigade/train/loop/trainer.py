@@ -122,8 +122,7 @@ class Trainer(EvaluatingTrainer):
             model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         if objective.rows != objectives.ANSWERS:
             self.preferences = Preferences(self)
-        self.images = data.images
-        self.processor_files = processor_files.read(run.settings, self.images and self.images.pixels)
+        self.images, self.processor_files = data.images, processor_files.read(run.settings)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
         total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)

@@ -13,6 +13,7 @@ from brigade.train.data.images import ImageReader, ImageRules, ImageSource
 from brigade.train.images import processor as processors
 from brigade.train.images import saved
 from brigade.train.model import processor_files
+from brigade.train.recipe.images import within
 
 
 def own_processor(model, **pixels):
@@ -25,11 +26,11 @@ def own_processor(model, **pixels):
     return processors.load(settings, model.tokenizer, model.config, str(model.folder)), settings
 
 
-def written_to(folder, model, settings, pixels):
+def written_to(folder, model, settings):
     """A directory with the tokenizer's and the processor's files of a saved model."""
     folder.mkdir()
     model.tokenizer.save_pretrained(folder)
-    processor_files.write(processor_files.read(settings, pixels), folder)
+    processor_files.write(processor_files.read(settings), folder)
     return folder
 
 
@@ -66,7 +67,7 @@ def test_what_is_saved_reads_an_image_as_training_did(kind, written, tmp_path, p
     for number, limits in enumerate(LIMITS):
         processor, settings = own_processor(model, **limits)
         rules = ImageRules(limits.get("max_pixels"), limits.get("min_pixels"))
-        folder = written_to(tmp_path / str(number), model, settings, processor.pixels)
+        folder = written_to(tmp_path / str(number), model, settings)
         assert saved.difference(folder, prepared(processor, rules), processor, model.tokenizer) == ""
         if kind == "qwen2_5_vl":
             assert prepared_size(limits, processor) <= limits.get("max_pixels", 10**9)
@@ -76,6 +77,9 @@ def prepared_size(limits, processor):
     """How many pixels of an image the tower sees."""
     grid = processor.tensors([Image.new("RGB", (90, 50))])["image_grid_thw"][0]
     pixels = int(grid.prod()) * 4**2
+    for size in processors.BLANKS:  # which have been expanded before anybody asks
+        alone = processor.tensors([Image.new("RGB", size)])["image_grid_thw"][0]
+        assert processor.expansion(*size).count(processor.image_token) == int(alone.prod()) // 4
     assert pixels >= limits.get("min_pixels", 0) or "max_pixels" in limits
     return pixels
 
@@ -85,11 +89,11 @@ def test_a_difference_is_named(written, tmp_path, prepared, monkeypatch):
     limits = ImageRules(max_pixels=900)
     processor, settings = own_processor(model, max_pixels=900)
     data = prepared(processor, limits)
-    without = written_to(tmp_path / "without", model, settings, None)  # as if limits were not saved
+    without = written_to(tmp_path / "without", model, own_processor(model)[1])  # as if limits were not saved
     assert "makes 28 tokens of the image in the data, 90 x 50 pixels, which were" in saved.difference(
         without, data, processor, model.tokenizer
     )
-    good = written_to(tmp_path / "good", model, settings, processor.pixels)
+    good = written_to(tmp_path / "good", model, settings)
     other = shutil.copytree(good, tmp_path / "other")
     file = other / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.2, 0.3]}))
@@ -101,11 +105,12 @@ def test_a_difference_is_named(written, tmp_path, prepared, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [
-    {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 1, "max_pixels": 9, "size": {"max_pixels": 9}},
-    {"processor_class": "Qwen3VLProcessor", "image_processor": {"image_processor_type": "Qwen2VLImageProcessor"}},
+    {"image_processor_type": "Qwen2VLImageProcessorFast", "min_pixels": 1, "max_pixels": 9,
+     "size": {"max_pixels": 9, "min_pixels": 1}},
+    {"image_processor": {"image_processor_type": "Qwen2VLImageProcessor"}},
 ])  # fmt: skip
 def test_limits_stand_where_transformers_reads_them(content):
-    values = json.loads(processor_files.limited(json.dumps(content).encode(), 5, 7))
+    values = json.loads(processor_files.limited(json.dumps(content).encode(), 7, 5))
     found = values.get("image_processor", values)
     assert found["size"] == {"shortest_edge": 5, "longest_edge": 7}
     assert [found[name] for name in ("min_pixels", "max_pixels") if name in found] in ([], [5, 7])
@@ -116,7 +121,7 @@ def test_limits_stand_where_transformers_reads_them(content):
     ((4, 90), (None, 99), (99, 99)), ((4, 90), (60, 50), (50, 60)),
 ])  # fmt: skip
 def test_limits_of_recipe_and_processor(own, rules, limits):
-    assert ImageRules(*rules).within(*own) == limits
+    assert within(own, *rules) == limits
 
 
 def test_an_image_that_is_scaled_before_is_compared_first(tmp_path):
