@@ -139,6 +139,7 @@ def train_and_save(
             held_out_loss = trainer.final_evaluation()
             trainer.save_model()
             trainer.save_state()
+            steps.compare_images(run, data, tokenizer)
             data.close()
             ranks.wait_for_all()  # the first may have to write the whole model
             succeed(run, trainer.state, held_out_loss)

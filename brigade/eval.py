@@ -81,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data.prepare import prepare
     from .train.images.processor import load as load_processor
+    from .train.images.saved import difference
     from .train.loop import sample_answers
 
     logging.disable_progress_bar()
@@ -93,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
         )
         model = load_trained(settings, options.output).eval().to(device)
     processor = load_processor(settings, tokenizer, model.config, str(options.output))
-    splits = prepare(settings, tokenizer, processor).heldout
+    prepared = prepare(settings, tokenizer, processor)
+    splits = prepared.heldout
     if objective_of(settings.recipe.training).rows != ANSWERS:
         return _judge_preferences(options, settings, model, tokenizer, splits, recorded)
     heldout = [sequence for split in splits.values() for sequence in split]
@@ -137,6 +139,9 @@ def run(options: argparse.Namespace) -> int:
         )
     print()
     sample_answers.show(shown)
+    if processor is not None and (said := difference(options.output, prepared.folder, processor, tokenizer)):
+        print(f"\nImages are not read as in training: {said}.")
+        return 1
     if not agree(loss, after, _in_half(settings, model)):
         print(f"\nThe loaded model's loss is not the run's: {loss:.6f} against {after:.6f}.")
         return 1

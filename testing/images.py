@@ -50,7 +50,7 @@ def tokens(width: int, height: int) -> str:
 class Processor:
     """A processor that makes a token of every PIXELS pixels, between BEGIN and END. tokenizer: one that knows them"""
 
-    image_token = IMAGE
+    image_token, scales = IMAGE, False
 
     def __init__(self, tokenizer: Any) -> None:
         self.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...train.data.images import ImageRules
+from ...train.recipe.images import within
 from ...train.recipe.parts import trained_parts
 from ...train.recipe.schema import Recipe
 from ..costs.job import PROJECTOR, VISION_TOWER, Images
@@ -16,6 +17,7 @@ from ..shape.tower import described_with_tower, row_of
 
 USUAL = (1024, 1024)  # pixels of an image, where nobody says: few processors have a size of their own
 PARTS = (VISION_TOWER, PROJECTOR)
+LIMITS = ("min_pixels", "max_pixels")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,12 @@ def described_with_images(
     """
     shape, tower, whole = described_with_tower(config, place, name)
     width, height = asked.size or USUAL
-    each = image_of(row_of(config, place), whole, *ImageRules(*pixels).scaled(width, height))
+    rule, size = row_of(config, place), (width, height)
+    if "max_pixels" in rule:  # the processor scales images itself
+        rule = rule | dict(zip(LIMITS, within((rule["min_pixels"], rule["max_pixels"]), *pixels), strict=True))
+    else:
+        size = ImageRules(*pixels).scaled(*size)
+    each = image_of(rule, whole, *size)
     per_sample = 1.0 if asked.per_sample is None else asked.per_sample
     return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)
 

@@ -174,13 +174,26 @@ def _store(
     beside = [
         mixing.dropped_beside(part, samples, lost) for part, samples, lost in zip(used, train, dropped, strict=True)
     ]
-    return writer.facts(chosen, np.concatenate(beside)) | {
+    facts = writer.facts(chosen, np.concatenate(beside))
+    if encoder.images is not None and not facts["images"]:
+        raise _without_images(origins[0].train, facts, settings)
+    return facts | {
         "format": FORMAT,
         "sequences": len(sequences),
         "by_source": [len(part) for part in used],
         "files": files_of(data),
         "shared": writer.shared(np.concatenate(heldout), chosen),
     }
+
+
+def _without_images(rows: Rows, facts: dict[str, Any], settings: Settings) -> UserError:
+    """Return the error of a recipe with data.images whose training samples have no image."""
+    place, unread = settings.place("images"), ", ".join(facts["unread"]) or "nothing"
+    problem = (
+        f"it is true, and none of {facts['samples']:,} training samples has an image ({rows.place}; not read: {unread})"
+    )
+    cure = "name the column with the images: columns: {images: NAME}; raise max_length where it cut all of them off; or train on "
+    return UserError(place, problem, f"{cure}texts alone: images: false")
 
 
 def _refuse_one_label(chosen: np.ndarray, rows: Rows, writer: Writer, settings: Settings) -> None:

@@ -20,6 +20,7 @@ IMAGE = np.dtype(
         ("size", np.int64),
         ("changed", np.int64),
         ("digest", np.uint8, 16),
+        ("scaled", bool),
     ]
 )
 DATA, TABLE, BEGINS = "image_data", "images.npy", "image_begins.npy"
@@ -31,7 +32,7 @@ class ImageWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._data = (folder / DATA).open("wb")
-        self._images: list[tuple[int, int, int, int, bool, int, int, np.ndarray]] = []
+        self._images: list[tuple[int, int, int, int, bool, int, int, np.ndarray, bool]] = []
         self._begins = [0]
 
     def add(self, samples: Iterable[tuple[ImageSource, ...]]) -> None:
@@ -41,12 +42,16 @@ class ImageWriter:
                 self._data.write(os.fsencode(image.path) if image.content is None else image.content)
                 about = image.width, image.height, image.content is None, image.size, image.changed
                 digest = np.frombuffer(image.digest, np.uint8)
-                self._images.append((begin, self._data.tell(), *about, digest))
+                self._images.append((begin, self._data.tell(), *about, digest, image.scaled))
             self._begins.append(len(self._images))
 
     def counts(self) -> np.ndarray:
         """Return how many images each sample has; int64 (samples,)."""
         return np.diff(self._begins)
+
+    def scaled(self) -> np.ndarray:
+        """Return how many images of each sample are scaled before the processor sees them; int64 (samples,)."""
+        return np.diff(np.cumsum([0, *(image[-1] for image in self._images)])[self._begins])
 
     def close(self) -> None:
         self._data.close()
@@ -72,10 +77,15 @@ class StoredImages:
         return [self._image(number, int(sample)) for number in range(self._begins[sample], self._begins[sample + 1])]
 
     def _image(self, number: int, sample: int | None = None) -> ImageSource:
-        begin, end, width, height, is_file, size, changed, digest = self._table[number].tolist()
+        begin, end, width, height, is_file, size, changed, digest, scaled = self._table[number].tolist()
         content = self._data[begin:end].tobytes()
         path = os.fsdecode(content) if is_file else ""
-        return ImageSource(path, None if is_file else content, width, height, size, bytes(digest), changed, sample)
+        encoded = None if is_file else content
+        return ImageSource(path, encoded, width, height, size, bytes(digest), changed, sample, scaled)
+
+    def one(self) -> ImageSource:
+        """Return the first image that is scaled before the processor sees it, or else the first one. There has to be one."""
+        return self._image(int(self._table["scaled"].argmax()))
 
     def changed(self) -> ImageSource | None:
         """Return the first file that is no longer what was prepared, or cannot be read; None where there is none."""

@@ -79,6 +79,7 @@ class ImageSource(NamedTuple):
     width, height: of what the processor gets, in pixels: after EXIF rotation and max_pixels or min_pixels
     size: of the encoded bytes; digest: of them, 16 bytes; changed: of a file, when it was changed last, in ns
     sample: whose it is, by its number in the store, where a store has it
+    scaled: whether max_pixels or min_pixels made it another size
     """
 
     path: str
@@ -89,22 +90,22 @@ class ImageSource(NamedTuple):
     digest: bytes = b""
     changed: int = 0
     sample: int | None = None
+    scaled: bool = False
 
     def open(self) -> "Image.Image":
         """Return the image in RGB, rotated as EXIF says, scaled to (width, height). Raises LostImage for a file that has
         changed since data was prepared, or cannot be read any more."""
         from PIL import Image, ImageOps
 
-        content = self._read() if self.content is None else self.content
-        with Image.open(io.BytesIO(content), formats=_formats()) as opened:
-            image: Image.Image = ImageOps.exif_transpose(opened)
-            if image.mode == "P":  # PIL warns of transparency that it leaves out
-                image = image.convert("RGBA")
-            image = image.convert("RGB")
+        with Image.open(io.BytesIO(self.encoded()), formats=_formats()) as opened:
+            image = in_rgb(ImageOps.exif_transpose(opened))
         size = (self.width, self.height)
         return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
-    def _read(self) -> bytes:
+    def encoded(self) -> bytes:
+        """Return the encoded bytes. Raises LostImage as open() does."""
+        if self.content is not None:
+            return self.content
         try:
             content = Path(self.path).read_bytes()
         except OSError as error:
@@ -130,6 +131,16 @@ class ImageSource(NamedTuple):
             return status.st_mtime_ns == self.changed or digest_of(Path(self.path).read_bytes()) == self.digest
         except OSError:
             return False
+
+
+def in_rgb(image: "Image.Image") -> "Image.Image":
+    """Return an image in RGB. What is transparent is laid on white, as by Transformers' convert_to_rgb (image_transforms.py)."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def digest_of(content: bytes) -> bytes:
@@ -171,8 +182,8 @@ class ImageReader:
     def _file(self, given: str) -> ImageSource:
         name = unquote(urlsplit(given).path) if given.startswith("file://") else given
         path = (self.folder / Path(name).expanduser()).absolute()
-        if (known := self._known.get(str(path))) is not None:
-            return known
+        if str(path) in self._known:
+            return self._known[str(path)]
         where = "" if Path(name).is_absolute() else f" (relative paths begin at {self.folder}; image_folder changes it)"
         try:
             if not path.is_file():
@@ -184,17 +195,19 @@ class ImageReader:
         except (OSError, ValueError, RuntimeError) as error:  # a name of 300 letters, one with a zero byte, ~nobody
             raise BadRow(f"the image {shown(given)} cannot be read: {first_line(error)}", "fix the path") from None
         source = self._looked_at(content, f"the image {given!r}")
-        about = source.width, source.height, source.size, source.digest
-        self._known[str(path)] = ImageSource(str(path), None, *about, status.st_mtime_ns)
-        return self._known[str(path)]
+        known = source._replace(path=str(path), content=None, changed=status.st_mtime_ns)
+        self._known[str(path)] = known
+        return known
 
     def _embedded(self, content: bytes, called: str) -> ImageSource:
         _refuse_bytes(len(content), called)
         return self._looked_at(content, called)
 
     def _looked_at(self, content: bytes, called: str) -> ImageSource:
-        width, height = self.rules.scaled(*_size_of(content, called))
-        return ImageSource("", content, width, height, len(content), digest_of(content))
+        size = _size_of(content, called)
+        width, height = self.rules.scaled(*size)
+        digest, scaled = digest_of(content), (width, height) != size
+        return ImageSource("", content, width, height, len(content), digest, scaled=scaled)
 
     def _fetched(self, address: str) -> bytes:
         if not self.rules.fetch:

@@ -1,6 +1,5 @@
 """The keys of a row, of its messages and of their parts: which were read, and whether others are refused or counted."""
 
-import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,6 @@ WEIGHT = (
     "weight"  # of a row's loss: read where data.columns names it, for sets have such columns for other reasons, too
 )
 IMAGES = ("images", "image")  # columns with images, which are read with data.images
-# Words that stand for a picture in LLaVA's, LLaMA-Factory's and ms-swift's sets. They are tags of HTML, too: one stands for a
-# picture where a turn begins with it and goes on without a blank, or ends with it on a line of its own.
-MARKS = ("<image>", "<video>", "<audio>")
-_PICTURE = re.compile(r"\A\s*<(image|video|audio)>(?! )|\n<(image|video|audio)>\s*\Z")
 
 
 class _Known:
@@ -109,15 +104,3 @@ class Row:
     def unread(self) -> list[str]:
         """Return the columns that hold something and that nobody asked for."""
         return [key for key, value in self.content.items() if key not in self.asked and not says_nothing(value)]
-
-
-def refuse_pictures(text: str, role: str, images: bool = False) -> list[str]:
-    """Return the MARKS that a turn spells out, which are learned as letters. Raises BadRow where one stands for a picture.
-    images: whether images are read, and these marks are those that no column of the row has one for"""
-    marks = [mark for mark in MARKS if mark in text]
-    picture = _PICTURE.search(text) if marks and role == "user" else None
-    if picture and f"</{picture[1] or picture[2]}>" not in text:
-        problem = f"{picture[0].strip()} stands for a picture, a sound or a video in a {role!r} turn, "
-        problem += "and the row has no column of images" if images else "and only texts are learned"
-        raise BadRow(problem, "use rows of texts, or remove the mark")
-    return marks

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...errors import shown
-from . import keys
+from . import image_places, keys
 from .row_images import TYPES, RowImages
 from .rows import BadRow, not_text
 from .tool_calls import calls_of, from_json, one_of
@@ -204,7 +204,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if not isinstance(content, str):
         raise not_text(f"the content of {role!r}", content, "give each message a text content")
     if "<" in content:
-        marks = keys.refuse_pictures(content, ROLES[role], images is not None)
+        marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}

@@ -136,6 +136,8 @@ def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
         "control": "control tokens spelled out in answers or texts, which stay control tokens (a text's first and last are not "
         "added again)",
         "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
+        "scaled": "images scaled by max_pixels or min_pixels, which the model's processor does not do by itself: whoever serves "
+        "the model has to",
         "shared": "held-out samples that are trained on, too",
         "weightless": "samples of weight 0, which teach nothing and take time",
         "unlike": "pairs whose answers do not begin at the same token, for their prompts are not rendered alike",

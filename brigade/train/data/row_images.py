@@ -1,50 +1,75 @@
-"""The images of a row: in parts of its messages, or in a column whose places in the texts <image> marks. Imports no torch."""
+"""The images of a row: in parts of its messages, or in a column whose places in the texts are marked. Imports no torch."""
 
-import json
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...errors import shown
+from . import image_columns
+from .boxes import SAID as BOXES
+from .boxes import has_boxes
+from .image_places import PLACE, may_have_places, place_of, unknown_place
 from .images import DROP, MARK, ImageReader, ImageSource
-from .keys import IMAGES, Row, says_nothing
+from .keys import Row, says_nothing
 from .rows import BadRow
 
 Message = dict[str, Any]
 
-PLACE = "<image>"  # of LLaVA, LLaMA-Factory and ms-swift
 ASKING = ("user", "tool")  # roles whose turns may have images
 TYPES = ("image", "image_url")  # of parts
 GIVEN = ("image", "image_url", "path", "url", "base64", "data")  # keys of parts under which an image may stand
+INDEX = "index"  # of a part: which of the column's images it is, counted from 0 (Hugging Face's sets for LLaVA)
 # Keys by which other tools scale one image (Qwen's), and not all of them alike.
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 WRITE = 'write {"type": "image", "image": PATH}, or a column images and <image> for each in the texts'
 
 
+class Place(NamedTuple):
+    """A place for an image. own: the image that it has itself; number, at: which of the column's it takes, by a name such as
+    <image_1> or by INDEX; none of the three: the next one"""
+
+    own: ImageSource | None = None
+    number: int | None = None
+    at: int | None = None
+
+
 class RowImages:
-    """The images of one row, in the order of their places. whole: those found so far
+    """The images of one row. whole: all of them, in the order of their places, once finish() is done
 
     Texts go through text(), parts through part(), in the order in which they stand in the row; then finish().
+    said: what is to be said of the row
     """
 
     def __init__(self, row: Row, reader: ImageReader) -> None:
         """Raises BadRow for a column that holds no images."""
-        self.reader, self.whole = reader, list[ImageSource]()
-        self.column, self.given = _column(row)
-        self._left = iter(self.given)
-        self._places = 0
-        self._elsewhere = ""  # the role of a turn that is no question, and spells a place out
+        self.row, self.reader, self.whole, self.said = row, reader, list[ImageSource](), set[str]()
+        self.column, self.given = image_columns.given(row)
+        self._places, self._messages = list[Place](), list[Message]()
+        self._elsewhere: tuple[str, ...] = ()  # a place in a turn that is no question, and the turn's role
 
     def text(self, text: str, role: str) -> str:
         """Return a text whose places for images have become MARKs. role: of the turn, by our names"""
         if MARK in text:
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
-        if not self.given or PLACE not in text:
+        if not may_have_places(text):
             return text
-        if role not in ASKING:
-            self._elsewhere = self._elsewhere or role
-            return text
-        first, *others = text.split(PLACE)
-        return first + "".join(self._next() + other for other in others)
+        if role in ASKING:
+            return PLACE.sub(self._placed, text)
+        found = PLACE.search(text) if self.given else None
+        if found and found[0].startswith("<") and place_of(found):
+            self._elsewhere = self._elsewhere or (found[0], role)
+        return text
+
+    def _placed(self, found: re.Match[str]) -> str:
+        """Return the MARK for a place in a text; the text itself where it is none, or the row has no images for it."""
+        place = place_of(found)
+        if place is None or not (place[0] or self.given):
+            return found[0]
+        path, number = place
+        if path in self.given:
+            self._places.append(Place(at=self.given.index(path)))
+        else:
+            self._places.append(Place(own=self.reader.read(path)) if path else Place(number=number))
+        return MARK
 
     def part(self, part: dict[str, Any], role: str) -> tuple[str, set[str]]:
         """Return the MARK for a part of a message that is an image, and the keys of it that were read. Raises BadRow for an image
@@ -58,81 +83,95 @@ class RowImages:
         keys = [key for key in GIVEN if not says_nothing(part.get(key))]
         if len(keys) > 1:
             raise BadRow(f"a part of type {part['type']!r} has both {keys[0]!r} and {keys[1]!r}", "keep one of them")
-        if not keys:
-            return self._next(), set(GIVEN)
-        self.whole.append(self.reader.read(part[keys[0]]))
-        return MARK, set(GIVEN)
+        if keys:
+            self._places.append(Place(own=self.reader.read(part[keys[0]])))
+            return MARK, set(GIVEN)
+        self._places.append(Place(at=self._index(part.get(INDEX))))
+        return MARK, {*GIVEN, INDEX}
 
-    def _next(self) -> str:
-        """Return the MARK for a place that takes the next image of the column, if there is one: finish() counts."""
-        self._places += 1
-        value = next(self._left, None)
-        if value is not None:
-            self.whole.append(self.reader.read(value))
-        return MARK
+    def _index(self, value: Any) -> int | None:
+        """Return which of the column's images a part names; None where it names none."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in range(len(self.given)):
+            problem = f"a part of type 'image' has the index {value!r}, and {self._count()}"
+            raise BadRow(problem, "an index counts the column's images from 0: fix it, or leave it out of all parts")
+        return int(value)
+
+    def _count(self) -> str:
+        return f"images in column {self.column!r}: {len(self.given):,}" if self.column else "no column has images"
 
     def finish(self, messages: list[Message]) -> list[Message]:
         """Return the messages of the row, with the column's images before the first user's text where nothing says where they
-        stand. Raises BadRow where places and images are not equally many."""
-        if self.given and not self._places and not self._elsewhere and not self.whole:
-            first = next((number for number, turn in enumerate(messages) if turn["role"] == "user"), None)
-            if first is None:
-                raise BadRow(f"column {self.column!r} has images, and there is no user's turn for them", DROP)
-            self.whole = [self.reader.read(value) for value in self.given]
-            turn = messages[first] | {"content": MARK * len(self.whole) + messages[first]["content"]}
-            messages = [*messages[:first], turn, *messages[first + 1 :]]
-        elif self._places != len(self.given):
-            places = f"places for images in users' turns ({PLACE}, or a part without an image): {self._places:,}"
-            images = f"images in column {self.column!r}: {len(self.given):,}" if self.column else "no column has images"
-            elsewhere = f"; {PLACE} in a {self._elsewhere!r} turn is none" if self._elsewhere else ""
-            cure = "give as many places as images, or no places: then all come first"
-            raise BadRow(f"{places}; {images}{elsewhere}", cure)
+        stand. Raises BadRow where places and images do not fit."""
+        if self.given and not self._places and not self._elsewhere:
+            messages = self._in_front(messages)
+            self._places = [Place()] * len(self.given)
+        taken = iter(self._order())
+        self.whole = [place.own or self.reader.read(self.given[next(taken)]) for place in self._places]
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
+        if self.whole and any(has_boxes(turn["content"]) for turn in messages):
+            self.said.add(BOXES)
+        self._messages = messages
         return messages
 
+    def _in_front(self, messages: list[Message]) -> list[Message]:
+        """Return messages with a MARK for each of the column's images before the first user's text."""
+        first = next((number for number, turn in enumerate(messages) if turn["role"] == "user"), None)
+        if first is None:
+            raise BadRow(f"column {self.column!r} has images, and there is no user's turn for them", DROP)
+        for turn in messages:
+            if turn["role"] in ASKING and (found := unknown_place(turn["content"])):
+                problem = f"{found} in a {turn['role']!r} turn may be the place of an image, and is not known as one"
+                raise BadRow(
+                    problem, "write <image> where an image stands; to have it read as letters, put <image> first"
+                )
+        turn = messages[first] | {"content": MARK * len(self.given) + messages[first]["content"]}
+        return [*messages[:first], turn, *messages[first + 1 :]]
+
+    def _order(self) -> list[int]:
+        """Return which of the column's images each place without an image of its own takes. Raises BadRow where they do not fit:
+        all are numbered from 1 or from 0, each once; or all have an index, and each image is at a place; or they are as many."""
+        places = [place for place in self._places if place.own is None]
+        numbers = [place.number for place in places if place.number is not None]
+        indices = [place.at for place in places if place.at is not None]
+        every = list(range(len(self.given)))
+        if numbers:
+            order = [number - (0 not in numbers) for number in numbers]
+            if len(order) == len(places) and sorted(order) == every:
+                return order
+            problem = f"places for images have the numbers {', '.join(map(str, numbers))}"
+            others = "" if len(numbers) == len(places) else f", and {len(places) - len(numbers)} others have none"
+            cure = "number each image once, from 1 on; or write <image> for each, in the column's order"
+            raise BadRow(f"{problem}{others}; {self._count()}", cure)
+        if indices:
+            if len(indices) == len(places) and sorted(set(indices)) == every:
+                return indices
+            problem = f"places for images have the indices {', '.join(map(str, indices))}"
+            others = "" if len(indices) == len(places) else f", and {len(places) - len(indices)} others have none"
+            cure = "give each part the index of its image, counted from 0, and each image a part; or give none"
+            raise BadRow(f"{problem}{others}; {self._count()}", cure)
+        if len(places) != len(every):
+            problem = f"places for images in users' turns (<image>, or a part without an image): {len(places):,}"
+            elsewhere = "; {} in a {!r} turn is none".format(*self._elsewhere) if self._elsewhere else ""
+            cure = "give as many places as images, or no places: then all come first"
+            raise BadRow(f"{problem}; {self._count()}{elsewhere}", cure)
+        return every
+
     def without_places(self, text: str) -> str:
-        """Return a text without its places for images, which some tokenizers have as a special token."""
-        return text.replace(PLACE, "") if self.given else text
+        """Return a text without its places for images, which some tokenizers have as special tokens."""
+        return PLACE.sub("", text) if self.given else text
 
     def refuse_any(self, kind: str) -> None:
         """Raise BadRow where the row has images and is no chat. kind: what it is, in words"""
-        if self.given or self.whole:
+        if self.given or self._places:
             raise BadRow(f"it has images, and {kind} has no place for them", WRITE)
 
-
-def _column(row: Row) -> tuple[str, list[Any]]:
-    """Return the source's name of the column with the row's images, and what it holds; "" and [] where there is none."""
-    there = [key for key in IMAGES if not says_nothing(row.get(key))]
-    if len(there) > 1:
-        names = " and ".join(repr(row.name(key)) for key in there)
-        raise BadRow(f"both columns {names} hold images", "name the one that is meant, and ignore the other in columns")
-    if not there:
-        return "", []
-    value = row.get(there[0])
-    if isinstance(value, str) and value.lstrip().startswith("["):  # a list, as CSV holds it
-        value = _list_of(value)
-    values = value if isinstance(value, list) else [value]
-    if (bad := next((each for each in values if not _may_be_image(each)), values)) is not values:
-        name = row.name(there[0])
-        raise BadRow(
-            f"column {name!r} holds {shown(bad)}, which is no image", "give paths, or lists of them; or ignore it"
-        )
-    return row.name(there[0]), values
-
-
-def _list_of(text: str) -> Any:
-    """Return the list that a text is in JSON, or the text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _may_be_image(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(not says_nothing(value.get(key)) for key in ("bytes", "path", "url"))
-    return isinstance(value, (str, bytes)) and bool(value)
+    def refuse_overlooked(self) -> None:
+        """Raise BadRow where no image was found in the row, which has been read, and something else in it seems to be one."""
+        if not self.whole:
+            image_columns.refuse_overlooked(self.row, self._messages)
 
 
 def in_parts(content: str) -> list[dict[str, str]]:

@@ -132,6 +132,9 @@ def convert(content: Any, columns: Columns, templates: Templates, reader: ImageR
         text = chat(row, turns(row.get("messages"), unread, images=images), 0, templates, images)
     else:
         text = pair(row, unread, templates, images=images)
+    if images:
+        images.refuse_overlooked()
+        unread |= images.said
     if text and WEIGHT in columns:
         text = replace(text, weight=weight_of(row))
     return text and with_unread(text, row, unread)

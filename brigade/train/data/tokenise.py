@@ -38,6 +38,8 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images:
             f"{type(tokenizer).__name__} is not one of the Rust tokenizers, so nothing says which tokens are whose",
             "name one with a tokenizer.json",
         )
+    own = images is not None and images.scales  # then the limits are the processor's own settings
+    limits = (None, None) if own else (data.max_pixels, data.min_pixels)
     # How it was last called (padding, truncation) is a part of its state, but not of any sample's.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     model, templates = settings.recipe.model, chat_template.load(settings, tokenizer)
@@ -57,7 +59,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images:
         thinking=data.thinking,
         rows=objective_of(settings.recipe.training).rows,
         images=images if data.images else None,
-        image_rules=ImageRules(data.max_pixels, data.min_pixels, data.fetch_images),
+        image_rules=ImageRules(*limits, data.fetch_images),
         own_tokens=own_tokens,
     )
 

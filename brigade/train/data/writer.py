@@ -88,11 +88,12 @@ class Writer:
         }
 
     def _of_images(self, items: np.ndarray) -> dict[str, int]:
-        """Return how many images these items have, and how many of them have some; {} where rows have none."""
+        """Return how many images these items have, how many of them have some, and how many images are scaled before the
+        processor sees them; {} where rows have none."""
         if not self._images:
             return {}
-        counts = self._images.counts()[items]
-        return {"images": int(counts.sum()), "with_images": int((counts > 0).sum())}
+        counts, scaled = self._images.counts()[items], self._images.scaled()[items]
+        return {"images": int(counts.sum()), "with_images": int((counts > 0).sum()), "scaled": int(scaled.sum())}
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
         """Return how many of some items are, token for token, among others."""

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError, first_line
-from ..data.images import DROP, ImageSource
+from ..data.images import DROP, NO_RULES, ImageRules, ImageSource
 from ..data.rows import BadRow
 from ..data.store import IGNORED, TokenSequence
 from ..hub import hub_is_away
 from ..model import parts
 from ..model.location import location
 from ..recipe.flags import Settings
+from ..recipe.images import within
 from .batch import add_images
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Model:
     positions: str | None
     most_images: int | None = None
     grids: tuple[str, ...] = ()
+    scales: bool = False
 
 
 @functools.cache
@@ -61,6 +63,7 @@ class Processor:
 
     image_token: what a chat template writes once for each image; image_token_id: the id whose embeddings an image's features
     replace. They differ in some models, as in Gemma 3. own: Transformers' processor
+    scales: whether it scales images to limits of pixels that are settings of its own
     """
 
     def __init__(self, processor: Any, config: "PreTrainedConfig") -> None:
@@ -68,9 +71,17 @@ class Processor:
         self.image_token: str = processor.image_token
         self.image_token_id: int = config.image_token_id
         self.most_images = self.model.most_images
-        self.own = processor
+        self.own, self.scales = processor, self.model.scales
         self._expansions: dict[tuple[int, int], str] = {}
         self._blank: TokenSequence | None = None
+
+    def limit(self, rules: ImageRules) -> None:
+        """Make the recipe's limits of pixels the processor's own, where it has some. Nothing may have been expanded before."""
+        if self.scales and (rules.max_pixels or rules.min_pixels):
+            size = self.own.image_processor.size
+            own = size["shortest_edge"], size["longest_edge"]
+            fewest, most = within(own, rules.max_pixels, rules.min_pixels)
+            self.own.image_processor.size = type(size)(shortest_edge=fewest, longest_edge=most)
 
     def expansion(self, width: int, height: int) -> str:
         """Return the text that stands for an image of that many pixels, in place of its image_token: the processor makes it for
@@ -161,13 +172,20 @@ def load(
     if not Path(other or source).is_dir():
         hub_is_away()
     # The model's revision is not another repository's.
-    return read_processor(place, other or source, None if other else revision, config, tokenizer)
+    rules = ImageRules(settings.recipe.data.max_pixels, settings.recipe.data.min_pixels)
+    return read_processor(place, other or source, None if other else revision, config, tokenizer, rules)
 
 
 def read_processor(
-    place: str, source: str, revision: str | None, config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase"
+    place: str,
+    source: str,
+    revision: str | None,
+    config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    rules: ImageRules = NO_RULES,
 ) -> Processor:
-    """Read the processor's files of a directory or a repository on the Hub; place: the key of the recipe that names it.
+    """Read the processor's files of a directory or a repository on the Hub; place: the key of the recipe that names it; rules:
+    what the recipe says of images.
 
     Raises UserError where there are none, or where they are another class's or cannot compute without torchvision.
     """
@@ -193,6 +211,7 @@ def read_processor(
         raise UserError(place, problem, f"name one for {kind.__name__}, whose images are computed with PIL")
     try:
         processor = Processor(image_processors.build_processor(kind, arguments, tokenizer, image_processor), config)
+        processor.limit(rules)
         known = bool((processor.blank()["input_ids"] == processor.image_token_id).any())
     except Exception as error:  # a tokenizer without the tokens of images, above all
         problem = f"{kind.__name__} cannot be built of the files at {source!r}: {first_line(error)}"

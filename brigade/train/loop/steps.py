@@ -1,6 +1,7 @@
 """The steps of a run that need torch, by their names in train.py, which imports them once it knows that there is something to
 train: a user's mistake and a finished run are told without those seconds."""
 
+import sys
 from typing import Any
 
 from ...errors import UserError
@@ -11,6 +12,7 @@ from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
 from ..images.features import load_checked as load_processor
+from ..images.saved import difference as difference_of_images
 from ..model.adapter_weights import find as find_adapters
 from ..model.load import weights as find_weights
 from ..model.location import load_config
@@ -34,6 +36,14 @@ def explain(run: Run, config: Any, data: Any, resumed: bool, error: BaseExceptio
     return name_row(error, data, run.settings) or explain_out_of_memory(run, config, resumed, error)
 
 
+def compare_images(run: Run, data: Any, tokenizer: Any) -> None:
+    """Warn, on one rank, where the processor that was saved with the model makes something else of an image than the run did."""
+    if data.images is None or not run.world.is_main_rank or not (run.directory / "tokenizer_config.json").is_file():
+        return
+    if said := difference_of_images(run.directory, data.folder, data.images, tokenizer):
+        print(f"warning: {said}.", file=sys.stderr)
+
+
 __all__ = [
     "agree_on_checkpoint",
     "build_trainer",
@@ -44,6 +54,7 @@ __all__ = [
     "check_run",
     "check_steps",
     "choose_kernels",
+    "compare_images",
     "digest_model",
     "divide_into_replicas",
     "explain",

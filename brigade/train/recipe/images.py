@@ -41,3 +41,12 @@ def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
 
 def _unread(place: str) -> UserError:
     return UserError(place, "data.images is not true, so nobody reads it", "set data.images: true, or remove it")
+
+
+def within(own: tuple[int, int], most: int | None, fewest: int | None) -> tuple[int, int]:
+    """Return the limits of pixels, fewest and most, of a processor that scales images itself: its own, or those of the recipe.
+
+    own: fewest and most; most, fewest: data.max_pixels and data.min_pixels
+    """
+    lower, upper = fewest or own[0], most or own[1]
+    return (min(lower, upper), upper) if most else (lower, max(lower, upper))

@@ -111,7 +111,10 @@ def test_another_setting_is_another_identity(name, keys, written, tmp_path):
 
 def settings(**keys):
     model = {"model_name_or_path": "there", "processor_name_or_path": None, "revision": None} | keys
-    recipe = SimpleNamespace(data=SimpleNamespace(images=keys.pop("images", True)), model=SimpleNamespace(**model))
+    recipe = SimpleNamespace(
+        data=SimpleNamespace(images=keys.pop("images", True), max_pixels=None, min_pixels=None),
+        model=SimpleNamespace(**model),
+    )
     return SimpleNamespace(recipe=recipe, place=lambda key: f"recipe.yaml: {key}")
 
 

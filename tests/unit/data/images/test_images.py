@@ -1,13 +1,14 @@
 """Rows with images, in each form that other tools write: where the images' tokens stand, and what is learned."""
 
 import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from brigade.train.data.images import ImageRules, ImageSource
 from testing.images import BEGIN, END, IMAGE, LISTS, PIXELS, SMALL, TEMPLATE, WIDE, A, asked, encoded, tokens
@@ -193,13 +194,45 @@ def test_what_the_processor_gets(encode, folder):
     assert np.array_equal(np.asarray(smaller.open()), np.asarray(whole.resize((8, 12), Image.Resampling.BICUBIC)))
 
 
-@pytest.mark.parametrize("mode, kind", [
-    ("P", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("CMYK", "JPEG"), ("1", "PNG"), ("L", "WEBP"),
+def drawn(mode, kind="PNG", turned=False, **how):
+    """A picture of noise as the bytes of a file, half of it transparent where the mode can say so. how: of PIL's save"""
+    noise = Image.effect_noise((24, 16), 90)
+    alpha = noise.point(lambda value: 0 if value < 128 else value)
+    image = noise.convert("P").convert("PA") if mode == "PA" else noise.convert(mode)
+    if mode.endswith("A"):
+        image.putalpha(alpha)
+    file = io.BytesIO()
+    if turned:
+        how["exif"] = Image.Exif()
+        how["exif"][0x0112] = 6
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("content", [
+    drawn("RGBA"), drawn("RGBA", "WEBP", lossless=True), drawn("RGBA", "TIFF"), drawn("RGBA", turned=True), drawn("LA"),
+    drawn("P", transparency=3), drawn("P", transparency=bytes(range(256))), drawn("P", "GIF", transparency=3),
+    drawn("PA", "TIFF"),
+    drawn("RGB", transparency=(9, 9, 9)), drawn("L", transparency=128), drawn("1", transparency=0),
+    drawn("RGB"), drawn("L", "WEBP"), drawn("1"), drawn("P"), drawn("CMYK", "JPEG"), drawn("RGB", "JPEG", turned=True),
 ])  # fmt: skip
-def test_other_modes_become_rgb(encode, mode, kind):
-    content = encoded(*SMALL, kind, mode)
+def test_other_modes_become_rgb_as_in_transformers(encode, content):
+    """What is transparent is laid on white: palettes' and a colour's transparency, too."""
+    from transformers.image_transforms import convert_to_rgb
+
     ((source,),) = encode({"messages": [asked("?"), A], "image": {"bytes": content}}).images
-    assert isinstance(source, ImageSource) and source.content == content and source.open().mode == "RGB"
+    wanted = convert_to_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(content))), return_numpy=True)
+    found = source.open()
+    assert isinstance(source, ImageSource) and source.content == content and found.mode == "RGB"
+    assert np.array_equal(np.asarray(found), wanted)
+
+
+def test_black_on_clear_is_black_on_white(encode, folder):
+    image = Image.new("RGBA", SMALL, (0, 0, 0, 0))
+    image.putpixel((2, 3), (0, 0, 0, 255))
+    image.save(folder / "clear.png")
+    ((source,),) = encode({"messages": [asked("?"), A], "image": "clear.png"}).images
+    assert sorted(source.open().getcolors()) == [(1, (0, 0, 0)), (63, (255, 255, 255))]
 
 
 def test_where_relative_paths_begin(encode, shown, problem, folder):

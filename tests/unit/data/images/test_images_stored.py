@@ -213,11 +213,20 @@ def test_a_folder_that_is_not_there(prepared, mistake, tmp_path):
     assert "is no folder" in mistake(prepared, image_folder=str(tmp_path / "nowhere"))
 
 
+def test_data_without_any_image_is_refused(prepared, mistake):
+    """Some rows of text alone may stand among those with images; all of them train a model blind."""
+    content = [{"messages": [asked("Hi?"), A], "images": ["a.png"], "caption": "x"}] * 3
+    said = mistake(prepared, content, columns={"ignore": "images"})
+    assert "none of 3 training samples has an image" in said and "column 'caption'" in said
+    assert "columns: {images: NAME}" in said
+
+
 # ---- what is said ------------------------------------------------------------------------------------------------
 def test_figures_count_images(prepared, load, knowing):
     found, settings = prepared(), load(data={"images": True})
     words = report.figures(found, settings.recipe.data, settings.recipe.training, Batch(1, 1, 1, 1, 1e-5))
-    assert "3 images in 2 of them" in words
+    assert "3 images in 2 of them" in words and "scaled by" not in words
+    assert prepared(min_pixels=640).facts["scaled"] == 3
     shown = report.sample(prepared(min_pixels=64 * 64), knowing).plain
     assert f"<s>{IMAGE} (x 256) </s>?" in shown and shown.count(IMAGE) == 1
 
@@ -277,5 +286,3 @@ def test_keys_that_nobody_would_read(load, mistake, data, said):
 def test_columns_of_other_names(prepared):
     content = [{"messages": [asked("<image>?"), A], "pictures": ["a.png"]}]
     assert sizes(prepared(content, columns={"images": "pictures"}).train[0]) == [SMALL]
-    content = [{"messages": [asked("Hi?"), A], "images": ["a.png"]}]
-    assert not prepared(content, columns={"ignore": "images"}).train[0]["images"]

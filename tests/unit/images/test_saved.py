@@ -1,0 +1,135 @@
+"""The processor that is saved with a model reads images as training did, limits of pixels among them."""
+
+import io
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from brigade.train.data.image_store import ImageWriter, StoredImages
+from brigade.train.data.images import ImageReader, ImageRules, ImageSource
+from brigade.train.images import processor as processors
+from brigade.train.images import saved
+from brigade.train.model import processor_files
+from brigade.train.recipe.images import within
+
+
+def own_processor(model, **pixels):
+    """The run's own processor, as load() makes it for a recipe with these limits."""
+    names = {"max_pixels": None, "min_pixels": None} | pixels
+    recipe = {"data": {"images": True} | names, "model": {"processor_name_or_path": None, "revision": None}}
+    recipe["model"]["model_name_or_path"] = str(model.folder)
+    sections = SimpleNamespace(**{name: SimpleNamespace(**keys) for name, keys in recipe.items()})
+    settings = SimpleNamespace(recipe=sections, place=lambda key: f"recipe.yaml: {key}")
+    return processors.load(settings, model.tokenizer, model.config, str(model.folder)), settings
+
+
+def written_to(folder, model, settings):
+    """A directory with the tokenizer's and the processor's files of a saved model."""
+    folder.mkdir()
+    model.tokenizer.save_pretrained(folder)
+    processor_files.write(processor_files.read(settings), folder)
+    return folder
+
+
+def clear(width, height):
+    """A picture of noise, the half of it transparent, as the bytes of a file."""
+    image, file = Image.effect_noise((width, height), 90).convert("RGBA"), io.BytesIO()
+    image.putalpha(Image.effect_noise((width, height), 120))
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """prepared(processor, rules): a folder with the images of a run's data."""
+
+    def call(processor, rules):
+        reader = ImageReader(ImageRules(fetch=False) if processor.scales else rules, tmp_path)
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        writer = ImageWriter(folder)
+        writer.add([(reader.read({"bytes": clear(90, 50)}),)])
+        writer.close()
+        return folder
+
+    return call
+
+
+LIMITS = [{}, {"max_pixels": 900}, {"min_pixels": 1600}, {"max_pixels": 100}, {"min_pixels": 4000, "max_pixels": 4200}]
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_what_is_saved_reads_an_image_as_training_did(kind, written, tmp_path, prepared):
+    model = written(kind)
+    for number, limits in enumerate(LIMITS):
+        processor, settings = own_processor(model, **limits)
+        rules = ImageRules(limits.get("max_pixels"), limits.get("min_pixels"))
+        folder = written_to(tmp_path / str(number), model, settings)
+        assert saved.difference(folder, prepared(processor, rules), processor, model.tokenizer) == ""
+        if kind == "qwen2_5_vl":
+            assert prepared_size(limits, processor) <= limits.get("max_pixels", 10**9)
+
+
+def prepared_size(limits, processor):
+    """How many pixels of an image the tower sees."""
+    grid = processor.tensors([Image.new("RGB", (90, 50))])["image_grid_thw"][0]
+    pixels = int(grid.prod()) * 4**2
+    for size in processors.BLANKS:  # which have been expanded before anybody asks
+        alone = processor.tensors([Image.new("RGB", size)])["image_grid_thw"][0]
+        assert processor.expansion(*size).count(processor.image_token) == int(alone.prod()) // 4
+    assert pixels >= limits.get("min_pixels", 0) or "max_pixels" in limits
+    return pixels
+
+
+def test_a_difference_is_named(written, tmp_path, prepared, monkeypatch):
+    model = written("qwen2_5_vl")
+    limits = ImageRules(max_pixels=900)
+    processor, settings = own_processor(model, max_pixels=900)
+    data = prepared(processor, limits)
+    without = written_to(tmp_path / "without", model, own_processor(model)[1])  # as if limits were not saved
+    assert "makes 28 tokens of the image in the data, 90 x 50 pixels, which were" in saved.difference(
+        without, data, processor, model.tokenizer
+    )
+    good = written_to(tmp_path / "good", model, settings)
+    other = shutil.copytree(good, tmp_path / "other")
+    file = other / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.2, 0.3]}))
+    assert "pixel_values of the image" in saved.difference(other, data, processor, model.tokenizer)
+    (other / "preprocessor_config.json").unlink()
+    assert "no processor of images" in saved.difference(other, data, processor, model.tokenizer)
+    monkeypatch.setattr("brigade.train.data.images.in_rgb", lambda image: image.convert("RGB"))  # alpha left out
+    assert "differ from those in training" in saved.difference(good, data, processor, model.tokenizer)
+
+
+@pytest.mark.parametrize("content", [
+    {"image_processor_type": "Qwen2VLImageProcessorFast", "min_pixels": 1, "max_pixels": 9,
+     "size": {"max_pixels": 9, "min_pixels": 1}},
+    {"image_processor": {"image_processor_type": "Qwen2VLImageProcessor"}},
+])  # fmt: skip
+def test_limits_stand_where_transformers_reads_them(content):
+    values = json.loads(processor_files.limited(json.dumps(content).encode(), 7, 5))
+    found = values.get("image_processor", values)
+    assert found["size"] == {"shortest_edge": 5, "longest_edge": 7}
+    assert [found[name] for name in ("min_pixels", "max_pixels") if name in found] in ([], [5, 7])
+
+
+@pytest.mark.parametrize("own, rules, limits", [
+    ((4, 90), (None, None), (4, 90)), ((4, 90), (50, None), (4, 50)), ((4, 90), (2, None), (2, 2)), ((4, 90), (None, 9), (9, 90)),
+    ((4, 90), (None, 99), (99, 99)), ((4, 90), (60, 50), (50, 60)),
+])  # fmt: skip
+def test_limits_of_recipe_and_processor(own, rules, limits):
+    assert within(own, *rules) == limits
+
+
+def test_an_image_that_is_scaled_before_is_compared_first(tmp_path):
+    def source(name, **how):
+        return ImageSource(name, name.encode(), 1, 1, digest=bytes(16), **how)
+
+    writer = ImageWriter(tmp_path)
+    writer.add([(source("a"),), (), (source("b", scaled=True), source("c"))])
+    assert writer.counts().tolist() == [1, 0, 2] and writer.scaled().tolist() == [0, 0, 1]
+    writer.close()
+    assert StoredImages(tmp_path).one().content == b"b"
