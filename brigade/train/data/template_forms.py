@@ -4,10 +4,13 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .images import MARK
 from .row_images import in_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
 
@@ -26,12 +29,19 @@ class Forms:
 
     def of(self, messages: list[Message]) -> list[Message]:
         """Return messages, whose contents are texts and whose arguments are objects, in these forms."""
-        if self.lists or any(MARK in turn["content"] for turn in messages):
-            messages = [
-                turn | {"content": in_parts(turn["content"])} if self.lists or MARK in turn["content"] else turn
-                for turn in messages
-            ]
+        messages = [
+            turn | {"content": in_parts(turn["content"])} if self._takes_parts(turn["content"]) else turn
+            for turn in messages
+        ]
         return [_with_json(turn) for turn in messages] if self.json_arguments else messages
+
+    def _takes_parts(self, content: Any) -> bool:
+        return isinstance(content, str) and (self.lists or MARK in content)
+
+
+def of_tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str) -> Forms:
+    """Return the forms that a template takes as a tokenizer renders it."""
+    return tried(lambda chat: str(tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)))
 
 
 def tried(render: Callable[[list[Message]], str]) -> Forms:

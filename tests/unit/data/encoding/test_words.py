@@ -1,4 +1,4 @@
-"""A row's words arrive in its text: contents, thoughts, calls and definitions of tools are there, or counted, or the row is refused."""
+"""A row's words arrive in its text: they are there, or counted, or the row is refused."""
 
 import pytest
 
