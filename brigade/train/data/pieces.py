@@ -19,7 +19,7 @@ TEXT, THOUGHT, CALL, ARGUMENT, TOOL, DEFINITION = "text", "thought", "call", "ar
 _THINK = re.compile(THINK)
 _NO_TAG = re.compile(f"{THINK}|{MARK}")
 # What templates look at within a text: marks of thoughts, and tags at its beginning and end (<tool_response>).
-_LOOKED_AT = re.compile(rf"(\A\s*<[^<>\s]{{1,40}}>|</[^<>\s]{{1,40}}>\s*\Z|{THINK}|{MARK})")
+_LOOKED_AT = re.compile(rf"({THINK}|{MARK}|\A\s*<[^<>\s]{{1,40}}>|</[^<>\s]{{1,40}}>\s*\Z)")
 
 
 class Piece(NamedTuple):
