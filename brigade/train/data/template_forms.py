@@ -61,7 +61,7 @@ def tried(render: Callable[[list[Message]], str]) -> Forms:
 
     lists = not shows(Forms()) and shows(Forms(lists=True))
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
-    chat = [
+    chat: list[Message] = [
         {"role": "user", "content": ASKED},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": ANSWERED},
