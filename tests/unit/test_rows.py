@@ -190,8 +190,8 @@ def test_a_class_is_its_name_and_no_number(tmp_path):
     kinds = datasets.Features({"label": datasets.ClassLabel(names=["good", "bad"]), "text": datasets.Value("string")})
     table = datasets.Dataset.from_dict({"label": [1, 0, -1], "text": ["a", "b", "c"]}, kinds)
     table.to_parquet(tmp_path / "a.parquet")
-    for rows in Parquet([tmp_path / "a.parquet"]), Table(table, "set"):
-        assert [row["label"] for row, _ in read(rows)] == ["bad", "good", None]
+    for source in Parquet([tmp_path / "a.parquet"]), Table(table, "set"):
+        assert [row["label"] for row, _ in read(source)] == ["bad", "good", None]
 
 
 def test_maps_are_objects(tmp_path):

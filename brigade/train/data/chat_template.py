@@ -15,6 +15,7 @@ from ...errors import UserError
 from ..limits import TEMPLATE_SECONDS, time_limit
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
+from . import template_forms
 from .layout import NONE, TEMPLATES, ChatFormat
 from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
@@ -228,10 +229,14 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     ends: set[int] = set()
+    forms = template_forms.of_tokenizer(tokenizer, template)
     for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
             whole = tokenizer.apply_chat_template(
-                **probe, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+                **probe | {"conversation": forms.of(probe["conversation"])},
+                chat_template=template,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
             )
             tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
             turns = [

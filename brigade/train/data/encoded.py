@@ -13,8 +13,8 @@ from .rows import BadRow, Where
 # What became of a row. Longer than max_length, it is cut off there, or split into several samples; empty (nothing but white
 # space) or bad (it cannot be used), it is skipped.
 WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
-# Counted for a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
-# answers, which stay special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
+# Counted for a row, with its first sample: answers whose thoughts are cut; special tokens in texts and answers, which stay
+# special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: its tokens, how many of them are supervised, its fate (of several from one text the first says SPLIT), its row's
 # number in the chunk, what of that row nobody read (an index into Encoded.unread), a digest of its tokens, whether it is a

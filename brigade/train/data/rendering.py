@@ -10,19 +10,19 @@ from itertools import accumulate
 from typing import Any
 
 from ...errors import UserError
-from . import rendered, thinking, turn_by_turn
+from . import rendered, template_errors, template_forms, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template
 from .images import MARK, ImageSource
 from .keys import says_nothing
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
-from .row_images import in_parts
 from .rows import BadRow
 from .samples import Text
+from .template_forms import ANSWERED, ASKED, Forms
+from .words import Words
 
-ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
+ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read, or whose words are looked for
 HIDDEN = "\ue000"  # of Unicode's private use
-ASKED, ANSWERED = "Which one?", "That one."  # a chat on which templates are tried
 
 
 class Chats:
@@ -53,6 +53,7 @@ class Chats:
         self.control = re.compile("|".join(map(re.escape, self.unmeant)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
         self.marks = Marks(self._render, self.control_tokens, TOOL)
+        self.words = Words(lambda messages, tools, variables: self._render(messages, tools, variables)[0])
 
     @property
     def joins(self) -> bool:
@@ -86,14 +87,8 @@ class Chats:
         Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
         """
-        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
-
         if error := self.templates.error(tools):
             raise error
-        for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
-            if given and name in self.leaves_out:
-                cure = "name a chat_template that renders them, or remove them from the data"
-                raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
         if images and not self.writes_images:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
@@ -102,6 +97,8 @@ class Chats:
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
+        if learned is not None and self.thinking == thinking.KEEP:
+            thinking.refuse_own_switch(variables)
         try:
             text, spans = self._render(messages, tools, variables)
             said: tuple[str, ...] = ()
@@ -112,26 +109,15 @@ class Chats:
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
-        except TemplateError as error:  # its syntax, or a chat that it refuses
-            if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
-                problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
-                cure = "name a chat_template without it, e.g. chatml, or a tokenizer that has it"
-                raise BadRow(problem, cure) from None
-            if isinstance(error, TemplateSyntaxError):  # no row's fault
-                raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
-            problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
-            raise BadRow(problem, "fix the template or the chat") from None
-        except TypeError as error:
-            if not images:
-                raise
-            problem = f"the chat template reads no list of parts in one of its turns: {error}"  # in a tool's, say
-            raise BadRow(problem, "drop the row, or name a chat_template that does") from None
-        if learned is not None and self.thinking == thinking.KEEP:
-            thinking.refuse_lost(messages, variables, text)
+        except (BadRow, UserError):
+            raise
+        except Exception as error:  # the template refuses the chat, or fails at it
+            raise template_errors.explained(error, messages, bool(images)) from None
+        if learned is not None:
+            keeps = self.thinking == thinking.KEEP
+            unread += self.words.account(messages, tools, variables, text, learned, keeps)
         asked = answered = 0
         for message in messages:
-            written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
-            thoughts += any(thought.strip() not in text for thought in written)
             spelled_out = len(self.control.findall(message["content"]))
             answered += spelled_out * (message["role"] == "assistant")
             asked += spelled_out * (message["role"] != "assistant")
@@ -201,17 +187,13 @@ class Chats:
         return "", ""
 
     @functools.cached_property
-    def takes_lists(self) -> bool:
-        """Whether the template shows contents that are lists of parts only, as SmolVLM's and LLaVA-OneVision's do: tried on a
-        chat."""
+    def forms(self) -> list[Forms]:
+        """The forms that the templates for chats without and with tools take."""
 
-        def shows(asked: Any, answer: Any) -> bool:
-            with suppress(Exception):
-                text = self._rendered([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])[0]
-                return ASKED in text and ANSWERED in text
-            return False
+        def form(tools: list[Any] | None) -> Forms:
+            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0])
 
-        return not shows(ASKED, ANSWERED) and shows(in_parts(ASKED), in_parts(ANSWERED))
+        return [form(None), form([TOOL]) if self.templates.error([TOOL]) is None else Forms()]
 
     @functools.cached_property
     def writes_images(self) -> bool:
@@ -251,7 +233,7 @@ class Chats:
     ) -> tuple[str, ...]:
         """Return the row's variables and the messages' further keys that the template does not read: names that it does not
         have, and keys without which the text is the same."""
-        words = self.words_with_tools if tools else self.words
+        words = self._names_in_templates[bool(tools)]
         unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
         unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
         further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
@@ -262,12 +244,8 @@ class Chats:
         return tuple(unread)
 
     @functools.cached_property
-    def words(self) -> set[str]:
-        return set(re.findall(r"\w+", self.templates.template))
-
-    @functools.cached_property
-    def words_with_tools(self) -> set[str]:
-        return set(re.findall(r"\w+", self.templates.for_tools()))
+    def _names_in_templates(self) -> list[set[str]]:
+        return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
     def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
@@ -279,12 +257,7 @@ class Chats:
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return a chat as its template writes it, and the spans that it marks."""
-        if self.images is not None:
-            lists = self.takes_lists
-            messages = [
-                turn | {"content": in_parts(turn["content"])} if lists or MARK in turn["content"] else turn
-                for turn in messages
-            ]
+        messages = self.forms[bool(tools)].of(messages)
         return self._rendered(messages, tools, variables)
 
     def _rendered(
@@ -302,16 +275,3 @@ class Chats:
                 **self.variables | ({AS_SAMPLE: True} if marked else {}) | (variables or {}),
             )
         return texts[0], spans[0] if marked else []
-
-    @functools.cached_property
-    def leaves_out(self) -> set[str]:
-        """Which of tools and tool_calls the template drops without a word, tried on a chat. What it refuses, it reads."""
-        call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
-        plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        calling = [plain[0], plain[1] | {"tool_calls": [call]}]
-        dropped = set()
-        with suppress(Exception):
-            dropped |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
-        with suppress(Exception):
-            dropped |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
-        return dropped

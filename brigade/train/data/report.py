@@ -15,7 +15,6 @@ from .marks import SAID
 from .packing import samples_of_item
 from .prepare import Prepared
 from .store import IGNORED, Samples
-from .thinking import CUT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -54,7 +53,7 @@ def figures(
         [
             *words,
             *shapes(facts, data, padding(prepared.train, training, batch, squares=squares), samples_of_item(rows)),
-            *losses(facts, data.thinking),
+            *losses(facts),
         ]
     )
 
@@ -119,19 +118,15 @@ def shapes(facts: dict[str, Any], data: DataSection, filler: float, samples: int
     return [*packed, f"{filler:.0%} padding"]
 
 
-def losses(facts: dict[str, Any], thinking: str = "template") -> list[str]:
-    """How many samples were cut, split or dropped, in words. thinking: data.thinking"""
-    cut = "answers whose thoughts are removed (thinking: cut)"
+def losses(facts: dict[str, Any]) -> list[str]:
+    """How many samples were cut, split or dropped, in words."""
     words = {
         "cut": "longer than max_length cut",
         "split": "longer texts split into several samples",
         "dropped": "without a supervised token dropped",
         "empty": "empty texts skipped",
         "skipped": "rows that cannot be used skipped (skip_bad_rows)",
-        "thoughts": cut
-        if thinking == CUT
-        else "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
-        "after the last question)",
+        "thoughts": "answers whose thoughts are removed (thinking: cut)",
         "plain": "control tokens spelled out in questions, read as plain text",
         "control": "control tokens spelled out in answers or texts, which stay control tokens (a text's first and last are not "
         "added again)",
@@ -180,7 +175,7 @@ def window_figures(
     squares: bool = False,
 ) -> str:
     """Return the figures of a stream's window; unless `whole`, only what was cut or dropped, and "" where nothing was."""
-    words = losses(facts if whole else facts | {"joined": 0}, data.thinking)
+    words = losses(facts if whole else facts | {"joined": 0})
     if whole:
         filler = padding(samples, training, batch, shuffled=True, squares=squares)
         words = [f"{facts['samples']:,} training samples, {tokens(facts)}", *shapes(facts, data, filler), *words]

@@ -212,7 +212,7 @@ def exchange(
     images: RowImages | None = None,
 ) -> Text:
     """Return two texts as one, with what other columns say of the chat that they become; else as of pair()."""
-    if not completion:
+    if not completion.strip():
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
     prompt = question(row, prompt)
     if repeats(prompt, [completion]):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import template_forms
 from .messages import Message
 from .rows import BadRow
 
@@ -118,6 +119,7 @@ def try_probes(
     longest_first = tuple(sorted(special, key=len, reverse=True))  # one may end another
     ends: set[int] = set()
     refused, raised = "", ""
+    forms = template_forms.of_tokenizer(tokenizer, template)
     for probe in probes:
         messages, tools = probe["conversation"], probe["tools"]
         if messages[-1]["role"] != "assistant":
@@ -126,7 +128,11 @@ def try_probes(
         def render(messages: list[Message], prompt: bool, tools: Any = tools) -> str:
             return str(
                 tokenizer.apply_chat_template(
-                    messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=prompt
+                    forms.of(messages),
+                    tools=tools,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
                 )
             )
 

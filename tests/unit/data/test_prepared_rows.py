@@ -224,7 +224,7 @@ def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, t
 def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
-        "{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
+        "{% if tools %}{{ tools | length }} tools {{ tools }} {% endif %}{% for m in messages %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train

@@ -64,7 +64,7 @@ def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template,
 
 
 STOCK = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-WITH_TOOLS = "{% if tools %}{{ tools | length }} tools: {% endif %}" + CHATML.read_text()
+WITH_TOOLS = "{% if tools %}{{ tools[0].function.name }}: {% endif %}" + CHATML.read_text()
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 
 
@@ -76,7 +76,7 @@ def test_of_several_named_templates_the_default_is_used_and_the_one_for_tools(to
     assert same(found.train, prepare(CHATS, HELD).train) and found.stands_in == "chatml"
     several.chat_template = {"default": CHATML.read_text(), "tool_use": WITH_TOOLS}
     plain, with_tools = prepare([CHATS[0], CHATS[0] | TOOLS], HELD, chat_template=None, tokenizer=several).train
-    assert tokenizer.decode(with_tools["input_ids"]) == "1 tools: " + tokenizer.decode(plain["input_ids"])
+    assert tokenizer.decode(with_tools["input_ids"]) == "f: " + tokenizer.decode(plain["input_ids"])
     several.chat_template = {"default": CHATML.read_text(), "tool_use": "{{ tools }}{{ messages }}"}
     assert len(prepare(CHATS, HELD, chat_template=None, tokenizer=several).train) == len(CHATS)
     message = mistake(prepare, [CHATS[0] | TOOLS], HELD, chat_template=None, tokenizer=several)

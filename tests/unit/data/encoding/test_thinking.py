@@ -46,7 +46,7 @@ def test_cut_thoughts_are_neither_read_nor_learned(samples, tokenizers, family):
     assert same(cut.train, plain.train)
     assert words(tokenizers[family], cut.train) == words(tokenizers[family], plain.train)
     assert cut.facts["thoughts"] == 4 and plain.facts["thoughts"] == 0
-    assert "4 answers whose thoughts are removed" in "".join(report.losses(cut.facts, "cut"))
+    assert "4 answers whose thoughts are removed" in "".join(report.losses(cut.facts))
     assert "Hm" not in tokenizers[family].decode(cut.train[0]["input_ids"])
 
 
@@ -62,7 +62,6 @@ def test_other_marks_of_thoughts(samples, tokenizers, text):
     ({"content": "Hm.\n</think>\n\nb"}, "message 2 has '</think>' behind its beginning"),
     ({"content": "b <think>Hm.</think>"}, "message 2 has '<think>' behind its beginning"),
     ({"content": "<think>Hm.</think>"}, "message 2 is nothing but thoughts"),
-    ({"content": "", "reasoning_content": "Hm."}, "message 2 is nothing but thoughts"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(samples, mistake, turn, problem):
     assert problem in mistake(samples, [said({"content": "a"}, turn)], "chatml", thinking="cut")

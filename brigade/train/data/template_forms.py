@@ -1,0 +1,87 @@
+"""The forms in which a chat template takes contents and the arguments of calls: tried on chats, for each takes some only."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .images import MARK
+from .row_images import in_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+
+ASKED, ANSWERED = "Which one?", "That one."
+_ARGUMENTS = {"x": "y1"}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """lists: contents are lists of parts, as SmolVLM's and LLaVA-OneVision's templates read them, which show no texts
+    json_arguments: the arguments of calls are JSON in a text, as OpenAI's are and as DeepSeek's templates read them
+    """
+
+    lists: bool = False
+    json_arguments: bool = False
+
+    def of(self, messages: list[Message]) -> list[Message]:
+        """Return messages, whose contents are texts and whose arguments are objects, in these forms."""
+        messages = [
+            turn | {"content": in_parts(turn["content"])} if self._takes_parts(turn["content"]) else turn
+            for turn in messages
+        ]
+        return [_with_json(turn) for turn in messages] if self.json_arguments else messages
+
+    def _takes_parts(self, content: Any) -> bool:
+        return isinstance(content, str) and (self.lists or MARK in content)
+
+
+def of_tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str) -> Forms:
+    """Return the forms that a template takes as a tokenizer renders it."""
+    return tried(lambda chat: str(tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)))
+
+
+def tried(render: Callable[[list[Message]], str]) -> Forms:
+    """Return the forms that a template takes.
+
+    render: messages -> text; what it raises says that the template refuses them
+    """
+
+    def text_of(messages: list[Message], forms: Forms = Forms()) -> str:
+        with suppress(Exception):
+            return render(forms.of(messages))
+        return ""
+
+    def shows(forms: Forms) -> bool:
+        text = text_of([{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}], forms)
+        return ASKED in text and ANSWERED in text
+
+    lists = not shows(Forms()) and shows(Forms(lists=True))
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
+    chat: list[Message] = [
+        {"role": "user", "content": ASKED},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": ANSWERED},
+        {"role": "assistant", "content": ANSWERED},
+    ]
+    as_object, as_text = (text_of(chat, Forms(lists, json_arguments)) for json_arguments in (False, True))
+    written = json.dumps(_ARGUMENTS)
+    refused = not as_object or (written not in as_object and repr(_ARGUMENTS) in as_object)
+    return Forms(lists, refused and written in as_text)
+
+
+def _with_json(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": _as_json(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

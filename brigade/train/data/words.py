@@ -1,0 +1,211 @@
+"""Which words of a chat arrive in its text: a chat template may leave out contents, thoughts, calls and definitions of tools.
+
+What a template leaves out of a kind of turn is found with marks: of each shape of a chat, one whose words are marks is rendered
+once. What it leaves out of one chat alone is found in the text of each row.
+"""
+
+import html
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ...errors import shown
+from .keys import says_nothing
+from .messages import NO_ANSWER, Message
+from .pieces import (
+    ARGUMENT,
+    CALL,
+    DEFINITION,
+    TEXT,
+    THOUGHT,
+    TOOL,
+    Piece,
+    Place,
+    answer_with_a_mark,
+    pieces_of,
+    planted,
+)
+from .rows import BadRow
+
+LONG = 24  # characters of a piece of which no other words of a chat consist by chance
+MOST_SHAPES = 10_000  # of chats that are remembered
+LEFT_OUT = "which the chat template leaves out"
+DROP_OR_NAME = "drop the row, or name a chat_template that renders them"
+# Words by which templates are switched, and which some of them (SmolLM3, Qwen 3) take out of the text.
+_SWITCHES = re.compile(r"/(?:no_?think|think|system_override)\b")
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\.", re.DOTALL)
+_BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*")
+_NO_WORDS = re.compile(r"[\s\"'`\\]+")
+
+
+class Words:
+    """Looks for the words of chats in their texts.
+
+    render: messages, tools and variables -> text; what it raises says that the template refuses such a chat
+    """
+
+    def __init__(self, render: Callable[[list[Message], list[Any] | None, dict[str, Any]], str]) -> None:
+        self._render = render
+        self._left_out: dict[Any, frozenset[Place]] = {}  # of each shape of a chat
+
+    def account(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        text: str,
+        learned: Sequence[bool],
+        keeps_thoughts: bool = False,
+    ) -> tuple[str, ...]:
+        """Return in words what the template leaves out of a chat and may: thoughts, texts beside calls, what no learned answer
+        needs. Raises BadRow where it leaves out an answer that is learned or what the answer is given to, and for an empty one.
+
+        learned: of each turn of the assistant's; keeps_thoughts: whether all thoughts have to arrive
+        """
+        pieces = pieces_of(messages, tools)
+        flags = iter(learned)
+        is_learned = [turn["role"] == "assistant" and next(flags) for turn in messages]
+        missing = self.missing(messages, tools, variables, text, pieces)
+        counted = set(_empty_answers(messages, is_learned, pieces, missing))
+        for number in itertools.compress(itertools.count(), is_learned):
+            answer, mark = answer_with_a_mark(messages[number])
+            if mark and not _stands_in(answer, text):
+                problem = f"message {number + 1} mentions {mark}, and the chat template takes its text apart there"
+                cure = (
+                    "write thoughts as reasoning_content, or as <think>...</think> before the answer; or drop the row"
+                )
+                raise BadRow(problem, cure)
+        counted.update(_named(piece, messages, is_learned, keeps_thoughts) for piece in missing)
+        return tuple(sorted(counted))
+
+    def missing(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+        text: str,
+        pieces: list[Piece],
+    ) -> list[Piece]:
+        """Return the pieces that do not arrive in a chat's text."""
+        left_out = self._of_shape(messages, tools, variables, pieces)
+        bare: list[str] = []  # the text's letters, once they are asked for
+
+        def arrives(piece: Piece) -> bool:
+            if _stands_in(piece.words, text):
+                return True
+            if not bare:
+                bare.append(_bare(text))
+            return _bare(piece.words) in bare[0]
+
+        def is_all_there(piece: Piece) -> bool:
+            """The row may be taken otherwise than a chat of marks."""
+            wanted = sum(other.words.count(piece.words) for other in pieces)
+            return len(piece.words) >= LONG and text.count(piece.words) >= wanted
+
+        return [
+            piece for piece in pieces if not arrives(piece) or (piece.place in left_out and not is_all_there(piece))
+        ]
+
+    def _of_shape(
+        self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any], pieces: list[Piece]
+    ) -> frozenset[Place]:
+        """Return the places whose words the template leaves out of chats of this shape, which is rendered once."""
+        places = tuple(dict.fromkeys(piece.place for piece in pieces if piece.place))
+        shape = tuple(turn["role"] for turn in messages), places, repr(variables)
+        if shape not in self._left_out:
+            if len(self._left_out) >= MOST_SHAPES:
+                self._left_out.clear()
+            marks = {place: f"7{number:06}7" for number, place in enumerate(places)}  # a number, too
+            text = None
+            with suppress(Exception):  # it refuses such a chat, and nothing is known
+                text = self._render(*planted(messages, tools, marks), variables)
+            gone = [place for place, mark in marks.items() if text is not None and mark not in text]
+            self._left_out[shape] = frozenset(gone)
+        return self._left_out[shape]
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+def _stands_in(words: str, text: str) -> bool:
+    """Whether words stand in a text as they are, or as JSON or Python quote them."""
+    if words in text:
+        return True
+    quoted = json.dumps(words, ensure_ascii=False), json.dumps(words), repr(words)
+    return any(form[1:-1] in text for form in quoted)
+
+
+def _bare(text: str) -> str:
+    """Return a text without what templates change within words: white space, quotes and their escapes, and switches."""
+    unescaped = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", text)
+    return _NO_WORDS.sub("", _SWITCHES.sub("", html.unescape(unescaped)))
+
+
+# ---- what becomes of it ----------------------------------------------------------------------------------------------
+def blank(text: str) -> bool:
+    """Whether a text has no character that is seen: white space, and those without a width."""
+    return _BLANK.fullmatch(text) is not None
+
+
+def _empty_answers(
+    messages: list[Message], is_learned: list[bool], pieces: list[Piece], missing: list[Piece]
+) -> Iterator[str]:
+    """Yield in words that there are empty answers that are not learned. Raises BadRow for one that is: a turn without a text, a
+    call, or thoughts that the template shows."""
+    written = [piece for piece in pieces if not blank(piece.words)]
+    answered = {piece.number for piece in written if piece.kind in (TEXT, CALL)}
+    thought = {piece.number for piece in written if piece.kind == THOUGHT}
+    shown_thoughts = {piece.number for piece in written if piece.kind == THOUGHT and piece not in missing}
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant" or number in answered or number in shown_thoughts:
+            continue
+        if not is_learned[number]:
+            yield "empty answers, which are not learned"
+            continue
+        problem, cure = f"the answer in message {number + 1} is empty, so it would teach to say nothing", NO_ANSWER
+        if not says_nothing(message.get("refusal")):
+            problem, cure = f"{problem}; its 'refusal' is not read", "write the refusal as its content, or drop the row"
+        elif number in thought:
+            problem, cure = f"{problem}; the chat template leaves out its thoughts", NO_ANSWER
+        raise BadRow(problem, cure)
+
+
+def _named(piece: Piece, messages: list[Message], is_learned: list[bool], keeps_thoughts: bool) -> str:
+    """Return what the template leaves out, as the run counts it. Raises BadRow where a row cannot do without it."""
+    if piece.kind == TOOL:
+        raise _leaves_out("it has tools", "name a chat_template that renders them, or remove them from the data")
+    if piece.kind == DEFINITION:
+        return f"parts of definitions of tools, {LEFT_OUT}"
+    number = piece.number
+    message, called = messages[number], f"message {number + 1}"
+    excerpt = shown(piece.words)
+    if piece.kind == THOUGHT:
+        if keeps_thoughts:
+            problem = f"thinking is keep, and the chat template leaves out the thoughts of {called}"
+            raise BadRow(problem, "leave thinking out, drop the row, or name another chat_template")
+        later = any(turn["role"] == "user" for turn in messages[number:])
+        return f"thoughts {'of earlier turns' if later else 'after the last question'}, {LEFT_OUT}"
+    if piece.kind in (CALL, ARGUMENT):
+        if not is_learned[number]:
+            return f"tool calls of earlier turns, {LEFT_OUT}"
+        if piece.kind == CALL:
+            raise _leaves_out(
+                "it has tool_calls", "name a chat_template that renders them, or remove them from the data"
+            )
+        raise BadRow(f"the chat template leaves out {excerpt}, an argument of a tool call in {called}", DROP_OR_NAME)
+    if message["role"] == "assistant":
+        if message.get("tool_calls"):
+            return f"texts beside tool calls, {LEFT_OUT}"
+        if not is_learned[number]:
+            return f"earlier answers, {LEFT_OUT}"
+    else:
+        behind = zip(messages[number:], is_learned[number:], strict=True)
+        answers = (learned for turn, learned in behind if turn["role"] == "assistant")
+        if message["role"] in ("user", "tool") and not next(answers, True):
+            return f"earlier turns, {LEFT_OUT}"
+    raise BadRow(f"the chat template leaves out {excerpt} of {called}, which is the {message['role']}'s", DROP_OR_NAME)
+
+
+def _leaves_out(what: str, cure: str) -> BadRow:
+    return BadRow(f"{what}, and the chat template leaves them out", cure)
