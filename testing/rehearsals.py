@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from brigade.plan.choice.job_of_recipe import strategy_of
-from brigade.train.loop import rehearse
+from brigade.train.model.config_json import read_config
+from brigade.train.model.location import config_beside
 from brigade.train.recipe import flags
 from brigade.train.recipe.method import method_of
 
@@ -22,12 +23,16 @@ RECIPES = [
 
 @cache
 def rehearsed(path: Path) -> tuple[Any, ...]:
-    """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once."""
+    """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once.
+
+    It reads the config that lies beside the recipe, and loads no model: tests are collected by it.
+    """
     settings = flags.load(["--recipe", str(REPOSITORY / path)])
-    (config, _), recipe = rehearse.model_config(settings), settings.recipe
+    recipe, beside = settings.recipe, config_beside(settings)
+    config = read_config(beside) if beside else {}
     model, strategy = recipe.model, strategy_of(settings)
     return (
-        config["model_type"],
+        config.get("model_type", model.model_name_or_path),
         config.get("tie_word_embeddings"),
         method_of(model),
         *model.lora_modules_to_save,
