@@ -42,7 +42,7 @@ class Encoder:
     rows: str = ANSWERS
     images: Any = None
     image_rules: ImageRules = NO_RULES
-    own_tokens: frozenset[str] = frozenset()
+    own_tokens: tuple[str, ...] = ()
 
 
 ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"

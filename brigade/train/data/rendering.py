@@ -42,7 +42,7 @@ class Chats:
         how: str = "template",
         last_turn_only: bool = False,
         images: Any = None,
-        own_tokens: frozenset[str] = frozenset(),
+        own_tokens: tuple[str, ...] = (),
     ) -> None:
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
         self.images, self.own_tokens = images, own_tokens

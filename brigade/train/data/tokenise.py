@@ -46,7 +46,7 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images:
     # What a template writes, or ends a text, is nobody's to spell out, even where the recipe has added it.
     variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     written = " ".join([templates.template, templates.with_tools, *variables.values()])
-    own_tokens = frozenset(token for token in model.add_tokens + model.add_special_tokens if token not in written)
+    own_tokens = tuple(token for token in model.add_tokens + model.add_special_tokens if token not in written)
     return encode.Encoder(
         tokenizer=json.dumps(backend),
         templates=templates,

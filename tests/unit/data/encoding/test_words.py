@@ -4,9 +4,11 @@ import pytest
 
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.layout import TEMPLATES
+from brigade.train.data.marks import SAID
 from brigade.train.data.rendering import Chats
 from brigade.train.data.rows import BadRow
 from brigade.train.data.samples import convert
+from testing.dialogues import FAMILIES
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 CODE = "def f(x):\n\tif x < 3 and \"a\" != 'b':\n        return {'k': \"v\\n\"}  # <b>bold</b> & more\n"
@@ -16,7 +18,7 @@ TOOLS = [
 ]
 ARGUMENTS = {"city": "Ro\"m'e\n é", "days": 3, "f": 1.5, "big": 1e20, "yes": True, "in": {"l": [1, "two", {"x": CODE}]}}
 OPENING = "{% for m in messages %}<{{ m.role }}>"
-CLOSING = "</s>{% endfor %}"
+CLOSING = "</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 MARKED = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
 
 
@@ -50,7 +52,9 @@ def chats():
         if key not in made:
             path = TEMPLATES / f"{template}.jinja"
             text = template if "{" in template else path.read_text(encoding="utf-8")
-            made[key] = Chats(ChatTemplates(text), VARIABLES, {"</s>", "<|im_end|>"}, **how)
+            family = FAMILIES.get(template, {"added_tokens": [], "special_tokens": {}})
+            special = {"</s>", "<|im_end|>", *family["added_tokens"], *family["special_tokens"].values()}
+            made[key] = Chats(ChatTemplates(text), VARIABLES, special, **how)
         return made[key]
 
     return call
@@ -62,7 +66,7 @@ def left_out(chats, *turns, **columns):
         text = convert({"messages": list(turns), **columns}, {}, chats)
     except BadRow as error:
         return f"refused: {error.args[0]}"
-    return "; ".join(words for words in text.unread if not words.startswith("key"))
+    return "; ".join(words for words in text.unread if not words.startswith("key") and words not in SAID)
 
 
 HONEST = {
