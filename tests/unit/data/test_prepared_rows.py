@@ -225,7 +225,8 @@ def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_pa
     own = tmp_path / "own.jinja"
     own.write_text(
         "{% if tools %}{{ tools | length }} tools {{ tools }} {% endif %}{% for m in messages %}"
-        "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endfor %}"
+        "{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+        "{% endif %}{% endfor %}"
     )
     (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
     assert tokenizer.decode(row["input_ids"]).startswith("2 tools")

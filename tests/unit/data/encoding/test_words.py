@@ -116,8 +116,9 @@ LAST_QUESTION = OPENING + MARKED + "{% elif loop.revindex < 3 %}{{ m.content }}{
 FIRST_WORD = (
     OPENING + MARKED.replace("m.content", "m.content.split()[0]") + "{% else %}{{ m.content }}{% endif %}" + CLOSING
 )
-TEXTS = OPENING + MARKED + "{{ CALLS }}{% else %}{{ m.content }}{% endif %}" + CLOSING
-NAMES = TEXTS.replace("CALLS", "(m.tool_calls or [{}])[0].get('function', {}).get('name')")
+CALLING = MARKED.replace("{% endgeneration %}", "{{ CALLS }}{% endgeneration %}")
+TEXTS = OPENING + CALLING + "{% else %}{{ m.content }}{% endif %}" + CLOSING
+NAMES = TEXTS.replace("CALLS", "(m.tool_calls or [{}])[0].get('function', {}).get('name', '')")
 STRINGS = TEXTS.replace("{{ CALLS }}", (
     "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments.items() if v is string %}"
     "{{ k }}={{ v }}{% endfor %}{% endfor %}"
@@ -126,19 +127,19 @@ STRINGS = TEXTS.replace("{{ CALLS }}", (
 
 @pytest.mark.parametrize("template, turns, expected", [
     ("qwen3", THINKS, EARLIER), ("glm4.5", THINKS, EARLIER), ("chatml", THINKS, ""),
-    ("deepseek-r1", THINKS, f"{LAST}; {EARLIER}"), ("deepseek-v3.1", BEGUN, LAST), ("qwen3", BEGUN, ""),
+    ("deepseek-r1", THINKS, EARLIER), ("deepseek-v3.1", BEGUN, LAST), ("qwen3", BEGUN, ""),
     ("qwen3", KEYS, EARLIER), ("chatml", KEYS, f"{LAST}; {EARLIER}"), ("gpt-oss", KEYS, EARLIER),
     *[(name, MENTION, TAKES_APART) for name in ("qwen3", "glm4.5", "minimax-m2", "qwen3.5", "deepseek-r1", "deepseek-v3.1")],
     ("qwen3", MENTION[:2], TAKES_APART), ("nemotron3", MENTION, ""), ("chatml", MENTION, ""),
     ("qwen3", [user("a"), answer("Wait <think>Hm.</think> b")], "refused: the chat template leaves out 'Wait' of message 2"),
     ("qwen3", [user("a"), MUTED[1], user("c"), answer("d")], "earlier answers, which"),
     ("llama3", BESIDE, "texts beside tool calls, which the chat template leaves out"),
-    ("gpt-oss", BESIDE, "texts beside tool calls, which"), ("qwen3", BESIDE, ""),
+    ("gpt-oss", BESIDE, ""), ("qwen3", BESIDE, ""),
     ("chatml", [user("a"), answer("b", reasoning_content=["Hm."])], "refused: the reasoning_content of message 2 is ['Hm.']"),
     ("chatml", [user("a"), answer("b", thinking={"text": "Hm."})], "refused: the thinking of message 2 is {'text': 'Hm.'}"),
     (NO_SYSTEM, [system("Be brief."), user("a"), answer("b")], "refused: the chat template leaves out 'Be brief.' of message 1"),
     (NO_SYSTEM, [user("W?"), answer("b")], ""),
-    (LAST_ONLY, [user("a"), answer("b"), user("c"), answer("d")], "refused: the chat template leaves out 'a' of message 1"),
+    (LAST_ONLY, [user("a"), answer("b"), user("c"), answer("d")], "refused: the chat template's prompt for an answer"),
     (LAST_QUESTION, [user("a"), MUTED[0], user("c"), answer("d")], "earlier turns, which the chat template leaves out"),
     (FIRST_WORD, [user("a"), answer("One word more than it shows.")], "refused: the chat template leaves out 'One word more"),
     ("chatml", [user("W?"), answer("", tool_calls=[call({})])], "refused: it has tool_calls, and the chat template leaves them"),
@@ -207,7 +208,7 @@ UNWRAPPED = "{% for t in tools or [] %}{{ t.parameters | tojson }}{% endfor %}" 
 def test_a_template_that_reads_lists_of_parts_alone_gets_lists(chats):
     text = convert({"messages": [user("Where?"), answer("Here.")]}, {}, chats(LISTS))
     assert text.text == "<user>Where?</s><assistant>Here.</s>"
-    assert [text.text[begin:end] for begin, end in text.spans] == ["Here."]
+    assert [text.text[begin:end] for begin, end in text.spans] == ["Here.</s>"]
 
 
 @pytest.mark.parametrize("template", [CONCATENATES, WRITES_REPR])
