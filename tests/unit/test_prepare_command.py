@@ -240,7 +240,7 @@ def test_what_changes_the_samples_makes_a_cache_beside_the_old(home, prepare, to
     content = json.loads((other / "tokenizer.json").read_text())
     content["model"]["merges"] = content["model"]["merges"][:-500]
     (other / "tokenizer.json").write_text(json.dumps(content))
-    (home / "own.jinja").write_text((TEMPLATES / "chatml.jinja").read_text().replace("'\\n'", "'\\n\\n'"))
+    (home / "own.jinja").write_text((TEMPLATES / "chatml.jinja").read_text().replace("<|im_start|>", "<|im_start|> "))
     (home / "more.jsonl").write_text((home / "train.jsonl").read_text() * 2)
     (home / "other.jsonl").write_text("\n" + (home / "train.jsonl").read_text())
     changes = {

@@ -91,7 +91,7 @@ def plan(
     options = (data.packing, data.validation_split, data.max_train_samples, data.most_held_out, data.streaming)
     templates = encoder.templates
     how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
-    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking", "rows", "images", "image_rules"):
+    for key in ("skip_bad_rows", "train_on_last_turn_only", "thinking", "rows", "images", "image_rules", "own_tokens"):
         if how[key] == getattr(encode.Encoder, key):  # it was not there once, and an unfinished run keeps its data
             del how[key]
     if encoder.images is not None:

@@ -18,7 +18,7 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout
 WRAPPERS = ("data", "rows", "examples", "samples", "instances", *SPLITS)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -28,7 +28,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_object)
+DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)
 
 
 class JsonLines(Files):

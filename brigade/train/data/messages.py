@@ -110,13 +110,13 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
             )
             raise BadRow(problem, "write the list itself, or as JSON (json.dumps)")
     if isinstance(read, dict):
-        read = _turns_of_object(read, called)
+        read = _turns_within(read, called)
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
     return read if _are_turns(read) else value
 
 
-def _turns_of_object(value: dict[str, Any], called: str) -> Any:
+def _turns_within(value: dict[str, Any], called: str) -> Any:
     role = _role(value)
     if isinstance(role, list):
         alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())

@@ -109,7 +109,7 @@ class Chats:
             hidden = [self._without_control_tokens(message) for message in messages]
             other = self._render(hidden, tools, variables)[0] if hidden != messages else text
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
-        except (BadRow, UserError):
+        except (BadRow, UserError, MemoryError):
             raise
         except Exception as error:  # the template refuses the chat, or fails at it
             raise template_errors.explained(error, messages, bool(images)) from None

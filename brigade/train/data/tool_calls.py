@@ -36,7 +36,7 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
         problem = f"a tool call has the name {name!r}, and beside its function {shown(call['name'])}"
         raise BadRow(problem, "keep one of them")
     given = {
-        f"{key}{at}": _object(level[key], f"{key} of the call {name!r}")
+        f"{key}{at}": _arguments(level[key], f"{key} of the call {name!r}")
         for key in ARGUMENTS
         for at, level in levels.items()
         if not says_nothing(level.get(key))
@@ -53,7 +53,7 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
     return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _object(value: Any, called: str) -> Any:
+def _arguments(value: Any, called: str) -> Any:
     read = from_json(value, called)
     read = from_json(read, called) if isinstance(read, str) else read  # encoded twice
     if not isinstance(read, dict):

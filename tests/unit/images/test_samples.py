@@ -66,7 +66,8 @@ def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(writte
     """Qwen's take none that is more than 200 times as long as wide; skip_bad_rows leaves such a row out."""
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
-    rows = [[asked("How are you?"), answer("Well.")], [thin(tmp_path), answer("A line.")]]
+    Image.new("RGB", (90, 90)).save(tmp_path / "fine.png")
+    rows = [[pictured(tmp_path / "fine.png"), answer("Well.")], [pictured(tmp_path / "thin.png"), answer("A line.")]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in rows))
     (tmp_path / "held.jsonl").write_text(json.dumps({"messages": CHATS[1]}).replace("Well", "Ill"))
     data = {"dataset_name": None, "train_file": str(tmp_path / "rows.jsonl"), "chat_template": None, "images": True}
@@ -79,5 +80,5 @@ def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(writte
     assert len(prepared.train) == 1
 
 
-def thin(folder):
-    return {"role": "user", "content": [{"type": "image", "image": str(folder / "thin.png")}]}
+def pictured(path):
+    return {"role": "user", "content": [{"type": "image", "image": str(path)}]}

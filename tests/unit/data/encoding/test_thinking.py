@@ -109,7 +109,8 @@ def test_a_switch_that_keeps_some_thoughts_is_not_taken_for_all(samples, tokeniz
     rows[1] |= {"reasoning_content": "Hm, one.", "tool_calls": [CALL]}
     data = samples([{"messages": rows}], "gemma4", thinking="keep")
     assert "Hm, one." in words(tokenizers["gemma4"], data.train)[0]
-    assert "leaves out the thoughts of message 2" in mistake(samples, [THINKS], "gemma4", thinking="keep")
+    earlier = said({"content": "a"}, {"content": "b", "reasoning_content": "Hm."}, {"content": "c"}, {"content": "d"})
+    assert "leaves out the thoughts of message 2" in mistake(samples, [earlier], "gemma4", thinking="keep")
 
 
 def test_a_row_cannot_set_the_switch_itself(samples, mistake):
