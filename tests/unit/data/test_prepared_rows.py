@@ -224,7 +224,8 @@ def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_pa
     own = tmp_path / "own.jinja"
     own.write_text(
         "{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
     (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
     assert tokenizer.decode(row["input_ids"]).startswith("2 tools")

@@ -61,12 +61,13 @@ def test_a_column_that_no_row_has_is_told(prepare, write, mistake):
 def test_a_key_of_messages_is_read_where_the_template_writes_it(from_rows, tokenizer, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
-        "{% for m in messages %}{{ m.name if m.role == 'user' and m.name }}: {% generation %}{{ m.content }}"
-        "{% endgeneration %}{{ mood }}{% endfor %}"
+        "{% for m in messages %}{{ m.name if m.role == 'user' and m.name }}: {% if m.role == 'user' %}{{ m.content }}"
+        "{{ mood }}{% else %}{% generation %}{{ m.content }}{{ mood }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+        "{{ ': ' if add_generation_prompt }}"
     )
     row = {"messages": turns("a", "b", name="Ada"), "chat_template_kwargs": '{"mood": "!", "tone": 1}'}
     prepared = from_rows(row, chat_template=str(own))
-    assert texts(tokenizer, prepared.train)[0].replace(" ", "") == "Ada:a!:b!"
+    assert texts(tokenizer, prepared.train)[0].replace(" ", "") == "Ada:a!:b!<|im_end|>"
     assert prepared.facts["unread"] == {"'tone' of chat_template_kwargs": 1}
     asked = {"messages": [turns("a")[0], turns("a", "b", name="Ada")[1]]}  # an answer's name, which it does not write
     assert from_rows(asked, chat_template=str(own)).facts["unread"] == {"key 'name' of messages": 1}

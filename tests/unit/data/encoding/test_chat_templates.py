@@ -11,10 +11,12 @@ from testing.chats import CHATML, CHATS, HELD, chat, same, words
 def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
-        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %} {% endfor %}"
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'user' %}{{ m.content }} {% else %}"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+        "{{ 'assistant: ' if add_generation_prompt }}"
     )
     data = prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own))
-    assert words(tokenizer, data.train)[0].replace(" ", "") == "abcdef"
+    assert words(tokenizer, data.train)[0].replace(" ", "") == "def<|im_end|>"
 
 
 def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
