@@ -90,8 +90,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         weights = steps.find_weights(settings, config)
         own = None if settings.recipe.model.from_scratch else weights
-        named, made = steps.find_adapters(settings), steps.make_adapters(settings, weights)  # None: they begin as usual
-        model_files = steps.digest_model(config, tokenizer, own, named, made=made)
+        model_files = steps.digest_model(config, tokenizer, own, steps.find_adapters(settings))
     remote.bring_checkpoint(run)
     checkpoint, skipped = steps.agree_on_checkpoint(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):

@@ -7,7 +7,6 @@ from .command_line import as_flags
 LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
 WHOLE = ["--use_peft", "--learning_rate", "0.3", "--lora_modules_to_save", "norm"]
 TOKENS = [*LORA, "--learning_rate", "0.3", "--trainable_token_indices", "<|im_start|>,<|im_end|>"]
-PISSA = [*LORA, "--learning_rate", "0.3", "--init_lora_weights", "pissa"]
 QLORA = [*LORA, "--load_in_4bit"]
 quick, slow, matrix = (), pytest.mark.slow, pytest.mark.matrix
 RUNS = {
@@ -27,7 +26,6 @@ RUNS = {
     "whole-fsdp2": ("fsdp2", WHOLE, slow),
     "tokens-zero3": ("zero3", TOKENS, slow),
     "tokens-fsdp2": ("fsdp2", TOKENS, slow),
-    "pissa-zero3": ("zero3", PISSA, slow),
     "dora-fsdp2": ("fsdp2", [*LORA, "--use_dora"], slow),
     "qlora-ddp": ("ddp", QLORA, matrix),
     "qlora-zero3": ("zero3", QLORA, matrix),

@@ -35,7 +35,6 @@ BESIDES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--learning_rate", "1e-3"],
         ("zero1", "fsdp2"),
     ),
-    "pissa": (["--use_peft", "--init_lora_weights", "pissa", "--learning_rate", "0.1"], ("zero3",)),
     "rows": ([*LORA, "--learning_rate", "0.3", *ROWS], ("zero3", "fsdp2")),
     "continued": ([*LORA, "--adapter_name_or_path", "outputs/rows"], ("zero3",)),
 }  # fmt: skip

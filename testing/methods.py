@@ -13,7 +13,6 @@ METHODS = {
     "tokens+qlora": [*TOKENS, "--load_in_4bit"],
     "patterns": [*LORA, "--lora_target_modules", r"layers\.0\..*,[qk]_proj", "--rank_pattern", "{q_proj: 4, 'mlp.*': 24}",
                  "--alpha_pattern", "{down_proj: 8}", "--loraplus_lr_ratio", "4", "--learning_rate", "0.5"],
-    "pissa": [*LORA, "--init_lora_weights", "pissa", "--learning_rate", "0.3", "--weight_decay", "0"],
     "dora": [*LORA, "--use_dora"],
     "qlora": [*LORA, "--load_in_4bit"],
     "qdora": [*LORA, "--load_in_4bit", "--use_dora"],
@@ -30,7 +29,7 @@ UNDER |= {
     "qlora": tuple(STRATEGIES),
     "tokens": ("ddp", "zero2", "zero3", "zero3_offload_param", "fsdp2"),
     "tokens+untied": ("ddp", "zero2", "zero3", "fsdp2"),
-    **dict.fromkeys(("pissa", "dora"), ("ddp", "zero2", "zero3", "fsdp2")),
+    "dora": ("ddp", "zero2", "zero3", "fsdp2"),
     "qdora": ("ddp", "zero2", "fsdp2"),
 }
 # Further ones are recipes, in test_rehearsal.py.

@@ -152,7 +152,6 @@ def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
 # whose random numbers belong to a rank.
 STOPS = (4, 6)
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
-_PISSA = ["--use_peft", "--learning_rate", "3e-3", "--init_lora_weights", "pissa", "--weight_decay", "0"]
 _RATES = ["--learning_rates", '{"embed_tokens|lm_head": 1e-3}']
 _BEST = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--eval_steps", "2", "--save_steps", "2"]
 EXACT: dict[str, list[str]] = {
@@ -162,7 +161,6 @@ EXACT: dict[str, list[str]] = {
     **{f"{name}+packing": [*STRATEGIES[name], "--packing", "true"] for name in ("zero2", "fsdp2")},
     **{f"{name}+best": [*STRATEGIES[name], *_BEST, "--learning_rate", "3e-2"] for name in ("ddp", "zero2", "zero3", "fsdp2")},
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
-    **{f"{name}+pissa": [*STRATEGIES[name], *_PISSA] for name in ("ddp", "zero3", "fsdp2")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
     **{f"{name}+muon": [*STRATEGIES[name], "--optim", "muon", *_RATES] for name in ("ddp", "zero1", "zero3", "fsdp2")},
     **{f"{name}+free": [*STRATEGIES[name], *_FREE] for name in ("ddp", "zero1", "zero2_offload", "zero3", "fsdp2")},

@@ -66,7 +66,6 @@ def results(run, asked_for):
         *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
         slow=[
             "lora+lamb-fsdp2",
-            "pissa-fsdp2",
             "lora-fsdp2",
             "parts-zero3",
             "qlora-zero3",

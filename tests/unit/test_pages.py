@@ -19,7 +19,6 @@ COLUMNS = {
     "LoRA, tokens, two ends": "tokens+untied",
     "QLoRA, tokens": "tokens+qlora",
     "LoRA by patterns, LoRA+": "patterns",
-    "PiSSA": "pissa",
     "DoRA": "dora",
     "QLoRA": "qlora",
     "QDoRA": "qdora",

@@ -150,7 +150,7 @@ def candidates(annotation):
     if origin is list:
         return [[], candidates(arguments[0])[:1]]
     known = {
-        str: ["other", "other=1", "own.py:loss", "olora"],
+        str: ["other", "other=1", "own.py:loss"],
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],

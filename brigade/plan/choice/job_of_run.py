@@ -84,7 +84,7 @@ def job_of_run(
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not trained:
-        rank = model.lora_r * model.rank_factor
+        rank = model.lora_r
         tokens = len(set(model.trainable_token_indices))
         trained = trained_parameters(shape, rank, model.lora_modules_to_save, targets, model.use_dora, tokens)
         trained += rank * adapter_widths(images, model.lora_target_modules) if images else 0

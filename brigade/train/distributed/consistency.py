@@ -41,11 +41,9 @@ def check(same: dict[str, Any], world: World) -> None:
                 raise UserError(f"the {kind}{f': {key}' if key else ''}", problem, cure)
 
 
-def of_model(
-    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", *folders: Any, made: Any = None
-) -> dict[str, Any]:
+def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", *folders: Any) -> dict[str, Any]:
     """What check() compares: the model's configuration with all its values, and digests of its tokenizer and of the weights in
-    `folders` (None: they are made from configuration and seed). made: a folder of weights that this host has made of them"""
+    `folders` (None: they are made from configuration and seed)."""
     # How it was last called (padding, truncation) is part of its state, but says nothing of it.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     texts = {
@@ -57,7 +55,6 @@ def of_model(
         "model's configuration": _without(_VOLATILE, config.to_dict()),
         "tokenizer": {name: _digest(json.dumps(text, default=str).encode()) for name, text in texts.items()},
         "weights": {name: digest for folder in folders if folder for name, digest in digests(Path(folder)).items()},
-        **({"first adapters": digests(Path(made))} if made else {}),
     }
 
 

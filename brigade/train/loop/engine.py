@@ -73,11 +73,11 @@ class Engine:
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         """Return load_model()'s model with adapters. weights: where its own came from"""
-        from ..model import adapter_weights, adapters, decomposed
+        from ..model import adapter_weights, adapters
 
         model = adapters.wrap(model, self.run.settings, weights)
         settings = self.run.settings
-        adapter_weights.load(model, adapter_weights.find(settings) or decomposed.make_adapters(settings, weights))
+        adapter_weights.load(model, adapter_weights.find(settings))
         return model
 
     def arguments(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
-STEPS, SAVE_STEPS, SAMPLES, SMALL_RANK = 6, 3, 50, 4
+STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
 PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
 
 
@@ -163,7 +163,6 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "trust_remote_code": False,
         "adapter_name_or_path": None,  # its weights are no tiny model's
         "trainable_token_indices": _tokens(settings.recipe.model),
-        **_small_ranks(settings.recipe.model),
     }
     compares = objective_of(settings.recipe.training).rows != ANSWERS
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
@@ -203,14 +202,6 @@ def _tokens(section: ModelSection) -> list[int | str]:
     new = {*section.add_tokens, *section.add_special_tokens}
     kept = [token for token in section.trainable_token_indices if token in new]
     return [*range(1, 1 + len(section.trainable_token_indices) - len(kept)), *kept]
-
-
-def _small_ranks(section: ModelSection) -> dict[str, Any]:
-    """Return ranks that tiny matrices have, for adapters that begin as a part of them."""
-    if section.rank_factor == 1:
-        return {}
-    ranks = {name: min(rank, SMALL_RANK) for name, rank in section.rank_pattern.items()}
-    return {"lora_r": min(section.lora_r, SMALL_RANK), "rank_pattern": ranks}
 
 
 def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:

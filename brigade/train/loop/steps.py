@@ -12,7 +12,6 @@ from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
 from ..images.features import load_checked as load_processor
 from ..model.adapter_weights import find as find_adapters
-from ..model.decomposed import make_adapters
 from ..model.load import weights as find_weights
 from ..model.location import load_config
 from ..model.tokenizer import load_tokenizer
@@ -55,7 +54,6 @@ __all__ = [
     "load_config",
     "load_processor",
     "load_tokenizer",
-    "make_adapters",
     "prepare_data",
     "prepare_environment",
     "prepare_tasks",

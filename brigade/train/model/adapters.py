@@ -17,7 +17,7 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
 from ..upstream.experts import beside_mamba, taken_for_experts
-from . import adapter_weights, initial_adapters, parts, token_rows
+from . import adapter_weights, parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
@@ -54,10 +54,6 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
     what = trains(trained - whole - rows, whole, section.lora_modules_to_save, tokens, rows)
-    if section.init_lora_weights is not True:
-        share += (
-            f"; they begin by {section.init_lora_weights}, and half of their rank of {section.lora_r * 2} holds how"
-        )
     ranks = "".join(f", {rank} on {pattern}" for pattern, rank in section.rank_pattern.items())
     return {"method": f"{method_name(section)} r {section.lora_r}{ranks} on {on} {what}: {share}"}
 
@@ -298,7 +294,10 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     lora = LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
-        **initial_adapters.ranks_of(section),
+        r=section.lora_r,
+        lora_alpha=section.lora_alpha,
+        rank_pattern=section.rank_pattern,
+        alpha_pattern=section.alpha_pattern,
         lora_dropout=section.lora_dropout,
         target_modules=targets,
         target_parameters=target_parameters(section, model),
@@ -315,8 +314,6 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         torch.manual_seed(settings.recipe.training.seed)
         wrapped: Any = get_peft_model(model, lora, autocast_adapter_dtype=False)
     rows_of_peft.compute_by_rows(wrapped)
-    if section.init_lora_weights is not True:
-        initial_adapters.hold_beginning(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
     # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
     dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32

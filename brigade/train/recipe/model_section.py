@@ -7,7 +7,6 @@ from pydantic import Field
 from .section import Section
 from .value_types import (
     Alphas,
-    Beginning,
     ExpertParameters,
     LinearLayers,
     ModelParts,
@@ -65,10 +64,6 @@ class ModelSection(Section):
     first that fits counts."""
     alpha_pattern: Alphas = {}
     """Other values of lora_alpha, likewise."""
-    init_lora_weights: Beginning = True
-    """How adapters begin. true: A at random, B as zeros. pissa: as the largest singular values of each matrix (arXiv 2404.02948);
-    pissa_niter_16: as an estimate of them, with so many iterations; olora: by an orthogonal factor (arXiv 2406.01775). Saved
-    adapters then have twice the rank, and fit the model as it is."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is left out while it is trained."""
     lora_target_modules: LinearLayers = "all-linear"
@@ -96,11 +91,6 @@ class ModelSection(Section):
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
     use_bnb_nested_quant: bool = True
     """Quantise the quantisation constants as well: 0.37 bits less per parameter."""
-
-    @property
-    def rank_factor(self) -> int:
-        """How many times lora_r the adapters' rank is: those that begin as a part of their base hold how they began."""
-        return 1 if self.init_lora_weights is True else 2
 
     @property
     def adds_tokens(self) -> bool:

@@ -146,14 +146,6 @@ def _new_tokens(tokens: list[str]) -> list[str]:
     return tokens
 
 
-def _beginning(value: Any) -> Any:
-    """How adapters begin; a text that says true is one."""
-    value = True if isinstance(value, str) and value.lower() == "true" else value
-    if value is not True and not (isinstance(value, str) and re.fullmatch(r"olora|pissa(_niter_[1-9]\d?)?", value)):
-        raise ValueError("true, pissa, pissa_niter_NUMBER (1 to 99) or olora")
-    return value
-
-
 def _words_or_all(value: Any) -> Any:
     words = value if value == "all-linear" else _words(value)
     if isinstance(words, list):
@@ -195,7 +187,6 @@ Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
-Beginning = Annotated[bool | str, BeforeValidator(_beginning)]
 NewTokens = Annotated[Words, AfterValidator(_new_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]

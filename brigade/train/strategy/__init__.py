@@ -24,7 +24,6 @@ OF_ADAPTERS = (
     "lora",
     "rank_pattern",
     "alpha_pattern",
-    "init_lora_weights",
     "use_rslora",
     "use_dora",
     "load_in_4bit",
@@ -137,8 +136,6 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
-    facts |= {"init_lora_weights": model.rank_factor > 1, "decays": bool(training.weight_decay)}
-    facts |= {key: bool(getattr(model, key)) for key in ("lora_dropout", "lora_target_parameters")}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
