@@ -23,7 +23,7 @@ RESULTS = {
     "deepseek-v3.1": ((12, 1), (11, 0), "thinking: true for answers without thoughts"),
     "ernie4.5": ((8, 0), (7, 0), ""),
     "gemma3": ((11, 0), (10, 0), ""),
-    "gemma4": ((2, 18), (1, 16), "the prompt begins thoughts that no answer has"),
+    "gemma4": ((2, 17), (1, 15), "the prompt begins thoughts that no answer has"),
     "glm4.5": ((0, 20), (0, 17), "no token ends a turn"),
     "gpt-oss": ((9, 10), (16, 2), "earlier turns are rewritten"),
     "granite4": ((22, 0), (20, 0), ""),
