@@ -212,8 +212,10 @@ def own_refuses(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
     own = own["default"] if isinstance(own, dict) else own
     for probe in PROBES:
         first = probe["conversation"][0]["role"]
+        if first == "user":
+            continue
         theirs, ours = (_render(tokenizer, probe, chat_template=each) for each in (own, template))
-        if first != "user" and theirs is None and ours is not None:
+        if theirs is None and ours is not None:
             return first
     return ""
 

@@ -31,7 +31,8 @@ REWRITTEN = (
     "train_on_last_turn_only: true leaves those before the last question out"
 )
 PROMPTED = "generation marks hold what the prompt writes before an answer, which has no loss all the same"
-SAID = (UNTAUGHT, REWRITTEN, PROMPTED)
+BLANKS = "the chat template writes other blanks before an answer than its prompt does"
+SAID = (UNTAUGHT, REWRITTEN, PROMPTED, BLANKS)
 _TAG = r"(?:[\w:]*think\w*)"
 _EMPTY = re.compile(rf"\s*(?:(?:<{_TAG}>\s*)?</{_TAG}>|(?:\[THINK\]\s*)?\[/THINK\])\s*")
 _INLINE = re.compile(rf"</?{_TAG}>|\[/?THINK\]")  # thoughts in a text: the template divides it
@@ -59,12 +60,13 @@ class Kind(NamedTuple):
 
 class Verdict(NamedTuple):
     """problem, cure: why the turn cannot be learned, or ""; untaught: whether an empty block of thoughts without a loss stands
-    before it; prompted: what its marks begin with and the prompt writes"""
+    before it; prompted: what its marks begin with and the prompt writes; blanks: whether the prompt ends with other blanks"""
 
     problem: str = ""
     cure: str = ""
     untaught: bool = False
     prompted: str = ""
+    blanks: bool = False
 
 
 class Marks:
@@ -111,6 +113,7 @@ class Marks:
                 said.add(REWRITTEN)
             if found:
                 said |= {UNTAUGHT} if found.untaught else set()
+                said |= {BLANKS} if found.blanks else set()
                 prompted.add(found.prompted)
         headers = sorted(prompted - {""}, key=len, reverse=True)
         if headers:
@@ -169,17 +172,20 @@ class Marks:
         self, text: str, spans: list[tuple[int, int]], prompt: str, where: str, tools: bool, ends: bool = True
     ) -> Verdict:
         """Return what is found for a turn, the chat's last if it `ends` it. prompt: what asks for it; where: its name"""
-        if not text.startswith(prompt):
+        # LLaVA-OneVision's prompt ends with a line's end, where its chats have a blank and a line's end.
+        blanks = not text.startswith(prompt) and text.startswith(prompt.rstrip())
+        prompt = prompt.rstrip() if blanks else prompt
+        begin = next((begin for begin, end in spans if end > len(prompt)), None)
+        if not text.startswith(prompt) or (blanks and begin is not None and text[len(prompt) : begin].strip()):
             problem = f"the chat template's prompt for {where} is not how it begins that message"
             cure = "set what the prompt reads in the row's chat_template_kwargs (enable_thinking, say), or use thinking: cut"
             return Verdict(f"{problem}: {difference(prompt, text)}", f"{cure}; or {_CURE}")
-        begin = next((begin for begin, end in spans if end > len(prompt)), None)
         if begin is None:
             return Verdict(f"the chat template's generation marks hold nothing of {where}", _CURE)
         prompted = text[begin : len(prompt)]
         gap = text[len(prompt) : begin]
         empty = bool(_EMPTY.fullmatch(gap))
-        if gap.strip(" ") and not empty:  # a token may hold a blank and a word
+        if gap.strip(" ") and not empty and not blanks:  # a token may hold a blank and a word
             problem = (
                 f"the model has to write {gap[:SHOWN]!r} before {where}, and it is not within the generation marks"
             )
@@ -192,7 +198,7 @@ class Marks:
                 problem = f"no special token of the tokenizer ends {where} within the generation marks: {shown!r}"
                 cure = "end it with the tokenizer's eos_token, or add the token that ends it: add_special_tokens"
                 return Verdict(f"{problem}, so the model would never learn to stop", cure)
-        return Verdict(untaught=empty, prompted=prompted if prompted.strip() else "")
+        return Verdict(untaught=empty, prompted=prompted if prompted.strip() else "", blanks=blanks)
 
 
 def _without(headers: list[str], text: str, begin: int, end: int) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class ModelSection(Section):
     """Texts that become tokens of their own (`<call>,</call>`), or none. The model gets a row for each in both of its ends, which
     begins as the mean of those that it had."""
     add_special_tokens: NewTokens = []
-    """Likewise special tokens, which no text of a user's stands for, and which decoding leaves out."""
+    """Likewise special tokens, which decoding leaves out. A row that spells one out means it, in any role."""
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"

@@ -62,12 +62,12 @@ def test_a_key_of_messages_is_read_where_the_template_writes_it(from_rows, token
     own = tmp_path / "own.jinja"
     own.write_text(
         "{% for m in messages %}{{ m.name if m.role == 'user' and m.name }}: {% if m.role == 'user' %}{{ m.content }}"
-        "{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{{ mood }}{% endfor %}"
-        "{% if add_generation_prompt %}: {% endif %}"
+        "{{ mood }}{% else %}{% generation %}{{ m.content }}{{ mood }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+        "{{ ': ' if add_generation_prompt }}"
     )
     row = {"messages": turns("a", "b", name="Ada"), "chat_template_kwargs": '{"mood": "!", "tone": 1}'}
     prepared = from_rows(row, chat_template=str(own))
-    assert texts(tokenizer, prepared.train)[0].replace(" ", "") == f"Ada:a!:b{tokenizer.eos_token}!"
+    assert texts(tokenizer, prepared.train)[0].replace(" ", "") == "Ada:a!:b!<|im_end|>"
     assert prepared.facts["unread"] == {"'tone' of chat_template_kwargs": 1}
     asked = {"messages": [turns("a")[0], turns("a", "b", name="Ada")[1]]}  # an answer's name, which it does not write
     assert from_rows(asked, chat_template=str(own)).facts["unread"] == {"key 'name' of messages": 1}

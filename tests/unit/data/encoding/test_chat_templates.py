@@ -12,11 +12,11 @@ def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'user' %}{{ m.content }} {% else %}"
-        "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+        "{{ 'assistant: ' if add_generation_prompt }}"
     )
     data = prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own))
-    assert words(tokenizer, data.train)[0].replace(" ", "") == f"def{tokenizer.eos_token}"
+    assert words(tokenizer, data.train)[0].replace(" ", "") == "def<|im_end|>"
 
 
 def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
