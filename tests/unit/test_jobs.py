@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,18 @@ NASTY = [
 ]
 
 
+@cache
 def ranks(hostfile):
     return sum(read_hostfile(ROOT / hostfile).values())
 
 
+@cache
+def document_of(recipe):
+    return read_yaml(ROOT / recipe)
+
+
 def fits(recipe, hostfile):
-    document, count = read_yaml(ROOT / recipe), ranks(hostfile)
+    document, count = document_of(recipe), ranks(hostfile)
     axes = axes_of(document.get("cluster") or {})
     return not count % axes.unit and not document["training"]["global_batch_size"] % axes.data(count)
 

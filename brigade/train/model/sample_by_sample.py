@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data.collate import BORDERS, on_host
-from ..upstream.experts import gather_whole
+from ..upstream.experts import computes_gradients, gather_whole
 from ..upstream.llama4_places import count_within_samples
 from ..upstream.stateful_layers import is_stateful
 
@@ -27,14 +27,17 @@ _CACHES = ("past_key_values", "cache_params")
 
 
 class Samples:
-    """The samples of the micro-batch that a model computes. Nothing is known between two forward passes.
+    """The samples of the micro-batch that a model computes. Between two forward passes nothing is known but to layers that are
+    computed again without contexts(), as FSDP2's own checkpointing does: there the gradients of a pass are computed right behind it.
 
     lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
     computing: the module that is computing a micro-batch: the model, or in a pipeline the decoder around a stage's layers
+    newest: the lengths in the pass that ended last
     """
 
     lengths: list[int] | None = None
     computing: Any = None
+    newest: list[int] | None = None
 
     def begin(self, module: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
         """Take over what the outermost module is told, for not every model passes it on to its decoder: a pre-hook of both."""
@@ -44,6 +47,7 @@ class Samples:
     def end(self, module: Any, *_: Any) -> None:
         """Forget it: a hook of both, which is called when the pass fails, too."""
         if module is self.computing:
+            self.newest = self.lengths
             self.lengths = self.computing = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -91,9 +95,11 @@ class _BySample:
 
     @torch.compiler.disable  # every set of lengths would be a program of its own
     def __call__(self, *args: Any, **given: Any) -> Any:
-        if self.samples.computing is None:
+        again = self.samples.computing is None
+        if again and not computes_gradients():
             raise RuntimeError("nobody says where samples begin: the layer is not called by its model's forward pass")
-        lengths, given = self.samples.lengths, {key: value for key, value in given.items() if key not in _TOLD}
+        lengths = self.samples.newest if again else self.samples.lengths
+        given = {key: value for key, value in given.items() if key not in _TOLD}
         if lengths is None:
             return self.forward(*args, **given)
         inputs, structure = tree_flatten((args, given | dict.fromkeys(given.keys() & {"attention_mask"})))
