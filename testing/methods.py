@@ -7,7 +7,7 @@ TOKENS = [*LORA, "--learning_rate", "0.3", "--trainable_token_indices", "<|im_st
 METHODS = {
     "lora": LORA,
     "parts": [*LORA, "--lora_target_modules", "q_proj,v_proj", "--use_rslora", "--lora_modules_to_save",
-              "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.3"],
+              "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.1"],
     "tokens": TOKENS,
     "tokens+untied": [*TOKENS, "--model_name_or_path", "UNTIED"],
     "tokens+qlora": [*TOKENS, "--load_in_4bit"],

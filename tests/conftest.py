@@ -16,6 +16,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 deepspeed_kernels.find()  # where `make setup` has compiled them, whichever test asks for them first
 
 AT_START = dict(os.environ)
+# Files of which `make test` runs a case of each kind; their slow cases are for `make test-matrix`, or CI would take over an hour.
+SLOW_IN_MATRIX = {
+    "test_images_run.py",
+    "test_images_soak.py",
+    "test_local_steps.py",
+    "test_nonfinite.py",
+    "test_optimizers.py",
+    "test_parity_experts.py",
+    "test_parity_pairs.py",
+    "test_resume_experts.py",
+    "test_resume_images.py",
+    "test_resume_preferences.py",
+    "test_vision_recipes.py",
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,5 +46,7 @@ def _the_next_file_has_the_same_environment():
 def pytest_collection_modifyitems(items):
     """What only `make test-matrix` runs is slow too, so that `-m "not slow"` is `make test`."""
     for item in items:
+        if item.path.name in SLOW_IN_MATRIX and item.get_closest_marker("slow"):
+            item.add_marker("matrix")
         if item.get_closest_marker("matrix"):
             item.add_marker(pytest.mark.slow)

@@ -94,6 +94,7 @@ def test_the_first_held_out_loss_is_plain_transformers_and_the_last_that_of_the_
     assert last < 0.99 * first and plain_loss(merged, tokenizer) == pytest.approx(last, rel=1e-5)
 
 
+@pytest.mark.matrix
 def test_its_preferences_are_those_of_the_model_that_was_saved(tmp_path):
     pairs = RECIPE.with_name("one_sentence")
     named = {RECIPE: RECIPE.with_name("dpo.yaml"), HELDOUT.with_name("train.jsonl"): pairs / "train.jsonl"}
@@ -104,7 +105,7 @@ def test_its_preferences_are_those_of_the_model_that_was_saved(tmp_path):
     assert main(["eval", str(tmp_path / "outputs/dpo"), "--answers", "0"]) == 0
 
 
-@pytest.mark.parametrize("strategy", marks.cases(slow=["zero3"], matrix=list(UNDER)))
+@pytest.mark.parametrize("strategy", marks.cases(matrix=list(UNDER)))
 def test_a_strategy_has_the_losses_of_one_process(strategy, reference, results):
     alone = reference["qlora" if "qlora" in strategy else "lora"]
     differences = parity.worst(results[strategy], alone)

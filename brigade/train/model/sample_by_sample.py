@@ -27,8 +27,8 @@ _CACHES = ("past_key_values", "cache_params")
 
 
 class Samples:
-    """The samples of the micro-batch that a model computes. Between two forward passes nothing is known but to layers that are
-    computed again without contexts(), as FSDP2's own checkpointing does: there the gradients of a pass are computed right behind it.
+    """The samples of the micro-batch that a model computes. Between two forward passes only layers know some that are computed
+    again without contexts(), by FSDP2's own checkpointing: there the gradients of a pass are computed right behind it.
 
     lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
     computing: the module that is computing a micro-batch: the model, or in a pipeline the decoder around a stage's layers
