@@ -22,7 +22,7 @@ help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
-	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
+	@echo "make test    every strategy, launcher, method and kind of bad input once (8 to 20 minutes on 2 cores)"
 	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
 	@echo "make test-all       the other tests that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
@@ -91,7 +91,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: kernels
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
-# What computes in half precision, on any processor as on one that has no instructions for it: there a product takes a hundred
+# What computes in half precision, on any processor as on one that has no instructions for it: there a product takes many
 # times as long, and what waits for one too long fails. Two minutes.
 HALF := tests/ranks/test_fp16.py tests/ranks/test_gpu_lane.py tests/unit/kernels/test_proving.py tests/unit/test_fake_gpu.py tests/unit/test_slow_ranks.py
 test-half: kernels

@@ -7,7 +7,7 @@ from brigade.train.cluster import World
 
 SHAPES = {"dtype": "bf16", "max_length": 256, "micro_batch": 1, "packing": True}
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "intermediate_size": 1024}
-# Where half precision is the question, and not a kernel's tiles: a CPU without instructions for it takes a hundred times as long.
+# Where half precision is the question, and not a kernel's tiles: a CPU without instructions for it takes many times as long.
 NARROW = {
     "gpt2": {"n_head": 4, "n_embd": 128},
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32},
