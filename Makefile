@@ -24,7 +24,7 @@ help:
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 to 20 minutes on 2 cores)"
 	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
-	@echo "make test-all       the other tests that need no root"
+	@echo "make test-all       further cases that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
 	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu-proof.md)"
