@@ -9,7 +9,7 @@ from .subject import Subject, command
 
 SHARE = 0.6  # of the part's seconds, for trying paths; the others are for imports, of each process that tries them too
 # The config beside the recipe: parts run without the Hub, and a fresh host has none of its files.
-RECIPE = ("recipes/qwen3-0.6b/full.yaml", "--model_name_or_path", "recipes/qwen3-0.6b")
+RECIPE = ("recipes/qwen3-0.6b/full.yaml", "--model_name_or_path", "recipes/qwen3-0.6b", "--revision", "null")
 SMALL = ("recipes/tiny/full.yaml", "--quick", "--bf16", "true")
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.gpu_proof import __main__ as command
 from benchmarks.gpu_proof import archive, disk, environment, kernels, parts, shapes, strategies, subject
+from brigade.train.model.location import load_config
+from brigade.train.recipe import flags
 from testing import gpu_lane, runs
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
@@ -112,9 +114,10 @@ def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_p
 
 def test_kernels_are_proven_with_the_config_beside_the_recipe():
     """On a fresh host the Hub's cache is empty, and parts do not ask the Hub."""
-    recipe, key, folder = kernels.RECIPE
-    assert key == "--model_name_or_path" and Path(recipe).parent == Path(folder)
-    assert (parts.REPOSITORY / folder / "config.json").is_file()
+    settings = flags.load(["--recipe", *kernels.RECIPE])
+    assert Path(settings.recipe.model.model_name_or_path).parts[-2:] == settings.recipe_path.parts[-3:-1]
+    config = load_config(settings)
+    assert (config.model_type, config.num_hidden_layers) == ("qwen3", 28)
 
 
 def test_why_kernels_came_to_nothing_is_the_last_word_of_their_process(tmp_path, monkeypatch):
