@@ -43,7 +43,7 @@ $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
 	@$(BIN)/python -m brigade.train.distributed.devices
 	@touch $@
 
-# Apart from setup: a host that only trains needs none of it, and some of it has no wheel for aarch64.
+# Apart from setup: a host that only trains needs none of it.
 tools: $(VENV)/.tools
 $(VENV)/.tools: requirements-dev.txt $(VENV)/.complete
 	$(BIN)/python $(PIP_INSTALL) -r requirements-dev.txt

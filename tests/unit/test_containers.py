@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from brigade.train.recipe.files import REPOSITORY
+from testing.programs import shellcheck
 
 CONTAINERS = REPOSITORY / "containers"
 DOCKERFILE = (CONTAINERS / "Dockerfile").read_text()
@@ -57,9 +58,7 @@ def test_secrets_and_runs_stay_out_of_an_image():
 
 
 def test_shellcheck_has_nothing_to_say_about_the_start_of_sshd():
-    done = subprocess.run(
-        [Path(sys.executable).with_name("shellcheck"), CONTAINERS / "sshd"], capture_output=True, text=True
-    )
+    done = subprocess.run([shellcheck(), CONTAINERS / "sshd"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
