@@ -25,6 +25,24 @@ def share(ranks: int) -> int:
     return max(1, int(control_groups.cores() // ranks))
 
 
+def of_rank(ranks: int) -> int:
+    """Return the threads of this process, one of so many ranks of a host.
+
+    One that was bound to cores of its own (by srun, or numactl) has those. Several may be bound to the same, so that it takes no
+    more than a rank's share of all cores of the host.
+    """
+    if is_bound():
+        return max(1, min(int(control_groups.cores()), (os.cpu_count() or 1) // ranks))
+    return share(ranks)
+
+
+def is_bound() -> bool:
+    """Whether this process may use fewer cores than the process that started it."""
+    with suppress(OSError, AttributeError):  # no such call but on Linux
+        return len(os.sched_getaffinity(0)) < len(os.sched_getaffinity(os.getppid()))
+    return False
+
+
 def is_chosen() -> bool:
     """Whether a user has chosen the number of threads of this process, and not a launcher.
 

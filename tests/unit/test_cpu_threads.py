@@ -53,6 +53,22 @@ def test_ranks_share_the_cores_that_they_may_use(monkeypatch, cores, ranks, thre
     assert cpu_threads.share(ranks) == threads
 
 
+@pytest.mark.parametrize(
+    ("own", "parents", "threads"),
+    [
+        (16, 16, 2),  # a container with 16 of the host's 128 cores, for all ranks
+        (16, 128, 16),  # srun has given each rank 16 cores
+        (64, 128, 16),  # four ranks are bound to each of two sockets
+        (1, 128, 1),
+    ],
+)
+def test_a_rank_that_is_bound_to_cores_of_its_own_has_those(monkeypatch, own, parents, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(parents if pid else own)))
+    monkeypatch.setattr(control_groups, "read", lambda *_: iter(()))
+    assert cpu_threads.of_rank(8) == threads
+
+
 def test_where_nothing_can_be_read_a_number_is_the_users(monkeypatch):
     monkeypatch.setenv(cpu_threads.VARIABLE, "1")
     monkeypatch.setattr(cpu_threads, "_above", lambda _: iter([0]))

@@ -38,7 +38,7 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     upstream.forget_earlier_run()
     # Else torch takes every core for every rank, or one where a launcher says so. accelerate looks at the variable.
     if not cpu_threads.is_chosen():
-        torch.set_num_threads(cpu_threads.share(world.local_size))
+        torch.set_num_threads(cpu_threads.of_rank(world.local_size))
         os.environ[cpu_threads.VARIABLE] = str(torch.get_num_threads())
     if world.launcher == "python" and strategy.kind != "single":
         os.environ.update(
