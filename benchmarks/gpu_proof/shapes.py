@@ -73,6 +73,8 @@ def main() -> None:
             continue
         seconds = subject.left - 5
         failed = run([sys.executable, *words], subject.work / f"{model}-{method}.log", seconds)
+        for log in models.rglob("*.log"):  # what train.py wrote: to be sent, while the models go
+            log.replace(subject.work / log.name)
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         if rows:
             judge(subject, what, rows[-1], again, figures)
