@@ -47,6 +47,12 @@ def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
 
 
 @every_case
+def test_the_allocator_has_read_its_setting_when_cuda_starts(name, results):
+    """torch reads it once: set after the group of ranks was made, it had no effect, and the run's table said that it had."""
+    assert results[name]["growing"] == [True] * gpu_lane.EVERY[name].ranks
+
+
+@every_case
 def test_the_host_waits_where_the_page_says(name, results):
     """On every rank, and in no line of ours in each micro-step. A pipeline computes them in one call, where such a line would
     wait twice."""

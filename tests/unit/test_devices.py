@@ -224,22 +224,6 @@ def test_engines_take_the_only_gpu_that_a_rank_sees_and_the_rank_keeps_its_numbe
     assert prepared(3, 4)["LOCAL_RANK"] == "3"
 
 
-def test_memory_is_taken_in_segments_that_grow_unless_the_user_says_otherwise(prepared):
-    assert prepared(0, 4)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    own = prepared(0, 4, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128")
-    assert own["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128" and "PYTORCH_ALLOC_CONF" not in own
-    assert "PYTORCH_ALLOC_CONF" not in prepared(0, 0)
-
-
-def test_memory_stays_in_blocks_where_segments_cannot_grow(prepared, monkeypatch, tmp_path):
-    (kernel := tmp_path / "osrelease").write_text("5.15.167.4-microsoft-standard-WSL2\n")
-    with monkeypatch.context() as here:
-        here.setattr(loop_environment, "KERNEL", kernel)
-        assert "PYTORCH_ALLOC_CONF" not in prepared(0, 4)
-    monkeypatch.setattr(torch.version, "hip", "7.1")
-    assert "PYTORCH_ALLOC_CONF" not in prepared(0, 4)
-
-
 @pytest.mark.parametrize(
     "own, count, says",
     [
