@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..train import files
+from ..train.distributed import visible
 from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
@@ -99,14 +100,20 @@ for number in range(found):
 """
 
 
-def devices_fail() -> str:
-    """Say what is wrong with this host's GPUs, "" where each computes or where there is none. Takes some ten seconds."""
+def devices_fail(handed_on: str | None = None) -> str:
+    """Say what is wrong with the GPUs that ranks may use here, "" where each computes or where there is none: others may be
+    somebody else's. Takes some ten seconds.
+
+    handed_on: CUDA_VISIBLE_DEVICES of the run; None: this host's own counts, if it has one
+    """
     count = gpus()
     if count is None:
         return "its nvidia-smi fails or does not answer"
+    environment = os.environ | ({} if handed_on is None else {visible.VISIBLE: handed_on})
+    if visible.VISIBLE in environment:
+        count = min(count, len(visible.entries(environment[visible.VISIBLE])))
     if not count:
         return ""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     command = [sys.executable, "-c", _COMPUTE, str(count)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

@@ -12,13 +12,13 @@ from typing import Any
 from ...errors import UserError, first_line
 from ...errors.console import counted
 from ..cluster import World
+from . import visible
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 NODES = Path("/dev")
 # CUDA's major version -> the first driver for all of its minor versions (NVIDIA, "CUDA Compatibility").
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 YES = ("1", "true", "yes", "on", "t", "y")  # as accelerate reads it (utils/environment.py: str_to_bool)
-HIDDEN = ("", "-1", "none", "nodevfiles")  # a first word of CUDA_VISIBLE_DEVICES with which a program sees no GPU
 
 
 def driver_version() -> str | None:
@@ -93,7 +93,7 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
     environment asks for a CPU."""
     import torch
 
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    asked = environment.get(visible.VISIBLE)
     if torch.cuda.is_available() or wants_cpu(environment) or not (count := count_by_driver()):
         return None
     has, otherwise = f"it has {counted(count, 'GPU')}, and", "; CUDA_VISIBLE_DEVICES= trains on the CPU"
@@ -107,7 +107,7 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
         torch.cuda.init()
     except Exception as error:  # whatever it says
         why = first_line(error)
-    which = f" of CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    which = f" of {visible.VISIBLE}={asked}" if asked is not None else ""
     problem = f"{has} torch {torch.__version__} for CUDA {torch.version.cuda} sees none{which} (driver {driver_version()}): {why}"
     return problem, f"`nvidia-smi` there; a reboot loads a driver that was updated while it ran{otherwise}"
 
@@ -134,9 +134,9 @@ def identity(world: World) -> tuple[str, int, str] | None:
 
 def wants_cpu(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for a CPU: by DeepSpeed's variable, by Accelerate's, or by hiding all GPUs."""
-    first = environment.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip().lower()
+    hidden = not visible.entries(environment.get(visible.VISIBLE, "all"))
     by_accelerate = environment.get("ACCELERATE_USE_CPU", "").lower() in YES
-    return first in HIDDEN or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
+    return hidden or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
 
 
 def check(world: World) -> None:
