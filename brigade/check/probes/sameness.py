@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hosts.host_facts import PROJECT, file_hashes
-from ...train.distributed import torch_build
-from ...train.distributed.devices import driver_version
+from ...train.distributed import devices, torch_build
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
@@ -44,7 +43,8 @@ def look(
         "packages": {name: _version(name) for name in names},
         "lost": {name: said for name in names if (said := _lost(name))},
         "torch": _torch(),
-        "driver": driver_version(),
+        "driver": devices.driver_version(),
+        "amd": devices.count_of_amd(devices.KFD),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "glibc": platform.libc_ver()[1] or "none",
@@ -117,8 +117,10 @@ def imports(modules: list[str]) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, str | None]:
-    """cuda: that torch was built for, of its version.py, None for a build without; cudnn, nccl: of NVIDIA's wheels beside it"""
-    found: dict[str, str | None] = {"cuda": torch_build.read().cuda}
+    """cuda: that torch was built for, of its version.py, None for a build without; hip: of a build for ROCm; cudnn, nccl: of
+    NVIDIA's wheels beside it"""
+    built = torch_build.read()
+    found: dict[str, str | None] = {"cuda": built.cuda} | ({"hip": built.hip} if built.hip else {})
     if found["cuda"]:
         major = found["cuda"].partition(".")[0]
         found |= {library: _version(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}
