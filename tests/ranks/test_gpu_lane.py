@@ -206,7 +206,9 @@ def launch_here(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate-ddp", "launch"])
-def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
+def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_path):
+    """`deepspeed --num_gpus` takes the first, and is refused where others are asked for (tests/unit/test_visible_gpus.py)."""
+    asked = "0,1" if launcher == "deepspeed" else "2,3"
     words, world_size, strategy = (COMMANDS | {"launch": launch_here(tmp_path)})[launcher]
     short = as_flags(max_steps=2, max_train_samples=100, max_eval_samples=10, eval_answers=0, report_page=False)
     done = subprocess.run(
@@ -220,7 +222,9 @@ def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
             str(tmp_path / "run"),
         ],
         cwd=REPOSITORY,
-        env=os.environ | fake_gpu.environment(2) | {"PATH": f"{BIN}:{os.environ['PATH']}"},
+        env=os.environ
+        | fake_gpu.environment(4)
+        | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked},
         capture_output=True,
         text=True,
         timeout=250,
@@ -228,4 +232,5 @@ def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
     assert "cuda" in done.stdout
+    assert ("asks for GPUs, and this host's ranks use 2, 3" in done.stdout) == (launcher == "launch")
     assert json.loads((tmp_path / "run/success.json").read_text())["steps"] == 2
