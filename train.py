@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     """
     ranks.whole_again()  # an earlier run of this process may have divided them
     world = world_from_environment()
-    gpus = visible.settle(world)
+    gpus = visible.settle()
     read_once.set_variables(world)
 
     # 1. What is asked for: a recipe with flags over it, a strategy, the batch arithmetic, an output directory.

@@ -15,7 +15,6 @@ if __name__ == "__main__" and sys.path[0] != _CLONE:
     sys.path[0] = _CLONE  # started by its path, or from elsewhere
 
 from brigade.errors import UserError  # noqa: E402
-from brigade.train.cluster import world_from_environment  # noqa: E402
 from brigade.train.distributed import ranks, visible  # noqa: E402
 
 
@@ -29,7 +28,7 @@ def run(words: list[str]) -> None:
         print(UserError("command line", problem, "python -m brigade.train FILE --recipe RECIPE"), file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [rest[0], *own, *rest[1:]]
-    visible.settle(world_from_environment())  # the program may use a GPU before it calls train.main()
+    visible.restore()  # the program may use a GPU before it calls train.main()
     sys.path.insert(0, str(Path(rest[0]).resolve().parent))
     runpy.run_path(rest[0], run_name="__main__")
 

@@ -28,9 +28,9 @@ def rank(monkeypatch):
     """rank(given, asked=None, *found): a rank that the launcher gave these GPUs; asked: what `launch` hands on; found: what the
     processes ABOVE it began with. Returns what settle() says, and what the rank sees."""
 
-    def settle(given, asked=None, *found, world=DEEPSPEED):
+    def settle(given, asked=None, *found, launcher=visible.BY_DEEPSPEED):
         began = {pid: {} if each is None else {visible.VISIBLE: each} for pid, each in zip(ABOVE, found, strict=False)}
-        monkeypatch.setattr(os, "environ", {})
+        monkeypatch.setattr(os, "environ", {launcher: "1"})
         os.environ |= {
             name: value for name, value in ((visible.VISIBLE, given), (visible.ASKED, asked)) if value is not None
         }
@@ -38,7 +38,7 @@ def rank(monkeypatch):
         monkeypatch.setattr(launched, "parent_of", lambda pid: pid + 1)
         monkeypatch.setattr(launched, "command_of", lambda pid: ABOVE.get(pid, b""))
         monkeypatch.setattr(launched, "environment_of", lambda pid: began.get(pid, {}))
-        gpus = visible.settle(world)
+        gpus = visible.settle()
         return gpus, os.environ.get(visible.VISIBLE)
 
     return settle
@@ -101,7 +101,16 @@ def test_who_types_deepspeed_is_told_which_gpus_are_used_and_others_are_refused(
 
 
 def test_other_launchers_keep_the_variable(rank):
-    assert rank("0,1", None, "2,3", world=World(0, 0, 2, 2, "node1", "torchrun", 1)) == (visible.Gpus(), "0,1")
+    assert rank("0,1", None, "2,3", launcher="TORCHELASTIC_RUN_ID") == (visible.Gpus(), "0,1")
+
+
+def test_a_program_of_ones_own_sees_them_before_it_calls_main(rank):
+    """`launch --script`: the program may use a GPU at once. main() finds nothing handed on then, and says the same."""
+    rank("0,1", "2,3")
+    os.environ[visible.ASKED] = "2,3"
+    assert visible.restore() == "2,3" == os.environ[visible.VISIBLE]
+    gpus, sees = rank("2,3", None, None, "2,3")
+    assert (sees, gpus.others, visible.restore()) == ("2,3", [], None)
 
 
 def test_a_process_of_a_run_is_told_what_was_asked_for_here_or_by_its_host(monkeypatch):
@@ -135,9 +144,8 @@ def test_the_demo_trains_on_the_gpus_that_are_asked_for(asked, words):
 SHOW = """\
 import os, sys
 sys.path.insert(0, {root!r})
-from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import visible
-gpus = visible.settle(world_from_environment())
+gpus = visible.settle()
 print(f"rank {{os.environ['RANK']}} sees {{os.environ.get('CUDA_VISIBLE_DEVICES')!r}}, others {{gpus.others}}")
 """
 

@@ -16,10 +16,10 @@ from . import launched
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASKED = "BRIGADE_VISIBLE_DEVICES"  # VISIBLE as it was where the run was started
+BY_DEEPSPEED = "CROSS_SIZE"  # a variable of ranks that DeepSpeed's launcher starts, by `accelerate launch` too
 HIDDEN = ("", "-1", "none", "nodevfiles")  # a first word of VISIBLE with which a program sees no GPU
-_GENERATIONS = (
-    4  # from a rank to `deepspeed`: the process that starts ranks, and under `launch` one that watches over the rank
-)
+# From a rank up to `deepspeed`: the process that starts ranks, and under `launch` one that watches over the rank.
+_GENERATIONS = 4
 
 
 class Gpus(NamedTuple):
@@ -42,16 +42,25 @@ def entries(visible: str) -> list[str]:
     return names[:end]
 
 
-def settle(world: World) -> Gpus:
+def restore() -> str | None:
+    """Let this process see the GPUs that were handed on to it, which are returned; None: nothing was, or it sees them already.
+    Comes before torch is imported: CUDA reads the variable once."""
+    if (asked := os.environ.pop(ASKED, None)) is not None:
+        os.environ[VISIBLE] = asked
+    return asked
+
+
+def settle() -> Gpus:
     """Let this process see the GPUs that were asked for; none where ranks were given others, so that it can be refused without
-    taking them. Comes before torch is imported: CUDA reads the variable once."""
-    handed_on = os.environ.pop(ASKED, None)
-    asked = _where_it_was_started() if handed_on is None and world.launcher == "deepspeed" else handed_on
+    taking them. Comes first, as restore()."""
+    asked = restore()
+    if asked is None and BY_DEEPSPEED in os.environ:
+        asked = _where_it_was_started()
     if asked is None:
         return Gpus()
-    if handed_on is not None or not entries(asked):  # none: who asks for a CPU gets one
+    if not entries(asked):  # who asks for a CPU gets one
         os.environ[VISIBLE] = asked
-    gpus = Gpus(asked or None, os.environ[VISIBLE])
+    gpus = Gpus(asked or None, os.environ.get(VISIBLE, ""))
     if gpus.others:
         os.environ[VISIBLE] = ""
     return gpus
