@@ -18,7 +18,7 @@ ASK = "--ask"  # which this module's ranks are started with
 
 def main() -> None:
     subject = Subject(__doc__)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = subject.gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     figures = {
         "gpus": gpus,
         "devices": [torch.cuda.get_device_name(number) for number in range(gpus)],
