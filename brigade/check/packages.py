@@ -161,7 +161,7 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     """Return host -> what differs there.
 
     Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
-    is none that a run needs: tests want it. All hosts with the same other version agree, but no test has seen it.
+    was left out on purpose. All hosts with the same other version agree, but no test has seen it.
     """
     found = {host: Differences() for host in hosts}
     for name in pinned:

@@ -2,7 +2,7 @@
 
 import os
 
-from .. import upstream
+from .. import cpu_threads, upstream
 from ..cluster import OWN_NUMBER, World
 from ..distributed import devices, ranks
 from ..strategy import Strategy
@@ -31,10 +31,10 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         locks.end_with_their_holder()
         cpu_facts.ask_once()
     upstream.forget_earlier_run()
-    # Else torch takes every core for every rank. accelerate looks at the variable.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
-        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    # Else torch takes every core for every rank, or one where a launcher says so. accelerate looks at the variable.
+    if not cpu_threads.is_chosen():
+        torch.set_num_threads(cpu_threads.of_rank(world.local_size))
+        os.environ[cpu_threads.VARIABLE] = str(torch.get_num_threads())
     if world.launcher == "python" and strategy.kind != "single":
         os.environ.update(
             RANK="0",
