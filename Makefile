@@ -53,9 +53,11 @@ kernels: setup
 	@$(PYTHON) brigade/check/build_tools.py kernels
 	@$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 
+# `deepspeed --num_gpus` ignores CUDA_VISIBLE_DEVICES, and trains on GPUs 0 and 1 (brigade/train/distributed/visible.py).
+DEMO_GPUS = $(if $(filter-out undefined,$(origin CUDA_VISIBLE_DEVICES)),BRIGADE_VISIBLE_DEVICES='$(CUDA_VISIBLE_DEVICES)')
 demo: setup
 	rm -rf $(DEMO_OUTPUT)
-	$(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --recipe $(MODEL)/lora.yaml \
+	$(DEMO_GPUS) $(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --recipe $(MODEL)/lora.yaml \
 		--ds_config ds_configs/zero3.json --bf16 $(DEMO_BF16) --output_dir $(DEMO_OUTPUT)
 	$(BIN)/python -m brigade eval $(DEMO_OUTPUT) --exact 0.8
 

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 # In the order of their worth: who has less than 20 minutes leaves the last ones out.
 PARTS = (
-    Part("machine", "GPUs, driver and libraries", 60),
+    Part("machine", "GPUs, driver and libraries", 90),
     Part("strategies", "every strategy and method against one process, in each precision", 330),
     Part("kernels", "every kernel against eager attention in fp32", 240),
     Part("shapes", "tokens per second, MFU, and memory against the plan", 420),

@@ -152,9 +152,9 @@ class Agent(Probes):
             send(left, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
-    async def do_check(self) -> dict[str, Any]:
-        """Try whether every device of this host computes. The answer is what goes wrong, if anything does."""
-        problem = await asyncio.to_thread(devices_fail)
+    async def do_check(self, visible: str | None) -> dict[str, Any]:
+        """Try whether every device that ranks may use here computes. The answer is what goes wrong, if anything does."""
+        problem = await asyncio.to_thread(devices_fail, visible)
         return {"problem": problem} if problem else {}
 
     async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ WHOLE = [part.name for part in PARTS]
 # What CI has time for.
 PARTLY = ["machine", "strategies", "shapes", "checkpoints"]
 # A fake device has no speed: the time limit of a kernel's path can end it on a busy processor.
-SURE = ("strategies", "shapes", "checkpoints", "waits")
+SURE = ("machine", "strategies", "shapes", "checkpoints", "waits")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,7 @@ def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
         "zero3.log",
         *(f"{name}.log" for name in report["parts"]),
     } <= names
+    assert report["parts"]["machine"]["rows"][1]["figures"] == {"segments_grow": [True] * gpus}
     of = "1 GPU" if gpus == 1 else "2 GPUs"
     rows = report["parts"]["strategies"]["rows"]
     assert [row["what"] for row in rows] == [
