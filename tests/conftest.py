@@ -1,6 +1,7 @@
 """All tests run on the CPU, on hosts with GPUs too: what they compare is exact there. One thread each: tests run side by side."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 # Images of containers often set it. Then each of the hundreds of processes that tests start compiles the modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the warnings of loggers that have none
 # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 deepspeed_kernels.find()  # where `make setup` has compiled them, whichever test asks for them first
