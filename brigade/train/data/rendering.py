@@ -112,7 +112,8 @@ class Chats:
         except (BadRow, UserError, MemoryError):
             raise
         except Exception as error:  # the template refuses the chat, or fails at it
-            raise template_errors.explained(error, messages, bool(images)) from None
+            template = self.templates.for_tools() if tools else self.templates.template
+            raise template_errors.explained(error, messages, template, bool(images)) from None
         if learned is not None:
             keeps = self.thinking == thinking.KEEP
             unread += self.words.account(messages, tools, variables, text, learned, keeps)

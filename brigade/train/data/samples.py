@@ -103,13 +103,17 @@ def kind_of(row: Row) -> str:
     there = ", ".join(map(repr, row.content)) or "nothing"
     offered = {key: name for key in USUAL if (name := usual(row, key))}
     lists = {name: turns_from_text(value, name) for name, value in row.content.items()}
-    chats = [name for name, value in lists.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    chats = [name for name, value in lists.items() if isinstance(value, list) and value and _is_turn(value[0])]
     if chats:
         offered = {"messages": chats[0]}
     pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
     cure = f"{{{pairs}}}" if pairs else "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"
     problem = f"none of the columns {', '.join(map(repr, names))} here, only {there}"
     raise BadRow(problem, f"name yours: columns: {cure}")
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from", "speaker"))
 
 
 def usual(row: Row, key: str) -> str | None:

@@ -78,6 +78,7 @@ def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, sai
     ({"question": "a", "answer": "b"}, "{prompt: question, completion: answer}"),
     ({"conversations": []}, "{messages: conversations}"),
     ({"files": ["a.png"], "talk": [{"role": "user", "content": "a"}]}, "{messages: talk}"),
+    ({"title": "t", "paragraphs": [{"context": "c"}]}, "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"),
     ({"x": 1}, "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"),
     ({"Question": "a", "Solution": "b"}, "{prompt: Question, completion: Solution}"),
     ({"id": 3, "log": [{"role": "user", "content": "a"}]}, "{messages: log}"),

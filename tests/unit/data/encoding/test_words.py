@@ -222,3 +222,8 @@ def test_an_error_that_is_none_of_the_templates_own_names_the_key_that_it_wants(
     assert "Undefined is not JSON serializable" in problem and "has no attribute 'parameters'" in problem
     failing = chats(TEXTS.replace("m.content }}{% endif", "m.content + 1 }}{% endif"))
     assert "can only concatenate str" in left_out(failing, user("a"), answer("b"))
+    adds = chats(
+        "{% for t in tools or [] %}\n{{ 'f ' + t.function.name + t.function['parameters'] }}{% endfor %}" + TEXTS
+    )
+    problem = left_out(adds, user("a"), answer("b"), tools=TOOLS)
+    assert "can only concatenate str" in problem and "for t.function['parameters']" in problem
