@@ -58,7 +58,7 @@ def test_numbers_and_paths_say_which_image(encode, shown, question, said):
 
 def indexed(*parts):
     """A row of two images with parts that have an index, as Hugging Face's sets have them."""
-    parts = [part if isinstance(part, str) else {"type": "image", "text": None, "index": part} for part in parts]
+    parts = [part if isinstance(part, str | dict) else {"type": "image", "text": None, "index": part} for part in parts]
     return given(None) | {
         "messages": [asked(*[text(part) | {"index": None} if isinstance(part, str) else part for part in parts]), A]
     }
@@ -67,6 +67,7 @@ def indexed(*parts):
 @pytest.mark.parametrize("content, said", [
     (indexed(1, 0, "So?"), "{b}{a}So?"), (indexed(0, "in", 1), "{a}in{b}"), (indexed(None, None, "?"), "{a}{b}?"),
     (indexed(1.0, 0.0, "?"), "{b}{a}?"), (indexed(1, 0, 1, "?"), "{b}{a}{b}?"),
+    (indexed({"type": "image", "image_index": 1}, {"type": "image", "image_index": 0}, "?"), "{b}{a}?"),
 ])  # fmt: skip
 def test_an_index_says_which_image(encode, shown, content, said):
     found = encode(content)
