@@ -47,6 +47,12 @@ def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
 
 
 @every_case
+def test_the_allocator_has_read_its_setting_when_cuda_starts(name, results):
+    """torch reads it once: set after the group of ranks was made, it had no effect, and the run's table said that it had."""
+    assert results[name]["growing"] == [True] * gpu_lane.EVERY[name].ranks
+
+
+@every_case
 def test_the_host_waits_where_the_page_says(name, results):
     """On every rank, and in no line of ours in each micro-step. A pipeline computes them in one call, where such a line would
     wait twice."""
@@ -200,7 +206,9 @@ def launch_here(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate-ddp", "launch"])
-def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
+def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_path):
+    """`deepspeed --num_gpus` takes the first, and is refused where others are asked for (tests/unit/test_visible_gpus.py)."""
+    asked = "0,1" if launcher == "deepspeed" else "2,3"
     words, world_size, strategy = (COMMANDS | {"launch": launch_here(tmp_path)})[launcher]
     short = as_flags(max_steps=2, max_train_samples=100, max_eval_samples=10, eval_answers=0, report_page=False)
     done = subprocess.run(
@@ -214,7 +222,9 @@ def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
             str(tmp_path / "run"),
         ],
         cwd=REPOSITORY,
-        env=os.environ | fake_gpu.environment(2) | {"PATH": f"{BIN}:{os.environ['PATH']}"},
+        env=os.environ
+        | fake_gpu.environment(4)
+        | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked},
         capture_output=True,
         text=True,
         timeout=250,
@@ -222,4 +232,5 @@ def test_a_launcher_starts_a_rank_on_each_gpu(launcher, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
     assert "cuda" in done.stdout
+    assert ("asks for GPUs, and this host's ranks use 2, 3" in done.stdout) == (launcher == "launch")
     assert json.loads((tmp_path / "run/success.json").read_text())["steps"] == 2

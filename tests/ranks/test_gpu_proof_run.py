@@ -14,7 +14,7 @@ WHOLE = [part.name for part in PARTS]
 # What CI has time for.
 PARTLY = ["machine", "strategies", "shapes", "checkpoints"]
 # A fake device has no speed: the time limit of a kernel's path can end it on a busy processor.
-SURE = ("strategies", "shapes", "checkpoints", "waits")
+SURE = ("machine", "strategies", "shapes", "checkpoints", "waits")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
     assert not [each for each in report["fell_short"] if each["part"] in SURE], report["fell_short"]
     assert all(part["rows"] for part in report["parts"].values()), report["fell_short"]
     assert done.returncode == (1 if report["fell_short"] else 0)
+    assert report["parts"]["machine"]["rows"][1]["figures"] == {"segments_grow": [True] * gpus}
     of = "1 GPU" if gpus == 1 else "2 GPUs"
     rows = report["parts"]["strategies"]["rows"]
     assert [row["what"] for row in rows] == [
