@@ -75,6 +75,7 @@ def measure(model: str, strategy: str, method: str, shared: list[str], folder: P
     """Return a row of loading.csv, without `when`. Raises RuntimeError with the run's output when it fails."""
     name = f"{model}-{strategy}-{method}"
     flags = [*shared, *hosts.STRATEGIES[strategy], *hosts.METHODS[method], "--output_dir", str(folder / name)]
+    flags += ["--attn_implementation", "sdpa"]  # proofs of others take time
     job, answer = folder / f"{name}.json", folder / f"{name}-rank"
     job.write_text(json.dumps({"flags": flags, "answer": str(answer)}))
     done = run_ranks("benchmarks.loading", "--job", str(job), ranks=hosts.RANKS, timeout=900, gpus=True)

@@ -336,7 +336,7 @@ def test_four_bits_are_whole_on_each_gpu_before_they_are_sharded():
         0
     ] * 3
     said = refusal(qlora, Cluster("RTX 4090", 8, 1, host_gib=1000), gpu("RTX 4090"))
-    assert "to load, each GPU needs 3" in said and "for the model in 4 bits, of 24" in said
+    assert "to load, each GPU needs 3" in said and "for the model in 4 bits, of 2" in said
     assert not refusal(qlora, Cluster("A100 80GB", 8, 1, host_gib=1000), gpu("A100 80GB"))
 
 
