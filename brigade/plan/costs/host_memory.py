@@ -76,9 +76,8 @@ def copied(job: Job) -> float:
     sharded, and what DoRA measures, if they are converted.
     """
     s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
-    largest = max(
-        s.embedding, s.head, 3 * converted(s) / max(1, s.layers)
-    )  # what is fused, its parts, and parts of these
+    ends = (s.embedding, s.head) if width == 4 else (0, 0)  # else they are sent as they lie in the files
+    largest = max(*ends, 3 * converted(s) / s.layers)  # what is fused, its parts, and parts of these
     whole = 0.0
     if job.method == "qlora":
         largest = 0.0
@@ -87,7 +86,7 @@ def copied(job: Job) -> float:
     elif job.deepspeed and job.tensor > 1:
         whole = 2 * converted(s) * ranks
     elif job.stage < 3:  # each rank has a thread for either end of the model, whose precision the CPU changes
-        largest = (s.embedding + s.head) * ranks if width == 4 else 0.0
+        largest = sum(ends) * ranks
     if job.comparison.second and job.stage >= 3:
         whole = max(whole, 2 * converted(reference_job(job).shape) * ranks)
     return width * largest + whole
