@@ -46,7 +46,10 @@ MIXTURE = {
 }
 MODELS: dict[str, dict[str, Any]] = {"dense": hosts.MODEL, "mixture": MIXTURE}
 STRATEGIES = ("DDP", "ZeRO-2", "ZeRO-3", "FSDP2")
-METHODS = ("full", "lora")
+# What every rank would convert: to fp32 all weights that are trained, to one tensor a layer's experts, whatever trains them.
+CASES = [
+    (model, method, strategy) for model, method in (("dense", "full"), ("mixture", "lora")) for strategy in STRATEGIES
+]
 COLUMNS = ("when", "model", "strategy", "method", "parameters", "first_rank", "other_rank", "gpu")
 Row = dict[str, Any]
 
@@ -158,14 +161,12 @@ def main() -> None:
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[Row] = [row for row in read(RESULTS) if row["when"] != options.when] if RESULTS.exists() else []
-    for model, sizes in MODELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            shared = hosts.write_model(Path(folder), sizes)
-            for strategy in STRATEGIES:
-                for method in METHODS:
-                    row = measure(model, strategy, method, shared, Path(folder))
-                    rows.append({"when": options.when} | row)
-                    print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {model: hosts.write_model(Path(folder, model), sizes) for model, sizes in MODELS.items()}
+        for model, method, strategy in CASES:
+            row = measure(model, strategy, method, shared[model], Path(folder, model))
+            rows.append({"when": options.when} | row)
+            print(rows[-1], flush=True)
     with RESULTS.open("w", newline="") as out:
         writer = csv.DictWriter(out, COLUMNS)
         writer.writeheader()
