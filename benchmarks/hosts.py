@@ -1,12 +1,9 @@
-"""What a host has to hold: memory while a model loads, and the disk that a checkpoint takes, beside the formulas.
+"""The disk that a checkpoint takes, beside the formula.
 
     python -m benchmarks.hosts           # measures -> benchmarks/results/hosts.csv; then: python -m benchmarks.planner
 
 Each case is two steps of train.py on two ranks with a Llama of 174 million parameters that lies on disk in bf16, in files of
-100 MB. Memory is what the processes own together (Anonymous and shared memory of /proc/PID/smaps_rollup, every 20 ms), from
-before Transformers loads the model to its end, less what they held before; pages of the model's files that they map are counted
-apart, for the system may drop them. Shards of ZeRO-3 and weights in 4 bits are made in that time, and here lie in the memory
-measured, on a GPU in its own.
+100 MB. benchmarks/loading.py measures what the ranks hold meanwhile.
 """
 
 import argparse
@@ -17,12 +14,8 @@ import json
 import os
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from testing.ranks import run_ranks
 from testing.runs import write_inputs
@@ -46,16 +39,7 @@ STRATEGIES = {
 }
 METHODS = {"full": [], "lora": ["--use_peft"], "qlora": ["--use_peft", "--load_in_4bit"]}
 OPTIMIZERS = ("adamw_torch", "sgd", "lars")  # what a checkpoint holds of them differs
-COLUMNS = (
-    "strategy",
-    "method",
-    "optimizer",
-    "ranks",
-    "trained",
-    "loading_bytes",
-    "mapped_bytes",
-    "checkpoint_bytes",
-)
+COLUMNS = ("strategy", "method", "optimizer", "ranks", "trained", "checkpoint_bytes")
 Row = dict[str, Any]
 
 
@@ -65,14 +49,14 @@ def cases() -> list[tuple[str, str, str]]:
     return pairs + [(strategy, "full", optimizer) for strategy in ("DDP", "FSDP2") for optimizer in OPTIMIZERS[1:]]
 
 
-def write_model(folder: Path) -> list[str]:
-    """The model on disk, chats, and a recipe for both; returns the flags that all cases share."""
+def write_model(folder: Path, sizes: dict[str, Any] | None = None) -> list[str]:
+    """The model on disk, chats, and a recipe for both; returns the flags that all cases share. sizes: in place of MODEL's"""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     shared = write_inputs(folder)
-    config = AutoConfig.from_pretrained(folder / "model")
-    config.update(MODEL)
+    known = json.loads((folder / "model" / "config.json").read_text()) | (sizes or MODEL)
+    config = CONFIG_MAPPING[known["model_type"]].from_dict(known)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model", max_shard_size="100MB")
@@ -89,90 +73,40 @@ def write_model(folder: Path) -> list[str]:
     return [*shared, "--max_train_samples", "8", "--max_eval_samples", "1"]
 
 
-class Sampler(threading.Thread):
-    """(time, bytes owned, bytes of mapped files) of all processes below this one, until these files are there."""
-
-    def __init__(self, marks: list[Path]) -> None:
-        super().__init__(daemon=True)
-        self.marks = marks
-        self.samples: list[tuple[float, int, int]] = []
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self.over.wait(0.02) and not all(mark.exists() for mark in self.marks):
-            own = mapped = 0
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(OSError, psutil.Error):
-                    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
-                    fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-                    own += fields["Anonymous"] + fields["Pss_Shmem"]
-                    mapped += fields["Pss_File"]
-            self.samples.append((time.monotonic(), own, mapped))
-
-
 def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
     """A row of hosts.csv; shared: what write_model gave for `folder`. Raises RuntimeError with the run's output when it fails."""
     strategy, method, optimizer = case
     output = folder / "outputs" / "-".join(case)
     flags = [*shared, *STRATEGIES[strategy], *METHODS[method], "--optim", optimizer, "--output_dir", str(output)]
     job = folder / "job.json"
-    files = [folder / f"{output.name}-{rank}.json" for rank in range(RANKS)]
-    job.write_text(json.dumps({"flags": flags, "marks": [str(file) for file in files]}))
-    sampler = Sampler(files)
-    sampler.start()
+    answer = folder / f"{output.name}.json"
+    job.write_text(json.dumps({"flags": flags, "answer": str(answer)}))
     done = run_ranks("benchmarks.hosts", "--job", str(job), ranks=RANKS, timeout=900)
-    sampler.over.set()
-    sampler.join()
     if done.returncode:
         raise RuntimeError(
             f"{case} failed with exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         )
-    marks = [json.loads(file.read_text()) for file in files]
-    first, last = min(mark["begin"] for mark in marks), max(mark["end"] for mark in marks)
-    before = [sample for sample in sampler.samples if sample[0] < first][-1]
-    while_loading = [sample for sample in sampler.samples if first <= sample[0] <= last]
     checkpoint = sum(file.stat().st_size for file in (output / f"checkpoint-{STEPS}").rglob("*") if file.is_file())
     return {
         "strategy": strategy,
         "method": method,
         "optimizer": optimizer,
         "ranks": RANKS,
-        "trained": marks[0]["trained"],
-        "loading_bytes": max(sample[1] for sample in while_loading) - before[1],
-        "mapped_bytes": max(sample[2] for sample in while_loading) - before[2],
+        "trained": int(answer.read_text()),
         "checkpoint_bytes": checkpoint,
     }
 
 
 def _work(job: Path) -> None:
-    """One rank: train.py itself, with the time of loading told apart."""
+    """One rank: train.py itself."""
     import train
-    from brigade.train.cluster import world_from_environment
-    from brigade.train.distributed import ranks
-    from brigade.train.model import load as models
-    from brigade.train.model.sizes import parameter_count
 
-    todo, load, load_base = json.loads(job.read_text()), models.load_model, models.load_base
-    mark: dict[str, float] = {}
-
-    def timed(*args: Any, **options: Any) -> Any:
-        ranks.gather(0)
-        time.sleep(0.3)  # for a sample of what was there before
-        mark["begin"] = time.monotonic()
-        model = load_base(*args, **options)
-        time.sleep(0.3)  # and of all that is there now
-        mark["end"] = time.monotonic()
-        return model
-
-    def counted(*args: Any, **options: Any) -> Any:
-        model = load(*args, **options)
-        mark["trained"] = parameter_count(model, trained=True)
-        Path(todo["marks"][world_from_environment().rank]).write_text(json.dumps(mark))
-        return model
-
-    models.load_base, models.load_model = timed, counted
+    todo = json.loads(job.read_text())
     with contextlib.redirect_stdout(io.StringIO()):
-        train.main(todo["flags"])
+        trainer = train.main(todo["flags"])
+    count = trainer.engine.parameter_count(trainer.model, trained=True)
+    if trainer.run.world.is_main_rank:
+        Path(todo["answer"]).write_text(str(count))
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
-"""What hosts hold, beside the planner's formulas: memory that others measured (data/host_memory.csv), memory while loading and
-checkpoints that `python -m benchmarks.hosts` measured (results/hosts.csv)."""
+"""What hosts hold, beside the planner's formulas: memory that others measured (data/host_memory.csv), and checkpoints that
+`python -m benchmarks.hosts` measured (results/hosts.csv)."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brigade.plan.costs.host_memory import PROCESS, host, resident
+from brigade.plan.costs.host_memory import host, resident
 from brigade.plan.costs.job import Job
 from brigade.plan.shape.from_config import shape_of
 
-from .hosts import MODEL, OPTIMIZERS, RESULTS
+from .hosts import MODEL, RESULTS
 from .pages import markdown, read
 
 PUBLISHED = Path(__file__).with_name("data") / "host_memory.csv"
@@ -68,21 +68,6 @@ def _cases() -> list[tuple[dict[str, str], Job]]:
     return found
 
 
-def loading() -> list[Held]:
-    """Copies of weights that two ranks own while they load. ZeRO-3's shards lie in a CPU's memory by then, and 4-bit weights are
-    made there: neither says anything of a host with GPUs."""
-    return [
-        Held(
-            "Brigade",
-            row["strategy"] + ", " + row["method"],
-            int(row["loading_bytes"]),
-            host(job).loading - job.gpus * PROCESS,
-        )
-        for row, job in _cases()
-        if job.method != "qlora" and row["strategy"] != "ZeRO-3" and row["optimizer"] == OPTIMIZERS[0]
-    ]
-
-
 def checkpoints() -> list[Held]:
     found = []
     for row, job in _cases():
@@ -92,10 +77,10 @@ def checkpoints() -> list[Held]:
 
 
 def memory_table() -> str:
-    """Published figures and those of loading, by how much the formula is off."""
+    """Published figures, and by how much the formula is off."""
     lines = []
-    for one in [*published(), *loading()]:
-        off = f"{100 * (one.predicted / one.measured - 1):+.0f}%" if one.predicted else ""
+    for one in published():
+        off = f"{100 * (one.predicted / one.measured - 1):+.0f}%"
         lines.append([one.source, one.what, f"{one.measured / 1e9:,.2f}", f"{one.predicted / 1e9:,.2f}", off])
     return markdown(["source", "run", "measured, GB", "by formula", "off"], lines)
 

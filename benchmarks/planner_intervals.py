@@ -17,7 +17,7 @@ from brigade.plan import hardware
 from brigade.plan.costs import conventions
 from brigade.plan.costs.estimate import memory_group, time_group
 
-from .planner_hosts import checkpoints, loading, published
+from .planner_hosts import checkpoints, published
 from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers, unseen_error
 from .published.reserved import OTHER_PROGRAMS
 
@@ -141,6 +141,6 @@ def within(what: str) -> dict[str, bool]:
 @cache
 def of_hosts() -> dict[str, Group]:
     """Return what is said of a host's memory, and of checkpoints."""
-    memory: Rows = [(one, one.predicted / one.measured) for one in [*published(), *loading()] if one.predicted]
+    memory: Rows = [(one, one.predicted / one.measured) for one in published()]
     disk: Rows = [(one, one.predicted / one.measured) for one in checkpoints()]
     return {"host": grouped(memory), "disk": grouped(disk, lambda one: str(one.what))}

@@ -43,6 +43,8 @@ class Offers:
     peak_tflops: a device's name -> its dense bf16 peak, None for an unknown one
     what_fits: (run, the model's config, bytes that its GPU would have had to hold) -> what the planner would change
         after an out-of-memory error
+    fails_to_load: (run, the model's config) -> why this host or this rank's GPU cannot hold the model while it loads, and a
+        cure; None where it can
     callbacks: (run, meter, the model's config, how many parameters are trained) -> further TrainerCallbacks
     """
 
@@ -50,4 +52,5 @@ class Offers:
     rows_that_fit: Callable[[Any, Any, Any, Any, Any], tuple[int, str]] = lambda *_: (1, f"no planner is here{CURE}")
     peak_tflops: Callable[[str], float | None] = lambda _: None
     what_fits: Callable[[Any, Any, float], Remedies] = lambda *_: Remedies("no planner is here")
+    fails_to_load: Callable[[Any, Any], tuple[str, str] | None] = lambda *_: None
     callbacks: Callable[[Any, Any, Any, int], list[Any]] = lambda *_: []

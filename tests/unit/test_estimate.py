@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
+from brigade.plan.choice.search import refusal
+from brigade.plan.choice.workload import Cluster
 from brigade.plan.costs.activations import micro_batches_in_flight
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.estimate import (
@@ -22,20 +24,22 @@ from brigade.plan.costs.estimate import (
     time_group,
     unseen,
 )
-from brigade.plan.costs.host_memory import PROCESS, host
-from brigade.plan.costs.job import FUSED, Job
+from brigade.plan.costs.host_memory import PROCESS, host, whole_on_gpu
+from brigade.plan.costs.job import FUSED, Comparison, Job
 from brigade.plan.costs.memory import GIB, moments
 from brigade.plan.costs.step_time import attention_rate, driven, step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.model_shape import FAMILIES, ModelShape
+from brigade.train.recipe.objectives import MODEL
 from brigade.train.strategy.state_bytes import model_states
 
 ROOT = Path(__file__).parents[2]
 A100 = gpu("A100 80GB")
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))
+GPT_OSS = named_shape(str(ROOT / "recipes" / "gpt-oss-20b"))
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -295,18 +299,45 @@ def test_what_a_host_holds():
     assert [host(job(engine="zero", stage=stage)).checkpoint / psi for stage in (1, 2, 3)] == [16, 16, 14]
     plain, offloaded = (host(job(engine="zero", offload=where)) for where in ("", "optimizer"))
     assert offloaded.training - plain.training == pytest.approx(1.25 * 16 * psi)  # eight ranks of one host
-    own = [
-        host(job(engine=engine, stage=stage)).loading - 8 * PROCESS
-        for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 2), ("zero", 3))
-    ]
-    assert own == [8 * 4 * psi, 4 * psi, 0, 0]  # converted to fp32 on each rank, on one, and not at all
 
 
-def test_weights_in_mxfp4_are_converted_whatever_trains_them():
-    shape = named_shape(str(ROOT / "recipes" / "gpt-oss-20b"))
-    lora = job(shape, method="lora", trained=10**7, engine="zero", stage=2)
-    assert host(lora).loading - 8 * PROCESS == 8 * 2 * shape.parameters
-    assert host(replace(lora, engine="fsdp2")).loading - 8 * PROCESS == 2 * shape.parameters
+def test_what_a_host_holds_while_a_model_loads():
+    """Of a mixture's experts one layer's at a time, which was made of 1 TB in public (transformers #47514); whole is what DoRA
+    measures, what DeepSpeed's tensor groups divide later, and a second model that is sharded."""
+    ends, experts = 4 * LLAMA_8B.embedding, QWEN_MOE.moe_layers * QWEN_MOE.experts * QWEN_MOE.expert
+    fused, of_second = 3 * experts / QWEN_MOE.layers, Comparison("dpo", "pairs", MODEL)
+    lora = job(QWEN_MOE, method="lora", trained=10**7, stage=3)
+    cases = {
+        "DDP": (job(LLAMA_8B, engine="ddp", stage=0), 8 * 2 * ends),
+        "FSDP2": (job(LLAMA_8B, stage=3), ends),
+        "ZeRO-2": (job(LLAMA_8B, engine="zero", stage=2), 0),
+        "ZeRO-3": (job(LLAMA_8B, engine="zero", stage=3), 0),
+        "mixture, FSDP2": (job(QWEN_MOE, stage=3), 4 * fused),
+        "mixture, ZeRO-3": (job(QWEN_MOE, engine="zero", stage=3), 2 * fused),
+        "mixture, LoRA": (lora, 2 * fused),
+        "mixture, DoRA": (replace(lora, dora=True), 2 * (fused + experts)),
+        "mixture, QLoRA": (replace(lora, method="qlora"), 0),
+        "mixture, AutoTP": (job(QWEN_MOE, engine="zero", stage=1, tensor=2, data=4), 2 * (fused + 8 * experts)),
+        "mixture, second model": (replace(lora, comparison=of_second), 2 * (fused + 8 * experts)),
+        "MXFP4": (job(GPT_OSS, method="lora", trained=10**7, stage=3), 6 * GPT_OSS.parameters / GPT_OSS.layers),
+    }
+    assert {name: host(case).loading - 8 * PROCESS for name, (case, _) in cases.items()} == pytest.approx(
+        {name: held for name, (_, held) in cases.items()}
+    )
+
+
+def test_four_bits_are_whole_on_each_gpu_before_they_are_sharded():
+    """70B and 24 GB: FSDP2's shards fit, and the model in 4 bits does not."""
+    shape = named_shape(str(ROOT / "recipes" / "llama-3.1-70b"))
+    qlora = job(shape, method="qlora", trained=10**7, stage=3, gpu="RTX 4090")
+    assert 35e9 < whole_on_gpu(qlora) < 45e9
+    assert whole_on_gpu(replace(qlora, engine="zero")) == whole_on_gpu(qlora)
+    assert [whole_on_gpu(replace(qlora, **other)) for other in ({"stage": 0}, {"shard": 1}, {"method": "lora"})] == [
+        0
+    ] * 3
+    said = refusal(qlora, Cluster("RTX 4090", 8, 1, host_gib=1000), gpu("RTX 4090"))
+    assert "to load, each GPU needs 3" in said and "for the model in 4 bits, of 2" in said
+    assert not refusal(qlora, Cluster("A100 80GB", 8, 1, host_gib=1000), gpu("A100 80GB"))
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

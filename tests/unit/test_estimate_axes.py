@@ -291,8 +291,9 @@ def test_parameters_of_a_rank_are_those_of_the_model_that_transformers_builds(na
         assert stage.parameters == pytest.approx(counted, rel=1e-9)
 
 
-def test_a_checkpoint_and_a_host_hold_the_whole_model():
+def test_a_checkpoint_holds_the_whole_model():
     psi = LLAMA.parameters
     for axes in (Axes(tensor=2), Axes(stages=4), Axes(tensor=2, stages=4)):
         assert host(job(axes=axes)).checkpoint == (12 if axes.stages > 1 else 16) * psi
-    assert host(job()).checkpoint == 16 * psi and host(job(engine="fsdp2", axes=Axes(tensor=2))).loading > 4 * psi
+    assert host(job()).checkpoint == 16 * psi
+    assert host(job(axes=Axes(tensor=2))).loading == host(job()).loading  # in bf16 it is pages of the model's files

@@ -1,7 +1,6 @@
 """Which of a model's files are downloaded and loaded."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -13,14 +12,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from brigade.errors import UserError
 from brigade.train import upstream
-from brigade.train.cluster import OWN_NUMBER
-from brigade.train.distributed import ranks
 from brigade.train.model import adapters
 from brigade.train.model.load import load_base, materialise, weights
 from brigade.train.model.location import load_config
 from brigade.train.model.tiny import shrink, with_short_spans
 from brigade.train.recipe import flags
-from brigade.train.upstream import fsdp2
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
 
@@ -57,35 +53,6 @@ def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loade
     made.save_pretrained(hub)  # and beside safetensors they are left where they are
     (Path(folder) / "pytorch_model.bin").unlink()
     assert {path.suffix for path in Path(weights(settings, config)).iterdir()} == {".json", ".safetensors"}
-
-
-def test_only_the_first_rank_of_a_host_owns_weights_where_ranks_see_one_gpu_each(hub, load, monkeypatch):
-    """LOCAL_RANK is 0 for all of them. Transformers then has to know it as well: it makes what no file has, rotary frequencies
-    for instance, another way on the other ranks."""
-    settings = load(model={"model_name_or_path": str(hub)})
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(hub)).save_pretrained(hub)
-    for name, value in {
-        "LOCAL_RANK": "0",
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 3)
-    monkeypatch.setattr(ranks, "_group", lambda: None)
-    written, plain = [], fsdp2.hold_places
-    monkeypatch.setattr(fsdp2, "hold_places", lambda model: written.append(held(model)) or plain(model))
-    load_base(settings, str(hub), torch.float32)
-    assert written == [], "it owns them"
-    monkeypatch.setenv(OWN_NUMBER, "3")
-    model = load_base(settings, str(hub), torch.float32)
-    assert written == [0] and os.environ["LOCAL_RANK"] == "0"
-    assert all(float(buffer.sum()) > 0 for name, buffer in model.named_buffers() if name.endswith("inv_freq"))
-
-
-def held(model):
-    """How many parameters of a model have memory."""
-    return sum(not parameter.is_meta for parameter in model.parameters())
 
 
 def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypatch, tmp_path):

@@ -5,11 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from transformers import AutoConfig
 
-from brigade.plan import hardware
-from brigade.plan.runs import remedies
+from brigade.plan import hardware, runs
+from brigade.plan.runs import loading, remedies
 from brigade.train.checkpoint import manifest, resume
 from brigade.train.cluster import World
 from brigade.train.loop import deepspeed_needs, preflight
@@ -249,3 +250,21 @@ def test_a_checkpoint_that_the_engine_would_not_read_is_not_promised(told):
     """From ZeRO-1 to tensor groups under ZeRO-1 it is the same run, and DeepSpeed takes states of the same division alone."""
     (way,) = (way for way in told("packing under ZeRO-1")[2] if "ds_configs/zero1_tp2.json" in way)
     assert "--output_dir" in way and "begins anew" in way
+
+
+@pytest.mark.parametrize("gpu_gib, host_gib, words, said", [
+    (24, 900, ["--use_peft", "--load_in_4bit"], r"whole model in 4 bits before FSDP2 cuts its shards, 3\d\.\d GiB .* has 24\.0"),
+    (80, 900, ["--use_peft", "--load_in_4bit"], None),
+    (24, 900, ["--use_peft"], None),
+    (80, 900, [], None),
+    (80, 2, [], r"own copies of weights while the model loads, 3\.9 GiB .* the host has 2\.0"),
+])  # fmt: skip
+def test_what_cannot_be_loaded_is_refused_before_it_is_loaded(gpu_gib, host_gib, words, said, run_of, monkeypatch):
+    """70B under FSDP2 on two hosts; what is not sure to fail goes on."""
+    config = read_config(REPOSITORY / "recipes/llama-3.1-70b/config.json")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, gpu_gib * GIB))
+    monkeypatch.setattr(loading.control_groups, "memory", lambda: host_gib * GIB)
+    run = run_of(16, words, accelerate_config="accelerate_configs/fsdp2_2x8.yaml")
+    fails = runs.fails_to_load(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None))
+    assert bool(fails) == bool(said) and re.search(said or "", fails[0] if fails else "")

@@ -59,6 +59,8 @@ DEFINED = {
         "_weight_conversions",
         "was_used",
         "set_param_for_module",
+        "_is_hf_initialized",
+        "HF_DEACTIVATE_ASYNC_LOAD",
         "rename_source_key",
     ],
     "transformers/conversion_mapping.py": ["get_model_conversion_mapping"],

@@ -13,7 +13,7 @@ from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
 from ..costs.estimate import estimate
-from ..costs.host_memory import host
+from ..costs.host_memory import host, whole_on_gpu
 from ..costs.job import Job, axis_fields, method_fields
 from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
@@ -169,7 +169,8 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
 
 
 def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
-    """Return why a job is not to be taken whatever it needs of a GPU: the hosts' memory, or their disks, may be too small.
+    """Return why a job is not to be taken whatever it needs of a GPU in training: it may be too small for the model while it
+    loads, or the hosts' memory, or their disks.
 
     "" where it may be taken. usual: the kind of GPU, which says what a host has where the cluster does not
     """
@@ -179,6 +180,9 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
     most, when = max((needs.training, "train"), (needs.loading, "load"))
     if most / GIB > memory:
         return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
+    if (model := whole_on_gpu(job) / GIB) > usual.memory_gib:
+        which = "before FSDP2 or ZeRO-3 cut its shards"
+        return f"to load, each GPU needs {model:,.1f} GiB for the model in 4 bits, of {usual.memory_gib:,.1f}, {which}"
     if needs.fullest[1] / GIB > memory:
         return f"each host may need up to {needs.fullest[1] / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
     if needs.swapped / 1e9 > disk:

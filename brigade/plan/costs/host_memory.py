@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from ..shape.model_shape import ModelShape
 from .activations import inputs_on_host
 from .averaging import held, written
 from .comparing import reference_job
 from .estimate import intervals
 from .job import Job
-from .stages import gathered_bytes, stages
+from .stages import frozen_bytes, gathered_bytes, stages
 from .states import own_bytes
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
@@ -41,22 +42,13 @@ def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:
 def host(job: Job) -> Host:
     """Return what a node has to hold, for a model published in bf16 or MXFP4; benchmarks/hosts.py measures it.
 
-    Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
-    Of a second model, with which answers are compared, the same holds: it is in half precision, so that only MXFP4 is converted.
-    What is converted, to fp32 where weights are trained without DeepSpeed (train/loop/arguments.py: load_dtype) or from MXFP4,
-    each rank owns, except under FSDP2, where a node has one copy (train/model/load.py: load_base). Four bits are made on the GPU,
-    one tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
+    Loading: copied(), and shards that stay on the host.
     Training: what is offloaded, and layers' inputs; of NVMe the disks hold it, weights, gradients and states
     (runtime/swap_tensor). The data set is read through a memory map, whose pages the system may drop.
     """
     ranks = min(job.node_size, job.gpus)
     psi = stages(job)[0].parameters
     trained = job.trained or job.shape.parameters
-    width = 4 if not job.deepspeed and job.method == "full" else 2
-    converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
-    copied = width * (job.shape.parameters if job.engine == "fsdp2" else psi * ranks) if converted else 0.0
-    if job.comparison.second and (second := reference_job(job).shape).family.sinks:
-        copied = max(copied, 2 * second.parameters * ranks)
     states = 4 + own_bytes(job)
     share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
@@ -65,11 +57,51 @@ def host(job: Job) -> Host:
     shards = weights if job.offload == "all" and (job.deepspeed or job.method != "full") else 0.0
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(
-        resident(ranks, copied, shards or 4 * share * (job.offload == "all")),
+        resident(ranks, copied(job), shards or 4 * share * (job.offload == "all")),
         resident(ranks, 0.0, offloaded + shards) + ranks * inputs_on_host(job) + held(job),
         job.replicas.count * checkpoint(job, trained) + written(job),
         swapped,
     )
+
+
+def copied(job: Job) -> float:
+    """Return the bytes of weights that the processes of a node own at once while they read the model.
+
+    Weights that keep their precision and shape are pages of the model's files, which all ranks share and the system may drop.
+    What becomes fp32 (weights that are trained without DeepSpeed: train/loop/engine.py: load_dtype), what was published in MXFP4
+    and the experts of a layer, which become one tensor, is made of them one tensor after the other: on the GPU, where it stays
+    there (Engine.where); under FSDP2 on one rank, which sends the others their shards (train/model/load.py: read_weights); under
+    ZeRO-3 on the first rank of all (transformers 5.23, integrations/deepspeed.py). Four bits are made on the GPU
+    (quantizers/quantizer_bnb_4bit.py). Whole in memory are what DeepSpeed's tensor groups divide later, a second model that is
+    sharded, and what DoRA measures, if they are converted.
+    """
+    s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
+    ends = (s.embedding, s.head) if width == 4 else (0, 0)  # else they are sent as they lie in the files
+    largest = max(*ends, 3 * converted(s) / s.layers)  # what is fused, its parts, and parts of these
+    whole = 0.0
+    if job.method == "qlora":
+        largest = 0.0
+    elif job.engine == "fsdp2":
+        whole = 2 * converted(s) if job.dora else 0.0
+    elif job.deepspeed and job.tensor > 1:
+        whole = 2 * converted(s) * ranks
+    elif job.stage < 3:  # each rank has a thread for either end of the model, whose precision the CPU changes
+        largest = sum(ends) * ranks
+    if job.comparison.second and job.stage >= 3:
+        whole = max(whole, 2 * converted(reference_job(job).shape) * ranks)
+    return width * largest + whole
+
+
+def converted(shape: ModelShape) -> float:
+    """Return how many parameters a model has in other tensors than its files: all of one in MXFP4, and else its experts."""
+    return shape.parameters if shape.family.sinks else shape.moe_layers * shape.experts * shape.expert
+
+
+def whole_on_gpu(job: Job) -> float:
+    """Return the bytes that each GPU holds of a model in 4 bits before its shards are cut (accelerate's FSDP2 and DeepSpeed's
+    ZeRO-3 take it when it is quantised, whole). 0 where nothing is cut."""
+    cut = job.method == "qlora" and job.stage >= 3 and job.shard_ranks > 1
+    return frozen_bytes(job, stages(job)[0].parameters) if cut else 0.0
 
 
 def checkpoint(job: Job, trained: float) -> float:

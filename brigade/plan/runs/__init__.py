@@ -41,6 +41,16 @@ def what_fits(run: Any, config: Any, needed: float) -> Remedies:
     return remedies.what_fits(run, config, needed)
 
 
+def fails_to_load(run: Any, config: Any) -> tuple[str, str] | None:
+    """Return why a run's model does not fit while it loads, and a cure (loading.py); None where it does, or nobody can tell."""
+    from . import loading
+
+    try:
+        return loading.fails_to_load(run, config)
+    except Exception:  # a run that trains does not end for an estimate's sake
+        return None
+
+
 def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
     import torch

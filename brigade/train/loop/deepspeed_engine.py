@@ -37,6 +37,9 @@ class DeepSpeed(Engine):
     def load_dtype(self) -> torch.dtype:
         return half_or_full(self.run.settings)  # it keeps a master copy in fp32 of its own
 
+    def where(self) -> dict[str, Any]:
+        return {} if self.run.strategy.kind == "zero3" else super().where()  # its shards, as zero.Init makes them
+
     def arguments(self) -> dict[str, Any]:
         import deepspeed
 
@@ -150,6 +153,9 @@ class TensorDeepSpeed(DeepSpeed):
         if self.run.settings.recipe.model.use_peft or objective_of(self.training).rows != ANSWERS:
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         return arguments
+
+    def where(self) -> dict[str, Any]:
+        return {}  # no rank's GPU has to hold the model: it is divided later
 
     def load_model(self, weights: str) -> Any:
         # Under ZeRO-3 Transformers renames no weights where it sees AutoTP (integrations/deepspeed.py:345), which divides them

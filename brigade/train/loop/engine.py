@@ -55,8 +55,13 @@ class Engine:
 
     def load_model(self, weights: str) -> Any:
         """Return the model from the directory `weights`, before any adapter. Call it once TrainingArguments exist."""
-        model = load.load_model(self.run.settings, weights, self.load_dtype(), self.run.kernels.attention)
-        return self.with_own_loss(model)
+        settings, attention = self.run.settings, self.run.kernels.attention
+        return self.with_own_loss(load.load_model(settings, weights, self.load_dtype(), attention, **self.where()))
+
+    def where(self) -> dict[str, Any]:
+        """Return what from_pretrained is told about where weights lie: each goes straight to this rank's GPU. Were the model
+        first whole in the host's memory, it would take 4 bytes per parameter there, on each rank."""
+        return {} if self.cpu else {"device_map": {"": torch.device("cuda", torch.cuda.current_device())}}
 
     def with_own_loss(self, model: Any) -> Any:
         """Return the model, which computes its loss by tiles or by token where the recipe asks for it."""

@@ -1,12 +1,15 @@
 """FSDP2 and HSDP, and both where tensor groups divide layers, as DTensors, or groups of ranks divide each layer's experts."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import ParallelismConfig
 
 from ..model import experts as of_config
+from ..model import load
+from ..model.finite import check_finite
 from ..parallel import experts, tensor, tensor_plan, tensor_trial
 from ..run.directory import Run
 from ..upstream import fsdp2
@@ -29,11 +32,23 @@ def precision(half: torch.dtype) -> torch.distributed.fsdp.MixedPrecisionPolicy:
 
 
 class FSDP2(Engine):
-    """Parameters, gradients and optimizer states are sharded over all ranks, layer by layer."""
+    """Parameters, gradients and optimizer states are sharded over all ranks, layer by layer.
+
+    source: the directory of the model's weights
+    """
+
+    source: str
+
+    def load_model(self, weights: str) -> Any:
+        self.source = weights
+        return super().load_model(weights)
+
+    def where(self) -> dict[str, Any]:
+        return {}  # no rank's GPU has to hold the model
 
     def arguments(self) -> dict[str, Any]:
-        # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank's weights are sent
-        # to the others (model/load.py: load_base): eight copies of an 8B model in fp32 would take 260 GB of host memory.
+        # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank sends the others
+        # their shards of weights (attach).
         defaults = {
             "version": 2,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -59,7 +74,9 @@ class FSDP2(Engine):
 
     def attach(self, trainer: "Trainer") -> None:
         super().attach(trainer)
-        fsdp2.send_buffers_with_weights()
+        read = partial(load.read_weights, self.run.settings, self.source, self.load_dtype())
+        one_by_one = load.arrive_one_by_one(self.run.settings, self.source)
+        fsdp2.send_weights(read if one_by_one else None, lambda model: check_finite(model, self.source))
         if self.training.activation_checkpointing and not self.training.recomputation.plain:
             # By an option of TrainingArguments, Transformers would warn that FSDP2's hooks run once more. They no longer do: it
             # checkpoints what a layer computes inside of them (modeling_layers.py: GradientCheckpointingLayer).

@@ -53,9 +53,9 @@ class PipelineEngine(Engine):
         self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
         layers = {layer for stage in self.own for layer in self.layers[stage]}
         of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
-        attention = self.run.kernels.attention
+        attention, where = self.run.kernels.attention, self.where()
         return self.with_own_loss(
-            load.load_model(settings, weights, self.load_dtype(), attention, model_class=of_stage)
+            load.load_model(settings, weights, self.load_dtype(), attention, model_class=of_stage, **where)
         )
 
     def with_adapters(self, model: Any, weights: str) -> Any:

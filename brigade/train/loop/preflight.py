@@ -48,6 +48,8 @@ def check_run(run: Run, config: Any) -> None:
         adapters.check_targets(settings, config)
     check_objective(run, config)
     check_strategy(run, config)
+    if fails := run.offers.fails_to_load(run, config):
+        raise UserError(f"host {run.world.host}", *fails, "host")
 
 
 def check_strategy(run: Run, config: Any) -> None:

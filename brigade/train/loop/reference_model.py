@@ -47,7 +47,8 @@ def load_reference(trainer: "Trainer", reference: str) -> Any:
     settings = reference_settings(run.settings, reference)
     with upstream.without_zero3(), fsdp2.every_rank_loads():
         source = load.weights(settings, load_config(settings))
-        model: Any = load.load_model(settings, source, half_or_full(settings), run.kernels.attention)
+        how = trainer.engine.where()
+        model: Any = load.load_model(settings, source, half_or_full(settings), run.kernels.attention, **how)
         model = trainer.engine.with_own_loss(model)
     model.requires_grad_(False).eval()
     sample_by_sample.divide(model)

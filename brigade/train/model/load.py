@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from ..distributed.consistency import WEIGHTS
 from ..hub import refusal
 from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
-from ..upstream import fsdp2
+from ..upstream import fsdp2, weights_one_by_one
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
 from . import attention, base_weights, grown, parts, scores
 from .base_weights import of_two_matrices
@@ -115,51 +116,95 @@ def load_model(
     return load_base(settings, source, dtype, attn_implementation=how, **options)
 
 
-@fsdp2.by_number_on_host()
 def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
     """Load the model without adapters: in `dtype`, or in 4 bits with `dtype` for the computation.
 
     options: further ones of from_pretrained; model_class among them: a class instead of the config's own
+
+    Under FSDP2 one rank sends all others their shards (upstream/fsdp2.py: send_weights), so that the model on this rank may have
+    places in which nothing is written: on all ranks where the sender reads weights one by one (arrive_one_by_one), else on all
+    but the first.
     """
-    from transformers import AutoConfig
     from transformers.distributed.fsdp import is_fsdp_enabled
-    from transformers.distributed.utils import is_local_dist_rank_0
 
     compute_as_autocast_says()
-    section = settings.recipe.model
-    quantization = quantization_config(settings, source, dtype)
-    # Transformers 5.23 reads weights on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
-    # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
-    # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
-    converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
-    # FSDP2 sends all ranks of a host what the host's first one has. A replica's first rank may be another one (sync_every).
-    own = not is_fsdp_enabled() or is_local_dist_rank_0() or torch.distributed.get_rank() == 0
-    if sent := converted and not own:
+    # In 4 bits Accelerate leaves each rank's weights where they are (utils/fsdp_utils.py: model_has_params4bit).
+    shards = is_fsdp_enabled() and not settings.recipe.model.load_in_4bit
+    own = not shards or not (arrive_one_by_one(settings, source) or torch.distributed.get_rank())
+    if not own:
         options["device_map"] = "meta"
-        if quantization:  # without weights there is nothing to dequantise
-            quantization = None
-            options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-            del options["config"].quantization_config
-    if section.rope_parameters:
-        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        options["config"] = stretch(settings, known)
-    if objective_of(settings.recipe.training).scores:
-        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        options |= scores.loading(source, known, settings.place("model_name_or_path"))
-    options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
+    kind, how, dequantised = _reading(settings, source, dtype, own, options)
     biases = biases_in_fp32 if settings.recipe.training.router_bias_update_rate else nullcontext
-    with upstream.own_frozen_parameters(), biases():
-        kind = options.pop("model_class", None) or model_class(settings)
-        model = kind.from_pretrained(source, dtype=dtype, **options)
-    if sent:
+    of_rank = fsdp2.every_rank_loads if own else fsdp2.sent_by_another
+    with upstream.own_frozen_parameters(), biases(), of_rank():
+        model = kind.from_pretrained(source, **how)
+    if not own:
         fsdp2.hold_places(model)
     for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if one not in model.all_tied_weights_keys:  # files that base_weights.check() does not read (.bin)
             raise of_two_matrices(source, one, other)
     check_finite(model if own else None, source)
     parts.freeze(model, settings)
-    upstream.fix_loaded(model, dequantised=quantization is not None and not section.load_in_4bit)
+    upstream.fix_loaded(model, dequantised)
     return model
+
+
+def arrive_one_by_one(settings: Settings, source: str) -> bool:
+    """Whether FSDP2's ranks get the base model's weights only once they have their shards (read_weights): unless adapters begin
+    with numbers of the base's, or are trained beside copies of it. base_weights.check() reads *.safetensors alone."""
+    section = settings.recipe.model
+    copies = section.use_dora or section.lora_modules_to_save or section.trainable_token_indices
+    copies = copies or objective_of(settings.recipe.training).scores
+    safe = any(Path(source).glob("*.safetensors"))
+    return safe and not section.load_in_4bit and not (section.use_peft and copies)
+
+
+def read_weights(
+    settings: Settings, source: str, dtype: torch.dtype, take: Callable[[str, torch.Tensor], None], **options: Any
+) -> set[str]:
+    """Call take(name, weight) for each weight of the model that load_base would load, one after the other: never is more of it
+    in memory than one layer's matrix, or what becomes one (a mixture's experts). Return the names of all."""
+    kind, how, _ = _reading(settings, source, dtype, True, options)
+    taken: set[str] = set()
+
+    def once(name: str, value: torch.Tensor) -> None:
+        taken.add(name)
+        take(name, value)
+
+    with torch.random.fork_rng(devices=[]), fsdp2.every_rank_loads(), weights_one_by_one.handed_to(once):
+        model = kind.from_pretrained(source, **how)
+    state = model.state_dict()
+    for name, value in state.items():
+        if name not in taken and not value.is_meta:  # in no file: the head of a reward model
+            once(name, value)
+    return {*state}
+
+
+def _reading(
+    settings: Settings, source: str, dtype: torch.dtype, own: bool, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any], bool]:
+    """Return (the class whose from_pretrained reads the model, what it is told, whether it dequantises).
+
+    own: whether this rank gets weights; options: further ones for from_pretrained, and model_class
+    """
+    from transformers import AutoConfig
+
+    section, options = settings.recipe.model, {**options}
+    quantization = quantization_config(settings, source, dtype)
+    dequantised = quantization is not None and not section.load_in_4bit
+    if dequantised and not own:  # without weights there is nothing to dequantise
+        quantization, dequantised = None, False
+        options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        del options["config"].quantization_config
+    if section.rope_parameters:
+        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        options["config"] = stretch(settings, known)
+    if objective_of(settings.recipe.training).scores:
+        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        options |= scores.loading(source, known, settings.place("model_name_or_path"))
+    kind = options.pop("model_class", None) or model_class(settings)
+    told = {"dtype": dtype, "trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
+    return kind, options | told, dequantised
 
 
 def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from ..cluster import OWN_NUMBER
-
 
 def shard_on_cpus() -> None:
     """AcceleratorState turns to FSDP only from a type of its GPU list, and trains as DDP otherwise, without a word (state.py)."""
@@ -19,20 +17,17 @@ def shard_on_cpus() -> None:
 
 
 @contextmanager
-def by_number_on_host() -> Iterator[None]:
-    """Let only a host's first rank own weights while a model is loaded for FSDP2, also where ranks see one GPU each. Transformers
-    goes by LOCAL_RANK (distributed/utils.py: is_local_dist_rank_0), which is 0 for all of them: each would own a copy."""
-    from transformers.distributed.fsdp import is_fsdp_enabled
-
-    device, own = os.environ.get("LOCAL_RANK"), os.environ.get(OWN_NUMBER)
-    if device is None or own is None or not is_fsdp_enabled():  # ZeRO-3 takes it for the device meanwhile
-        yield
-        return
-    os.environ["LOCAL_RANK"] = own
+def sent_by_another() -> Iterator[None]:
+    """Load a model meanwhile whose weights come later: only what no file has, rotary frequencies for instance, is made here.
+    Transformers goes by LOCAL_RANK (distributed/utils.py: is_local_dist_rank_0), which is 0 on every rank that sees one GPU."""
+    device = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = "1"
     try:
         yield
     finally:
-        os.environ["LOCAL_RANK"] = device
+        os.environ.pop("LOCAL_RANK")
+        if device is not None:
+            os.environ["LOCAL_RANK"] = device
 
 
 @contextmanager
@@ -47,37 +42,95 @@ def every_rank_loads() -> Iterator[None]:
             os.environ["ACCELERATE_USE_FSDP"] = said
 
 
-def send_buffers_with_weights() -> None:
-    """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
-    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there, and
-    Gemma 4 a scale of each layer."""
+Take = Callable[[str, torch.Tensor], None]
+
+
+def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[Any], None]) -> None:
+    """Let the first rank send what Accelerate fills FSDP2's ranks with (utils/fsdp_utils.py: fsdp2_load_full_state_dict), from a
+    file to every rank's shards and one weight at a time, so that no host ever holds a model.
+
+    read: calls what it is given with each name and weight of the base model, in any order, on the first rank alone, and returns
+        all names. None: the first rank's model has them all
+    check: is called with the sharded model. A collective
+
+    Buffers are sent whole, where Accelerate takes all that a state dict holds for shards (utils/fsdp_utils.py:628): DeepSeek-V3
+    and GLM-4-MoE keep their routers' biases there, and Gemma 4 a scale of each layer.
+    """
     from accelerate.utils import fsdp_utils
-    from torch.distributed.tensor import DTensor
 
-    send_weights = fsdp_utils.fsdp2_load_full_state_dict
-    if hasattr(send_weights, "__wrapped__"):
-        return
+    def send(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], cpu_offload: bool = False) -> Any:
+        shards = _Shards(model.state_dict(), accelerator.device, cpu_offload)
+        if not accelerator.is_main_process:
+            shards.receive()
+        else:
+            by_place: dict[Any, list[str]] = {}  # names of one weight: several, where layers are tied
+            for name, value in full_sd.items():
+                by_place.setdefault((value.data_ptr(), value.shape) if value.numel() else name, []).append(name)
+            left = {names[0]: names for names in by_place.values()}
+            first = {_of_base(name): names[0] for names in by_place.values() for name in names}
 
-    @functools.wraps(send_weights)
-    def send(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], **options: Any) -> Any:
-        buffers = {}
-        for name, value in model.state_dict().items():
-            of, _, name_there = name.rpartition(".")
-            module = model.get_submodule(of)
-            module = getattr(module, "_checkpoint_wrapped_module", module)  # which no state dict names
-            if not isinstance(value, DTensor) and name_there in module._buffers:
-                buffers[name] = (module, name_there, value)
-                # Out of the state dict, until it is registered again.
-                module._non_persistent_buffers_set.add(name_there)
-        send_weights(accelerator, model, full_sd, **options)
-        for name, (module, name_there, empty) in buffers.items():
-            whole = full_sd[name] if accelerator.is_main_process else torch.empty_like(empty, device="cpu")
-            whole = whole.to(accelerator.device)
-            torch.distributed.broadcast(whole, src=0)
-            module.register_buffer(name_there, whole)
+            def take(name: str, value: torch.Tensor) -> None:
+                if names := left.pop(first[name], None):  # files may have one of tied weights, or both
+                    shards.send(names, value)
+
+            of_files = read(take) if read is not None else set()
+            for names in left.values():
+                if _of_base(names[0]) in of_files:
+                    raise RuntimeError(f"the model's files were read, and the weight {names[0]} was not among them")
+                shards.send(names, full_sd[names[0]])
+            shards.end()
+        model.load_state_dict(shards.filled, assign=True)  # the model's own are on the meta device
+        check(model)
         return model
 
     fsdp_utils.fsdp2_load_full_state_dict = send
+
+
+def _of_base(name: str) -> str:
+    """Return a parameter's name in the model that PEFT has put adapters on (tuners/tuners_utils.py: BaseTunerLayer)."""
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+class _Shards:
+    """What a state dict on the meta device is to hold. filled: name -> this rank's part, as it is sent
+
+    All methods are collectives: one rank calls send() and end(), the others receive().
+    """
+
+    def __init__(self, empty: dict[str, torch.Tensor], device: torch.device, cpu_offload: bool) -> None:
+        self.empty, self.device, self.cpu_offload = empty, device, cpu_offload
+        self.names = list(empty)
+        self.filled: dict[str, torch.Tensor] = {}
+
+    def send(self, names: list[str], value: torch.Tensor) -> None:
+        """Give all ranks their parts of a weight that has these names in the model."""
+        for name in names:  # which is whose name is known here alone
+            self._number(self.names.index(name))
+            self._fill(name, value.detach().to(self.device, self.empty[name].dtype).contiguous())
+
+    def end(self) -> None:
+        """Say that there is no other."""
+        self._number(len(self.names))
+
+    def receive(self) -> None:
+        while (number := self._number(0)) < len(self.names):
+            empty = self.empty[self.names[number]]
+            self._fill(self.names[number], torch.empty(empty.shape, dtype=empty.dtype, device=self.device))
+
+    def _number(self, number: int) -> int:
+        said = torch.tensor(number, device=self.device)
+        torch.distributed.broadcast(said, src=0)
+        return int(said)
+
+    def _fill(self, name: str, whole: torch.Tensor) -> None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        torch.distributed.broadcast(whole, src=0)
+        empty = self.empty[name]
+        if isinstance(empty, DTensor):
+            part = distribute_tensor(whole, empty.device_mesh, empty.placements).contiguous()
+            whole = part.to("cpu") if self.cpu_offload else part
+        self.filled[name] = whole
 
 
 def find_adapters_under_checkpointing() -> None:
