@@ -55,7 +55,12 @@ def judged(
 
 def sees(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, integrated: bool = False) -> None:
     """Let torch of this process see one GPU of that name and memory; none where the name is `cpu`."""
-    found = {"name": name, "total_memory": int(gib * 2**30), "is_integrated": int(integrated), "multi_processor_count": 60}
+    found = {
+        "name": name,
+        "total_memory": int(gib * 2**30),
+        "is_integrated": int(integrated),
+        "multi_processor_count": 60,
+    }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: name != "cpu")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)

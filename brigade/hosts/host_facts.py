@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..train import files
+from ..train.distributed import devices
 from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
@@ -68,10 +69,12 @@ def _project_files() -> list[Path]:
 
 
 def gpus() -> int | None:
-    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer. AMD's count where torch is a build
-    for ROCm: those of which the kernel driver (KFD) tells this process the number; a CPU has 0 there."""
+    """Number of GPUs of this host: 0 without any, None when nvidia-smi does not answer. Without it, what else of NVIDIA's driver
+    is there counts them. AMD's count where torch is a build for ROCm: those of which the kernel driver (KFD) tells this process
+    the number; a CPU has 0 there."""
     if not shutil.which("nvidia-smi"):
-        return sum(_number_in(node) > 0 for node in KFD.glob("*/gpu_id")) if "rocm" in _version("torch") else 0
+        of_amd = sum(_number_in(node) > 0 for node in KFD.glob("*/gpu_id")) if "rocm" in _version("torch") else 0
+        return devices.count_by_driver() or of_amd
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
