@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 import yaml
 from transformers import AutoConfig
 
@@ -14,11 +13,11 @@ from brigade.plan.choice import job_of_run, job_record
 from brigade.plan.costs.conventions import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
-from brigade.plan.hardware import here
 from brigade.plan.runs import prediction
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.lora import lora_parameters
+from brigade.train import control_groups
 from brigade.train.cluster import World
 from brigade.train.distributed import ranks
 from brigade.train.loop import micro_batch
@@ -170,10 +169,11 @@ def test_memory_is_the_devices_whatever_the_catalogue_knows_of_its_name(begin):
 
 def test_a_gpu_without_memory_of_its_own_has_what_its_host_has_left(begin, monkeypatch, tmp_path):
     (meminfo := tmp_path / "meminfo").write_text("MemTotal: 125000000 kB\nMemAvailable:   41943040 kB\n")
-    monkeypatch.setattr(here, "MEMINFO", meminfo)
-    monkeypatch.setattr(here.control_groups, "memory", lambda: 119 * 2**30)
+    monkeypatch.setattr(control_groups, "MEMINFO", meminfo)
+    monkeypatch.setattr(control_groups, "read", lambda *_: iter(()))
     assert " of 40 GiB" in begin("NVIDIA GB10", 119.6, integrated=True, **SMALL).why
-    monkeypatch.setattr(here.control_groups, "memory", lambda: 30 * 2**30)
+    limited = ("0", [str(31 * 2**30), str(2**30), "anon 1"])
+    monkeypatch.setattr(control_groups, "read", lambda *_: iter([limited]))
     assert " of 30 GiB" in begin("NVIDIA GB10", 119.6, integrated=True, **SMALL).why
 
 

@@ -4,18 +4,13 @@ A name does not tell the memory: a laptop's card, a part of a card (MIG, vGPU) a
 RTX 4090 may have 48 GB.
 """
 
-import re
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...train import control_groups
 from . import Gpu, catalogue, gpu, gpu_of_device
 
-MEMINFO = Path("/proc/meminfo")
 GIB = 2**30
 
 
@@ -23,27 +18,20 @@ def gpu_here() -> Gpu | None:
     """Return the GPU of this process, None without one.
 
     Where the catalogue does not know its name, the rates are those of the kind with the nearest number of multiprocessors. They
-    put ways into an order, and are no estimate of its time: who estimates one asks gpu_of_device().
+    put ways into an order, and are no estimate of its time: who estimates one asks gpu_of_device(). A GPU without memory of its
+    own (GB10, Jetson) has what this process already holds of the host's, and what is left there.
     """
     if not torch.cuda.is_available():
         return None
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     known = gpu_of_device(device.name) or gpu(_nearest(device.multi_processor_count))
     integrated = bool(device.is_integrated)
-    memory = _of_the_host(device) if integrated else device.total_memory
+    memory: int = device.total_memory
+    if integrated:  # CUDA counts all of the host's memory
+        memory = min(memory, torch.cuda.memory_reserved() + control_groups.memory_left()["available"])
     return replace(known, memory_gib=memory / GIB, integrated=integrated)
 
 
 def _nearest(multiprocessors: int) -> str:
     entries = catalogue()
     return min(entries, key=lambda kind: abs(entries[kind]["sms"] - multiprocessors))
-
-
-def _of_the_host(device: Any) -> int:
-    """Return the bytes that a GPU may use which has no memory of its own (GB10, Jetson): what this process already has there, and
-    what the host has left. CUDA counts all of the host's memory, and as free what files do not occupy for the moment."""
-    most: int = min(device.total_memory, control_groups.memory())
-    with suppress(OSError, ValueError):
-        (left,) = re.findall(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.M)
-        most = min(most, torch.cuda.memory_reserved() + int(left) * 1024)
-    return most
