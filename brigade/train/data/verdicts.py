@@ -190,10 +190,19 @@ class _Verdicts:
 
     def _scores(self, name: str, value: Any) -> str | None:
         numbers = [_number(one) for one in value] if isinstance(value, list) and len(value) == 2 else []
-        if not numbers or None in numbers or "order" in self.row.content:  # argilla's order says which is whose
+        order = self.row.content.get("order", [BETTER, WORSE])  # argilla's, which says whose the numbers are
+        if not numbers or None in numbers or not isinstance(order, list):
             return None
-        first, second = (number or 0.0 for number in numbers)
-        return _by_sign(first - second)
+        sides = [self.side(frozenset(_words(str(own)))) for own in order]
+        if sorted(map(str, sides)) != [BETTER, WORSE]:
+            return None
+        self.row.asked.add("order")
+        by_side = dict(zip(sides, numbers, strict=True))
+        return _by_sign((by_side[BETTER] or 0.0) - (by_side[WORSE] or 0.0))
+
+    def _ranks(self, name: str, value: Any) -> str | None:
+        says = self._scores(name, value)
+        return {BETTER: WORSE, WORSE: BETTER}.get(says, says) if says else None
 
 
 def _by_sign(difference: float) -> str:

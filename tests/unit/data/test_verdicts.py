@@ -35,7 +35,9 @@ def read(row, columns=None, rows=PAIRS):
     ({"winner": "chosen"}, ""), ({"preference": "Chosen"}, ""), ({"better": True}, ""), ({"better": "Very."}, ""),
     ({"label": True}, ""), ({"label": 1}, ""), ({"label": "chosen"}, ""), ({"kto_tag": "true"}, ""),
     ({"margin": 2.5}, "column 'margin'"), ({"rating": [9, 8]}, ""), ({"score": 7}, "column 'score'"),
-    ({"rating": [8, 9], "order": ["rejected", "chosen"]}, "column 'order', column 'rating'"),
+    ({"rating": [8, 9], "order": ["rejected", "chosen"]}, ""), ({"ranks": [1, 2]}, ""),
+    ({"rating": [8, 9], "order": ["model_a", "model_b"]}, "column 'order', column 'rating'"),
+    ({"rating": [8, 9], "order": "descending"}, "column 'order', column 'rating'"), ({"rank": [2]}, "column 'rank'"),
     ({"status": "unchanged"}, "column 'status'"), ({"status": "swapped", "original_chosen": "Less."}, "column 'original_chosen'"),
     ({"swapped": False, "is_tie": 0}, ""), ({"winner": "model_a", "response_a": "Very.", "response_b": "Less."},
                                             "column 'response_a', column 'response_b'"),
@@ -79,6 +81,8 @@ def test_names_of_the_columns_tell_which_answer_is_meant(row, columns):
     ({"status": "swapped"}, "is the better one"), ({"swapped": 1}, "is the better one"), ({"margin": -0.5}, "is the better one"),
     ({"label": False}, "column 'label' is False, so the answer in column 'rejected'"), ({"label": "rejected"}, "better one"),
     ({"kto_tag": 0}, "is the better one"), ({"better": False}, "is the better one"), ({"rating": [8, 9]}, "is the better one"),
+    ({"rating": [9, 8], "order": ["rejected", "chosen"]}, "is the better one"), ({"ranks": [2, 1]}, "is the better one"),
+    ({"ranking": [1, 1]}, "neither answer is the better one"),
     ({"winner": "model_b", "answer_a": "Very.", "answer_b": "Less."}, "is the better one"),
     ({"winner": "model_a"}, "nothing tells which of 'chosen' and 'rejected' it means"),
     ({"better_response_id": 1}, "nothing tells"), ({"overall_preference": -2}, "nothing tells"),
@@ -90,7 +94,11 @@ def test_names_of_the_columns_tell_which_answer_is_meant(row, columns):
 def test_what_contradicts_a_pair_is_refused(further, said):
     for rows in (PAIRS, JUDGED):
         assert said in read(PLAIN | further, rows=rows)
-    assert read(PLAIN | further, {"ignore": list(further)}) in ("", "column 'answer_a', column 'answer_b'")
+    assert read(PLAIN | further, {"ignore": list(further)}) in (
+        "",
+        "column 'answer_a', column 'answer_b'",
+        "column 'order'",
+    )
 
 
 @pytest.mark.parametrize("row", [
