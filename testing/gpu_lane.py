@@ -49,6 +49,7 @@ OTHERWISE: dict[str, tuple[str, list[str]]] = {
     "gradients of low rank": ("ddp", ["--ddp_comm_hook", "power_sgd"]),
     "the planner's micro-batch": ("ddp bf16", ["--per_device_train_batch_size", "auto"]),
 }
+ROUGHLY = ("plain, gradients in bf16", "plain, gradients of low rank", "plain, the planner's micro-batch")
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,
