@@ -168,7 +168,7 @@ def test_memory_is_the_devices_whatever_the_catalogue_knows_of_its_name(begin):
 
 
 def test_a_gpu_without_memory_of_its_own_has_what_its_host_has_left(begin, monkeypatch, tmp_path):
-    (meminfo := tmp_path / "meminfo").write_text("MemTotal: 125000000 kB\nMemAvailable:   41943040 kB\n")
+    (meminfo := tmp_path / "meminfo").write_text("MemTotal: 125000000 kB\nMemFree: 1 kB\nMemAvailable:   41943040 kB\n")
     monkeypatch.setattr(control_groups, "MEMINFO", meminfo)
     monkeypatch.setattr(control_groups, "read", lambda *_: iter(()))
     assert " of 40 GiB" in begin("NVIDIA GB10", 119.6, integrated=True, **SMALL).why
