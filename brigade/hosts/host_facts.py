@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..train import files
-from ..train.distributed import visible
-from ..train.distributed.devices import KFD, count_of_amd
+from ..train.distributed import devices, visible
 from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
@@ -69,10 +68,10 @@ def _project_files() -> list[Path]:
 
 
 def gpus() -> int | None:
-    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer. AMD's count whatever torch is: a
-    rank that does not see them is refused."""
+    """Number of GPUs of this host: 0 without any, None when nvidia-smi does not answer. Without it, what else of NVIDIA's driver
+    is there counts them. AMD's count whatever torch is: a rank that does not see them is refused."""
     if not shutil.which("nvidia-smi"):
-        return count_of_amd(KFD)
+        return devices.count_by_driver() or devices.count_of_amd(devices.KFD)
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())

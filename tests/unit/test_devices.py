@@ -12,12 +12,13 @@ import torch
 
 from brigade.check.checks import NotHere
 from brigade.check.run import STOP
+from brigade.hosts import host_facts
 from brigade.hosts.rendezvous import usable_gpus
 from brigade.kernels import auto
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import devices
-from brigade.train.loop import deepspeed_needs, preflight
+from brigade.train.loop import deepspeed_needs, preflight, slow_ranks
 from brigade.train.loop import environment as loop_environment
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
@@ -135,6 +136,38 @@ def test_gpus_of_other_jobs_do_not_count(host, mistake, monkeypatch, tmp_path):
     assert devices.count_by_driver() == 2, "one that answers, and a lost one"
 
 
+CUDA_LIBRARY = """
+extern "C" int cuInit(unsigned) { return ANSWER; }
+extern "C" int cuDeviceGetCount(int* count) { *count = 2; return 0; }
+"""
+
+
+@pytest.mark.parametrize("nodes, answer, count", [
+    (("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"), None, 2),  # a container with `compute` alone
+    (("nvidia5",), None, 1),  # with one of the host's GPUs
+    (("nvidiactl",), None, 0),  # with none of them
+    (("dxg",), 0, 2),  # WSL, and a container of it
+    (("nvhost-gpu", "nvgpu"), 0, 2),  # a Jetson
+    (("dxg",), 100, 0),  # WSL on a laptop whose GPU is not NVIDIA's: CUDA_ERROR_NO_DEVICE
+    (("dxg",), None, 0),  # and without CUDA's library
+    ((), 0, 0),
+])  # fmt: skip
+def test_gpus_are_counted_without_nvidia_smi_and_without_nvml(monkeypatch, tmp_path, nodes, answer, count):
+    """Such hosts were taken for ones without GPUs: torch saw two, and `check` said that ranks compute on the CPU."""
+    for name in nodes:
+        (tmp_path / name).touch()
+    if answer is not None:
+        (tmp_path / "cuda.cpp").write_text(CUDA_LIBRARY.replace("ANSWER", str(answer)))
+        library = ["g++", "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "cuda.cpp")]
+        subprocess.run(library, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(host_facts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(devices, "NODES", tmp_path)
+    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None))
+    assert host_facts.gpus() == count
+
+
 def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
     """The message comes before the output directory, and from one process that nothing launched as well."""
     (tmp_path / "said.yaml").write_text((STAND_IN.parents[2] / "tests/data/nvml/h100-sxm.yaml").read_text())
@@ -245,6 +278,18 @@ def test_a_gpu_that_no_second_process_gets_is_named_as_the_reason_that_nothing_i
     why = "the process that tries it does not start: RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
     assert "EXCLUSIVE_PROCESS" in auto._held({"paths": {"sdpa": {"status": "failed", "why": why}, "eager": {}}})
     assert auto._held({"paths": {"sdpa": {"status": "failed", "why": "no answer within 8 s"}}}) == ""
+
+
+def test_a_gpu_without_bf16_is_asked_for_none(load, mistake, monkeypatch):
+    """Before Ampere torch emulates it. A run in bf16 is refused, and ranks are compared by products in fp16."""
+    sees(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    message = mistake(preflight.check_host, load("--bf16"), Strategy("ddp", "ddp", "flag"), world())
+    assert "Tesla T4 has no bf16" in message and "use fp16" in message
+    asked = []
+    monkeypatch.setattr(slow_ranks, "measured", lambda device, size, dtype: asked.append((device, dtype)) or 1.0)
+    assert slow_ranks.seconds_of_a_product() and asked == [("cuda", torch.float16)]
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 70 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 76 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 79 * GIB))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=0))
     for name in read_once.ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     page = dict(enumerate(heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}
@@ -170,6 +172,16 @@ def test_page_locked_memory_of_the_host_lacks_in_the_same_words(gpu, monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * GIB, 79 * GIB))
     assert explained(RuntimeError("CUDA error: out of memory")) is None
     assert explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB."))
+
+
+def test_a_gpu_whose_memory_is_the_hosts_is_not_told_to_be_freed_of_the_host(gpu, monkeypatch):
+    """GB10: what the host and its files have counts as others' by CUDA's figures."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 119 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=1))
+    monkeypatch.setattr(out_of_memory.control_groups, "memory_left", lambda: {"available": 2 * GIB})
+    told = explained(torch.OutOfMemoryError(WORDS))
+    assert "torch holds 76.0 of 78.0 GiB" in told.problem and "other processes" not in told.problem
+    assert told.cure != out_of_memory.OTHERS
 
 
 def test_who_caught_one_and_failed_by_something_else_has_another_error(gpu):

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # of AMD's kernel driver
 # AMD's graphics inside processors, for which PyTorch has no code, by gfx_target_version: gfx801, gfx902, gfx909, gfx90c, gfx1033,
 # gfx1035, gfx1036, gfx1103. A laptop with one is a host without GPUs.
 INTEGRATED = {80001, 90002, 90009, 90012, 100303, 100305, 100306, 110003}
+UNNUMBERED = ("dxg", "nvhost-gpu", "nvgpu")  # of WSL and of Jetsons: one node, however many GPUs
 YES = ("1", "true", "yes", "on", "t", "y")  # as accelerate reads it (utils/environment.py: str_to_bool)
 
 
@@ -33,11 +35,32 @@ def driver_version() -> str | None:
 
 
 def count_by_driver() -> int:
-    """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, by the device nodes."""
+    """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, as in a container without
+    `utility` in NVIDIA_DRIVER_CAPABILITIES, by the device nodes; where those have no number, by CUDA."""
     count, _ = _asked_of_nvml()
     if count is None:
         count = sum(map(_may_open, NODES.glob("nvidia[0-9]*")))
+    if not count and any((NODES / name).exists() for name in UNNUMBERED):
+        count = _asked_of_cuda()
     return count
+
+
+# In a process of its own: one that has started CUDA can no more fork one that uses it.
+_COUNT = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+print(count.value)
+"""
+
+
+def _asked_of_cuda() -> int:
+    """How many GPUs CUDA's driver library counts, also those that CUDA_VISIBLE_DEVICES hides; 0 where it does not answer."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", _COUNT]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment).stdout)
+    return 0
 
 
 def _may_open(node: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError, Whose, first_line
+from .. import control_groups
 from ..distributed import heartbeat, read_once
 from ..offers import Remedies
 from ..run.directory import Run
@@ -127,8 +128,12 @@ class Memory:
         found = _WANTED.search(str(cause))
         wanted = float(found[1]) * _UNITS[found[2]] if found else 0.0
         try:
-            reserved = torch.cuda.memory_reserved()
-            return cls(wanted, torch.cuda.max_memory_allocated(), reserved, *torch.cuda.mem_get_info())
+            reserved, (free, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
+            if torch.cuda.get_device_properties(torch.cuda.current_device()).is_integrated:
+                # Its memory is the host's: CUDA counts as taken what others have there, and files that may be dropped.
+                free = control_groups.memory_left()["available"]
+                total = reserved + free
+            return cls(wanted, torch.cuda.max_memory_allocated(), reserved, free, total)
         except Exception:  # no GPU, or one that answers no more
             return cls(wanted)
 
