@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from benchmarks import waits as committed_waits
 from testing import fake_gpu, gpu_lane, marks, parity, runs, waits
@@ -126,11 +124,6 @@ def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_eac
         assert "waits" not in result or not waits.in_each_micro_step(result["waits"]), name
 
 
-def away(one, other):
-    """The distance between two models' weights."""
-    return sum((one[key].float() - other[key].float()).square().sum() for key in one).sqrt()
-
-
 HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
 
 
@@ -149,20 +142,12 @@ def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part,
     alone = gpu_lane.reference(names[0]) | {"model": model}
     for case in (alone, *cases):
         case["flags"] += asked
-    folder, of_gpus = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("gpus")
-    (expected,) = runs.run_cases(1, [alone], folder, steps=gpu_lane.STEPS).values()
-    found = runs.run_cases(2, cases, of_gpus, steps=gpu_lane.STEPS, gpus=True)
-    base = load_file(folder / model / "model.safetensors")
-    trained = load_file(folder / "outputs" / alone["name"] / "model.safetensors")
+    (expected,) = runs.run_cases(1, [alone], tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS).values()
+    found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name in names:
         differences = parity.worst(found[name], expected)
         tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
         assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
-        # The base is in fp32: under DeepSpeed in bf16, whose weights are in bf16, what is saved is their master copies.
-        saved = load_file(of_gpus / "outputs" / name / "model.safetensors")
-        assert saved.keys() == trained.keys() and all(saved[key].dtype == base[key].dtype for key in saved), name
-        assert away(saved, trained) <= max(0.2, tolerance) * away(base, trained), name
-        assert not all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values()), name
         waited = [each for group in found[name]["waits"]["ranks"] for each in group["waits"]]
         assert waited and not [each for each in waits.of_ours(waited) if part in each["line"]], waited
 
