@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import hosts, loading, planner_hosts
-from benchmarks.pages import read
 
 SMALL = {
     "hidden_size": 512,
@@ -28,11 +27,3 @@ def test_checkpoints_are_of_the_size_that_the_formula_says():
     """Of full runs within a hundredth."""
     full = [one for one in planner_hosts.checkpoints() if ", full" in one.what]
     assert len(full) >= 9 and all(one.measured == pytest.approx(one.predicted, rel=0.01) for one in full)
-
-
-def test_no_strategy_holds_a_model_on_each_rank():
-    """Bytes per parameter of the host, by the measured rows."""
-    rows = [row for row in read(loading.RESULTS) if row["when"] == "after"]
-    assert len(rows) == len(loading.CASES)
-    for row in rows:
-        assert int(row["other_rank"]) < 2 * int(row["parameters"]), row
