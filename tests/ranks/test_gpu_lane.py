@@ -102,7 +102,7 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
 
 @pytest.mark.slow
 def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_each_micro_step(tmp_path_factory):
-    """Adapters are continued that the same run in one process has left. What is saved is the same."""
+    """Adapters are continued that the same run in one process has left."""
     folder, alone, cases = tmp_path_factory.mktemp("alone"), [], []
     for name, (asked, strategies) in gpu_lane.BESIDES.items():
         asked = [str(folder / flag) if flag.startswith("outputs/") else flag for flag in asked]
@@ -169,28 +169,17 @@ def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part,
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_cpu(tmp_path_factory):
-    """And the model is rehearsed, judged and talked to on a GPU."""
     given = []
     for gpus in (False, True):
         folder = tmp_path_factory.mktemp("answers")
         case = gpu_lane.run_case("zero3") if gpus else gpu_lane.reference("zero3")
         case["flags"] = [*runs.write_inputs(folder), *case["flags"], "--eval_answers", "3"]
         case["flags"] += ["--output_dir", str(folder / "run")]
-        rehearsal = {"name": "rehearsal", "flags": [*case["flags"], "--rehearse"]}
-        cases = [case, rehearsal] if gpus else [case]
-        found, done = runs.run_all(2 if gpus else 1, cases, folder, 300, longest_answer=6, gpus=gpus)
-        assert len(found) == len(cases), done.stderr[-2000:]
+        found, done = runs.run_all(2 if gpus else 1, [case], folder, 300, longest_answer=6, gpus=gpus)
+        assert found, done.stderr[-2000:]
         lines = (folder / "run/answers.jsonl").read_text().splitlines()
         given.append([json.loads(line)["answer"] for line in lines])
     assert given[0] == given[1] and len(given[0]) == 3
-    for verb, *more in (
-        ["eval"],
-        ["chat", "--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"],
-    ):
-        words = [sys.executable, "-m", "brigade", verb, str(folder / "run"), *more]
-        environment = os.environ | fake_gpu.environment(1)
-        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250)
-        assert done.returncode == 0, (verb, done.stdout[-1000:], done.stderr[-3000:])
 
 
 @pytest.mark.slow
