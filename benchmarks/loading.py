@@ -139,13 +139,10 @@ def table() -> str:
     """Bytes per parameter, before and after."""
     rows = {(row["when"], row["model"], row["strategy"], row["method"]): row for row in read(RESULTS)}
     lines = []
-    for _, model, strategy, method in [key for key in rows if key[0] == "after"]:
-        cells = [model, strategy, method]
-        for part in ("first_rank", "other_rank", "gpu"):
-            for when in ("before", "after"):
-                row = rows[when, model, strategy, method]
-                cells.append(f"{float(row[part]) / float(row['parameters']):.1f}")
-        lines.append(cells)
+    for case in [key[1:] for key in rows if key[0] == "after" and ("before", *key[1:]) in rows]:
+        both = [rows[when, *case] for when in ("before", "after")]
+        parts = ("first_rank", "other_rank", "gpu")
+        lines.append([*case, *(f"{int(row[part]) / int(row['parameters']):.1f}" for part in parts for row in both)])
     head = ["first rank's host, before", "after", "another rank's, before", "after", "GPU, before", "after"]
     return markdown(["model", "strategy", "method", *head], lines)
 
@@ -171,6 +168,7 @@ def main() -> None:
         writer = csv.DictWriter(out, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
+    print(table())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..train import files
 from ..train.distributed import devices, visible
+from ..train.distributed.devices import KFD
 from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
@@ -71,7 +72,7 @@ def gpus() -> int | None:
     """Number of GPUs of this host: 0 without any, None when nvidia-smi does not answer. Without it, what else of NVIDIA's driver
     is there counts them. AMD's count whatever torch is: a rank that does not see them is refused."""
     if not shutil.which("nvidia-smi"):
-        return devices.count_by_driver() or devices.count_of_amd(devices.KFD)
+        return devices.count_by_driver() or devices.count_of_amd(KFD)
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())

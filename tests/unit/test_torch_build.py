@@ -96,6 +96,7 @@ def amd(monkeypatch, tmp_path):
             if properties:
                 (tmp_path / str(place) / "properties").write_text(properties)
         monkeypatch.setattr(devices, "KFD", tmp_path)
+        monkeypatch.setattr(host_facts, "KFD", tmp_path)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(devices, "count_by_driver", lambda: 0)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

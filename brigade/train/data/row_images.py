@@ -127,8 +127,8 @@ class RowImages:
         first = next((number for number, turn in enumerate(messages) if turn["role"] == "user"), None)
         if first is None:
             raise BadRow(f"column {self.column!r} has images, and there is no user's turn for them", DROP)
-        paths = [image.get("path") if isinstance(image, dict) else image for image in self.given]
-        paths = [path for path in paths if isinstance(path, str) and path]
+        places = [image.get("path") if isinstance(image, dict) else image for image in self.given]
+        paths = [path for path in places if isinstance(path, str) and path]
         for turn in messages:
             if turn["role"] in ASKING and (found := unknown_place(turn["content"], paths)):
                 problem = f"{found} in a {turn['role']!r} turn may be the place of an image, and is not known as one"
