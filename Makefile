@@ -17,9 +17,10 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
+	@echo "make tools   add what tests and lint need, from requirements-dev.txt; make test and make lint do so"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 to 20 minutes on 2 cores)"
@@ -42,13 +43,21 @@ $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
 	@$(BIN)/python -m brigade.train.distributed.devices
 	@touch $@
 
+# Apart from setup: a host that only trains needs none of it.
+tools: $(VENV)/.tools
+$(VENV)/.tools: requirements-dev.txt $(VENV)/.complete
+	$(BIN)/python $(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@
+
 kernels: setup
 	@$(PYTHON) brigade/check/build_tools.py kernels
 	@$(BIN)/python -m brigade.train.upstream.deepspeed_kernels
 
+# `deepspeed --num_gpus` ignores CUDA_VISIBLE_DEVICES, and trains on GPUs 0 and 1 (brigade/train/distributed/visible.py).
+DEMO_GPUS = $(if $(filter-out undefined,$(origin CUDA_VISIBLE_DEVICES)),BRIGADE_VISIBLE_DEVICES='$(CUDA_VISIBLE_DEVICES)')
 demo: setup
 	rm -rf $(DEMO_OUTPUT)
-	$(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --recipe $(MODEL)/lora.yaml \
+	$(DEMO_GPUS) $(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --recipe $(MODEL)/lora.yaml \
 		--ds_config ds_configs/zero3.json --bf16 $(DEMO_BF16) --output_dir $(DEMO_OUTPUT)
 	$(BIN)/python -m brigade eval $(DEMO_OUTPUT) --exact 0.8
 
@@ -88,29 +97,29 @@ $(S3_SERVER)/.complete: tests/storage/requirements.txt
 
 # In the order of their names: the tests of ranks, which take longest, come first.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
-test: kernels
+test: kernels tools
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
 # What computes in half precision, on any processor as on one that has no instructions for it: there a product takes many
 # times as long, and what waits for one too long fails. Two minutes.
 HALF := tests/ranks/test_fp16.py tests/ranks/test_gpu_lane.py tests/unit/kernels/test_proving.py tests/unit/test_fake_gpu.py tests/unit/test_slow_ranks.py
-test-half: kernels
+test-half: kernels tools
 	@if $(BIN)/python -c "import sys, torch; c = torch.cpu.get_capabilities(); sys.exit(any('avx512' in n and c[n] for n in c))"; \
 	then echo "test-half: this processor has no such instructions, so make test has shown it"; \
 	else ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(HALF) -m "not slow"; fi
 
-test-all: kernels skypilot llama_cpp vllm lm_eval s3_server
+test-all: kernels tools skypilot llama_cpp vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
-test-matrix: kernels vllm lm_eval s3_server
+test-matrix: kernels tools vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
 CLUSTERS ?= 3
-test-cluster: kernels
+test-cluster: kernels tools
 	$(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m "not matrix"
 
 # Without `make setup`, which wants a network: it takes .venv where that is complete, or WHEELS, or the packages that are there.
@@ -124,7 +133,7 @@ SEED ?= 0
 soak: kernels
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
-lint: setup
+lint: tools
 	@! git grep -nE '^(<<<<<<<|>>>>>>>) '  # a merge that was not finished
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from brigade.offers import offers
 from brigade.train.checkpoint import remote
 from brigade.train.cluster import World, world_from_environment
-from brigade.train.distributed import ranks, stop
+from brigade.train.distributed import ranks, read_once, stop, visible
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
@@ -37,10 +37,13 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     """
     ranks.whole_again()  # an earlier run of this process may have divided them
     world = world_from_environment()
+    gpus = visible.settle()
+    read_once.set_variables(world)
 
     # 1. What is asked for: a recipe with flags over it, a strategy, the batch arithmetic, an output directory.
     #    Until the model is built, a mistake that one rank finds ends all of them, with one message.
     with ranks.agreed(world):
+        visible.check(gpus, world)
         settings = flags.load(sys.argv[1:] if argv is None else argv)
     if settings.rehearse:
         from brigade.train.loop.rehearse import rehearse

@@ -37,6 +37,7 @@ OPTIONS: dict[str, Flags] = {
     "flex": {"attn_implementation": "flex_attention"},
     "compile": {"torch_compile": "true"},
     "checkpointing": {"activation_checkpointing": "true"},
+    "least": {"activation_checkpointing": "true", MICRO: "1"},  # what a smaller card has room for
     "no-checkpointing": {"activation_checkpointing": "false"},
     "plain-adam": {"optim": "adamw_torch"},
     "fused-adam": {"optim": "adamw_torch_fused"},

@@ -35,9 +35,21 @@ BESIDES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--learning_rate", "1e-3"],
         ("zero1", "fsdp2"),
     ),
+    "adapters": ([*LORA], ("fsdp2",)),
     "rows": ([*LORA, "--learning_rate", "0.3", *ROWS], ("zero3", "fsdp2")),
     "continued": ([*LORA, "--adapter_name_or_path", "outputs/rows"], ("zero3",)),
 }  # fmt: skip
+# What changes how a strategy computes, and not what: adapters' and states' places, layers' inputs in page-locked memory of the
+# host, gradients in fewer bits, and the planner's micro-batch. Each is compared with plain training.
+OTHERWISE: dict[str, tuple[str, list[str]]] = {
+    "states on the host": ("fsdp2", ["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"]),
+    "inputs on the host": ("ddp", ["--activation_checkpointing", "offload"]),
+    "inputs on the host, sharded": ("fsdp2", ["--activation_checkpointing", "offload"]),
+    "gradients in bf16": ("ddp", ["--ddp_comm_hook", "bf16"]),
+    "gradients of low rank": ("ddp", ["--ddp_comm_hook", "power_sgd"]),
+    "the planner's micro-batch": ("ddp bf16", ["--per_device_train_batch_size", "auto"]),
+}
+ROUGHLY = ("plain, gradients in bf16", "plain, gradients of low rank", "plain, the planner's micro-batch")
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": LORA,

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from brigade.check.checks import Facts, Recorded, Result, Wanted, checks
@@ -49,6 +51,20 @@ def judged(
     wanted = Wanted(dict.fromkeys(answers, slots), environment=environment or {})
     hosts = Recorded(wanted, {"gpus.look": answers, "gpus.kernel_log": logs}, hello)
     return by_host(name, hosts)
+
+
+def sees(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, integrated: bool = False) -> None:
+    """Let torch of this process see one GPU of that name and memory; none where the name is `cpu`."""
+    found = {
+        "name": name,
+        "total_memory": int(gib * 2**30),
+        "is_integrated": int(integrated),
+        "multi_processor_count": 60,
+    }
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: name != "cpu")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**found))
 
 
 def by_host(name: str, hosts: Recorded) -> dict[str, list[Result]]:

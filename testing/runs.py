@@ -133,7 +133,7 @@ def run_cases(
     gpus: bool = False,
 ) -> dict[str, Any]:
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
-    of experts "expert_balance", too.
+    of experts "expert_balance", too; on GPUs "growing": of each rank, whether its allocator takes memory in segments that grow.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model, one with "images"
     such a model of write_vision_model on rows with images; one with "damage" has gradients on rank 1 that are 1 % too large; of
@@ -158,6 +158,7 @@ def run_cases(
     counted = [case["name"] for case in cases if "waits" in case]
     return {
         name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
+        | ({"growing": result["growing"]} if gpus else {})
         | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
@@ -214,9 +215,12 @@ def forget(trainer: Any) -> None:
 
 def _work(job: Path) -> None:
     """One rank: run every case, in order, through train.py itself."""
+    import torch
+
     import train
     from brigade.train.distributed import ranks
     from brigade.train.loop import sample_answers
+    from brigade.train.upstream import memory_snapshots
 
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
@@ -238,10 +242,12 @@ def _work(job: Path) -> None:
             trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
             if trainer and "saves_to" in case:
                 trainer.save_model(case["saves_to"])
+        growing = ranks.gather_all(torch.cuda.is_available() and memory_snapshots.has_expandable_segments())
         if "waits" in case:
             counted.write(Path(waits_of(case["name"])), rank)
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
+            result["growing"] = growing
             temporary = Path(f".{case['name']}.json")
             temporary.write_text(json.dumps(result))
             temporary.rename(f"{case['name']}.result.json")

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from .marks import cases
-
 _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT = _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096}
 _LLAMA, _QWEN2 = _TEXT | {"model_type": "llama"}, _TEXT | {"model_type": "qwen2"}
@@ -328,4 +326,3 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Kinds of each way in which models differ: of positions, masks, tiles. Tests of all others are slow ones.
 QUICK = ("qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "internvl")
-KINDS = cases(*QUICK, slow=[kind for kind in MODELS if kind not in QUICK])

@@ -1,7 +1,10 @@
 """All tests run on the CPU, on hosts with GPUs too: what they compare is exact there. One thread each: tests run side by side."""
 
+import gc
+import logging
 import os
 import signal
+import sys
 
 import pytest
 
@@ -11,6 +14,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
+# Images of containers often set it. Then each of the hundreds of processes that tests start compiles the modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the warnings of loggers that have none
 # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 deepspeed_kernels.find()  # where `make setup` has compiled them, whichever test asks for them first
@@ -51,6 +58,17 @@ def _the_next_file_has_the_same_environment():
     for key in os.environ.keys() - AT_START.keys() - {"PYTEST_CURRENT_TEST"}:  # pytest takes its own away
         del os.environ[key]
     os.environ.update(AT_START)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported to collect tests is no garbage: neither now nor in a test that collects it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,21 +6,23 @@
     python3 -m benchmarks.gpu_proof --only strategies kernels      # these parts
 
 The parts come in the order of their worth, each a process with a time limit of its own: one that crashes or hangs loses itself
-only. outputs/test-gpu/report.json and report.md are whole after each part. Exit code 1 when something fell short, 2 when the
-host has no GPU or no environment to run in.
+only. outputs/test-gpu/report.json and report.md are whole after each part, and at the end an archive holds them with all logs.
+Exit code 1 when something fell short, 2 when the host has no GPU or no environment to run in. What there is no time, disk or
+memory for is left out, and no failure.
 
 This file and what it imports need Python's standard library only.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from . import environment, page
-from .parts import LONGER, PARTS, run_part
+from . import archive, disk, environment, page
+from .parts import LONGER, PARTS, WORK, run_part
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MINUTES = 20.0
@@ -30,7 +32,7 @@ def prove(options: argparse.Namespace, python: str, packages: dict[str, Any]) ->
     """Run the parts, and keep the report after each. Returns the report."""
     began = time.monotonic()
     report: dict[str, Any] = {
-        "format": 1, "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "small": options.small, "packages": packages,
+        "format": 2, "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "small": options.small, "packages": packages,
         "machine": {}, "parts": {}, "fell_short": [],
     }  # fmt: skip
     for part in PARTS:
@@ -105,9 +107,12 @@ def main(argv: list[str] | None = None) -> int:
     except environment.Lacking as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(disk.in_words(options.output), flush=True)
     report = prove(options, python, packages)
+    shutil.rmtree(options.output / WORK / "models", ignore_errors=True)
     print("\n" + page.verdict(report))
     print(f"{options.output / 'report.json'}\n{options.output / 'report.md'}")
+    print(f"to send, with all logs: {archive.write(options.output, report)}")
     if not report["machine"].get("gpus"):
         return 2
     return 1 if report["fell_short"] else 0

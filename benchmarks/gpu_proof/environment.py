@@ -17,7 +17,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 # From these versions on what is there already is taken as it is. With --wheels an older one is replaced by the pinned one.
 NEAR = {"torch": (2, 11), "transformers": (5, 17), "accelerate": (1, 10)}
-# What a run needs, and the name that it is imported by; of requirements.txt, without what only tests and pages need.
+# What a run needs, and the name that it is imported by; of requirements.txt, without what only pages need.
 NEEDED = {
     "torch": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate", "transformers": "transformers",
     "datasets": "datasets", "peft": "peft", "tokenizers": "tokenizers", "safetensors": "safetensors",

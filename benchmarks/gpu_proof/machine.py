@@ -1,15 +1,24 @@
-"""The GPUs of this host, its driver and libraries, and the commit."""
+"""The GPUs of this host, its driver and libraries, and the commit; and whether torch has read what a run sets for it."""
+
+import json
+import sys
+from pathlib import Path
 
 import torch
 
+from brigade.train.distributed import read_once
 from brigade.train.run.versions import git_commit, of_packages
+from brigade.train.upstream import memory_snapshots
+from testing import runs
 
-from .subject import Subject
+from .subject import Subject, command, run
+
+ASK = "--ask"  # which this module's ranks are started with
 
 
 def main() -> None:
     subject = Subject(__doc__)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = subject.gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     figures = {
         "gpus": gpus,
         "devices": [torch.cuda.get_device_name(number) for number in range(gpus)],
@@ -22,6 +31,34 @@ def main() -> None:
     }
     shortfall = "" if gpus else f"torch sees no GPU (torch {torch.__version__}, driver {driver() or 'unknown'})"
     subject.row("machine", figures, shortfall, "python -m brigade check recipes/tiny/full.yaml")
+    if gpus and read_once.has_segments_that_grow():
+        allocator(subject)
+
+
+def allocator(subject: Subject) -> None:
+    """Leave the row of torch's allocator in a run of several ranks. It reads its settings once, when CUDA starts."""
+    folder = subject.work / "allocator"
+    folder.mkdir()
+    short = {"max_steps": 1, "eval_steps": 99, "max_eval_samples": 1, "attn_implementation": "sdpa"}
+    short |= {"per_device_train_batch_size": runs.GLOBAL_BATCH // subject.ranks, "output_dir": folder / "run"}
+    flags = [*runs.write_inputs(folder), *(word for name, value in short.items() for word in (f"--{name}", str(value)))]
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}"]
+    words += ["-m", "benchmarks.gpu_proof.machine", ASK, str(folder), *flags]
+    shortfall = run([sys.executable, *words], folder / "allocator.log", subject.left - 5)
+    grows = [json.loads(file.read_text()) for file in sorted(folder.glob("*.grows"))]
+    if not shortfall and not all(grows):
+        shortfall = (
+            f"memory is not taken in segments that grow: {read_once.ALLOCATOR[0]} was set after CUDA had started"
+        )
+    subject.row("allocator", {"segments_grow": grows}, shortfall, command(words))
+
+
+def ask(folder: Path, flags: list[str]) -> None:
+    """Train with these flags in a rank, and write what its allocator has read."""
+    import train
+
+    trainer = train.main(flags)
+    (folder / f"{trainer.args.process_index}.grows").write_text(json.dumps(memory_snapshots.has_expandable_segments()))
 
 
 def driver() -> str | None:
@@ -37,4 +74,10 @@ def driver() -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    if ASK in sys.argv:
+        from brigade.train.distributed.ranks import run_to_the_end
+
+        at = sys.argv.index(ASK)
+        run_to_the_end(lambda: ask(Path(sys.argv[at + 1]), sys.argv[at + 2 :]))
+    else:
+        main()

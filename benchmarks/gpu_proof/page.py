@@ -19,7 +19,7 @@ LESS = (
 
 def check(report: Any) -> None:
     """Raise ValueError for what is no report of this command."""
-    if not isinstance(report, dict) or report.get("format") != 1 or not isinstance(report.get("parts"), dict):
+    if not isinstance(report, dict) or report.get("format") != 2 or not isinstance(report.get("parts"), dict):
         raise ValueError("it is no report of this format")
 
 
@@ -28,20 +28,34 @@ def summary(part: dict[str, Any]) -> str:
     short = [row["what"] for row in part["rows"] if row["fell_short"]]
     words = f"{len(part['rows'])} rows in {part['seconds']:.0f} s"
     words += f", fell short: {', '.join(short)}" if short else ""
-    return words + (f"; {part['fell_short']}" if part["fell_short"] else "")
+    words += f", {out} left out" if (out := sum(bool(row["left_out"]) for row in part["rows"])) else ""
+    return words + "".join(f"; {part[key]}" for key in ("fell_short", "left_out") if part[key])
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """Return what the whole proof says: a line, and one with its command for each thing that fell short."""
-    rows = sum(len(part["rows"]) for part in report["parts"].values())
-    short = report["fell_short"]
+    """Return what the whole proof says: a line, one with its command for each thing that fell short, and what was left out."""
+    short, out = report["fell_short"], left_out(report)
+    hold = sum(
+        not row["fell_short"] and not row["left_out"] for part in report["parts"].values() for row in part["rows"]
+    )
     devices = ", ".join(report["machine"].get("devices") or ["no GPU"])
-    if not short:
-        return f"{devices}: all {rows} rows hold."
-    lines = [f"{devices}: {len(short)} fell short, of {rows} rows."]
+    counts = [f"{hold} rows hold", f"{len(short)} fell short" if short else "nothing fell short"]
+    counts += [f"{sum(map(len, out.values()))} left out, which is no failure"] if out else []
+    lines = [f"{devices}: {', '.join(counts)}."]
     for each in short:
         lines += [f"- {each['part']}, {each['what']}: {each['why']}", f"      {each['command']}"]
+    lines += [f"- left out, {part}: {why} ({', '.join(names)})" for (part, why), names in out.items()]
     return "\n".join(lines)
+
+
+def left_out(report: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
+    """Return (part, why) -> what was not tried, or not to its end."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, part in report["parts"].items():
+        for each in [*part["rows"], part | {"what": "all of it"}]:
+            if each["left_out"]:
+                found.setdefault((name, each["left_out"]), []).append(each["what"])
+    return found
 
 
 def page(report: dict[str, Any], other: dict[str, Any] | None = None) -> str:
@@ -71,12 +85,16 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
     lines = [
         [
             row["what"],
-            "fell short" if row["fell_short"] else "holds",
+            status(row),
             *(in_words(row["figures"].get(key)) for key in keys),
         ]
         for row in rows
     ]
     return table(["", "", *(key.replace("_", " ") for key in keys)], lines)
+
+
+def status(row: dict[str, Any]) -> str:
+    return "fell short" if row["fell_short"] else "left out" if row["left_out"] else "holds"
 
 
 def beside(report: dict[str, Any], other: dict[str, Any]) -> str:
@@ -86,8 +104,8 @@ def beside(report: dict[str, Any], other: dict[str, Any]) -> str:
     for key, row in here.items():
         if not (match := there.get(key)):
             continue
-        if bool(row["fell_short"]) != bool(match["fell_short"]):
-            lines.append([*key, "holds", *("no" if each["fell_short"] else "yes" for each in (row, match)), ""])
+        if status(row) != status(match):
+            lines.append([*key, "", status(row), status(match), ""])
         for name in (*MORE, *LESS):
             ours, theirs = (each["figures"].get(name) for each in (row, match))
             if isinstance(ours, int | float) and isinstance(theirs, int | float):

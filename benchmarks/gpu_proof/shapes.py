@@ -3,13 +3,30 @@
 The runs are those of benchmarks/gpu.py, whose rows they append to the part's own file.
 """
 
+import functools
 import json
-import subprocess
+import shutil
 import sys
 from typing import Any
 
-from .parts import REPOSITORY
-from .subject import Subject, command
+import torch
+
+from benchmarks import gpu_models, gpu_plan
+from brigade.plan.choice.job_of_run import NotCovered, job_of_run
+from brigade.plan.costs.estimate import estimate
+from brigade.plan.hardware import gpu
+from brigade.train.cluster import World
+from brigade.train.recipe.batch import batch_arithmetic
+from brigade.train.recipe.flags import load
+from brigade.train.strategy import choose as choose_strategy
+from testing.command_line import as_flags
+
+from . import disk
+from .subject import Subject, command, run
+
+# Of benchmarks/gpu_plan.py, the first that fits. A card with 80 GB has room for `base`, but for 8B in full.
+OPTIONS = ("base", "least")
+KIND = "H100 80GB"  # what a run holds is the same on every kind of card
 
 SHAPES = [(model, method) for model in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b") for method in ("full", "lora")]
 FIGURES = (
@@ -21,52 +38,81 @@ FIGURES = (
     "reserved_memory_gib",
     "last_loss",
 )
-FEWEST = 20  # seconds for which a run is worth a start
+TIME_OF_A_RUN = (
+    240.0  # seconds in which the largest shape should be written and measured; one that takes longer fell short
+)
 
 
 def main() -> None:
     subject = Subject(__doc__)
+    models = subject.work.parent / "models"
     for model, method in SHAPES[:1] if subject.small else SHAPES:
         what, results = f"{model} {method}", subject.work / f"{model}-{method}.jsonl"
+        option, figures, missing = option_of(model, method, subject.small)
         words = [
             "-m",
             "benchmarks.gpu",
             "--only",
             model,
             method,
-            "base",
+            option,
             "--results",
             str(results),
             "--no-page",
             "--again",
         ]
-        words += [
-            "--work",
-            str(subject.work.parent / "models"),
-            *(["--tiny", "--steps", "10"] if subject.small else []),
-        ]
+        words += ["--work", str(models), *(["--tiny", "--steps", "10"] if subject.small else [])]
         again = command(words)
-        if subject.left < FEWEST:
-            subject.row(what, {}, "not begun: the part's time was over", again)
+        missing = (
+            missing
+            or subject.no_time
+            or disk.lacking(subject.work, 0 if subject.small else disk.of_shape(model, method))
+        )
+        if missing:
+            subject.row(what, figures, command=again, left_out=missing)
             continue
-        try:
-            done = subprocess.run(
-                [sys.executable, *words], cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                timeout=subject.left - 5,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            subject.row(what, {}, "stopped: the part's time was over", again)
-            continue
+        seconds = subject.left - 5
+        failed = run([sys.executable, *words], subject.work / f"{model}-{method}.log", seconds)
+        for log in models.rglob("*.log"):  # what train.py wrote: to be sent, while the models go
+            log.replace(subject.work / log.name)
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-        if not rows:
-            subject.row(what, {}, f"exit code {done.returncode}: {done.stdout.strip()[-300:]}", again)
-            continue
-        judge(subject, what, rows[-1], again)
+        if rows:
+            judge(subject, what, rows[-1], again, figures)
+        elif failed.startswith("stopped") and seconds < TIME_OF_A_RUN:
+            subject.row(what, figures, command=again, left_out=f"cut off: {failed}")
+        else:
+            subject.row(what, figures, failed or "it left no row", again)
+        if method == SHAPES[-1][1]:  # the last of this model
+            shutil.rmtree(models / model, ignore_errors=True)
 
 
-def judge(subject: Subject, what: str, row: dict[str, Any], again: str) -> None:
+def option_of(model: str, method: str, small: bool) -> tuple[str, dict[str, Any], str]:
+    """Return the first option that the card has room for, what the plan expects of it, and why none is run: "" where one fits."""
+    card = torch.cuda.get_device_properties(0).total_memory / 2**30
+    for option in OPTIONS:
+        expected = planned_gib(model, method, option, small)
+        figures = {"option": option, "planned_on_the_card_gib": round(expected, 1), "card_gib": round(card, 1)}
+        if expected <= card:
+            return option, figures, ""
+    return option, figures, f"does not fit, by plan: {expected:.0f} GiB, and the card has {card:.0f}"
+
+
+@functools.cache
+def planned_gib(model: str, method: str, option: str, small: bool) -> float:
+    """Return the GiB that the plan expects a run to hold, on any card; 0 where no formula covers it."""
+    flags = gpu_plan.flags_of(gpu_plan.Job(model, method, option), small)
+    settings = load(as_flags(model_name_or_path=str(gpu_models.CONFIGS[model].parent), **flags))
+    strategy = choose_strategy(settings, World(0, 0, 1, 1, "", "python"), {})
+    batch, config = batch_arithmetic(settings.recipe.training, 1, model), gpu_models.config_of(model, small)
+    try:
+        return estimate(job_of_run(settings.recipe, strategy, batch, 1, 1, config, KIND), gpu(KIND)).device_gib
+    except NotCovered:
+        return 0.0
+
+
+def judge(subject: Subject, what: str, row: dict[str, Any], again: str, expected: dict[str, Any]) -> None:
     """Leave a row with what was measured, and beside it what the planner's formulas estimate for the same micro-batches."""
-    figures = {key: row[key] for key in FIGURES if row.get(key) is not None}
+    figures = expected | {key: row[key] for key in FIGURES if row.get(key) is not None}
     prediction = row.get("prediction") or {}
     predicted = prediction.get("predicted", {})
     if row["status"] != "ok":

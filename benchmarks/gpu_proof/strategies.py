@@ -14,7 +14,7 @@ from typing import Any
 
 from testing import gpu_lane, runs
 
-from .parts import LONGER, end, last_line, start
+from .parts import LONGER, NOT_BEGUN, end, last_line, start
 from .subject import Subject, command
 
 # Largest relative difference of a loss, over 14 steps of SGD that lower it by 20 %. fp32: on CPUs 1e-5 holds
@@ -22,7 +22,7 @@ from .subject import Subject, command
 # step carries on what the last one rounded. No GPU has confirmed these yet.
 BOUNDS = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.02}
 START, PATIENCE = 90.0, 60.0  # seconds for a group to start, and for a case
-FEWEST = 20  # seconds for which a group is worth a start
+CUT_OFF = "cut off: the part's time was over"
 STEPS = {"full": ["--max_steps", "14", "--eval_steps", "7"], "small": ["--max_steps", "3", "--eval_steps", "3"]}
 RESUMED, STOP = "zero3", {"full": 6, "small": 2}
 SMALL = ("fsdp2 bf16", "zero3 resumed", "fp32", "bf16")
@@ -45,12 +45,15 @@ def cases_of(ranks: int, small: bool) -> list[dict[str, Any]]:
 def references(small: bool) -> list[dict[str, Any]]:
     """Return the cases of one process without any engine that cases_of() are compared with."""
     found = {reference_of(name): name for name in gpu_lane.CASES}
-    return [described(name, of) | {"flags": gpu_lane.reference_flags(of, gpu_lane.CASES[of].precision)}
+    return [described(name, of) | {"flags": [*gpu_lane.reference_flags(of, gpu_lane.CASES[of].precision), *attention_of(name)]}
             for name, of in found.items() if not small or name in SMALL]  # fmt: skip
 
 
 def case(name: str, ranks: int) -> dict[str, Any]:
-    return described(name, name) | {"flags": gpu_lane.flags_of(name, ranks), "alone": gpu_lane.is_alone(name)}
+    return described(name, name) | {
+        "flags": [*gpu_lane.flags_of(name, ranks), *attention_of(name)],
+        "alone": gpu_lane.is_alone(name),
+    }
 
 
 def described(name: str, of: str) -> dict[str, Any]:
@@ -62,6 +65,11 @@ def described(name: str, of: str) -> dict[str, Any]:
         "reference": reference_of(of),
         "alone": False,
     } | gpu_lane.inputs_of(lane)
+
+
+def attention_of(name: str) -> list[str]:
+    """Name one: `auto` would prove every kernel for each shape. Divided sequences have no mask of a whole one for SDPA."""
+    return ["--attn_implementation", "varlen" if "sequence" in name else "sdpa"]
 
 
 def reference_of(name: str) -> str:
@@ -97,8 +105,8 @@ def group(
     """Run cases that share their ranks, as all_of() does."""
     left = list(cases)
     while left:
-        if subject.left < FEWEST:
-            yield from ((each, "not begun: the part's time was over") for each in left)
+        if subject.no_time:
+            yield from ((each, NOT_BEGUN) for each in left)
             return
         ended = ""
         for each, log in once(ranks, left, folder, subject, **variables):
@@ -134,7 +142,7 @@ def once(
                 if code is not None:
                     ended = f"exit code {code}: {last_line(log)}" if code else " "
                 elif subject.left < 5:
-                    ended = f"stopped: the part's time was over; its last line: {last_line(log)}"
+                    ended = CUT_OFF
                 elif now - progress > longer * (PATIENCE + (START if len(left) == len(cases) else 0)):
                     ended = f"no result in {now - progress:.0f} seconds; its last line: {last_line(log)}"
                 else:
@@ -151,7 +159,7 @@ def result(folder: Path, name: str) -> list[dict[str, Any]] | None:
 
 def prepared(cases: list[dict[str, Any]], folder: Path, subject: Subject) -> list[dict[str, Any]]:
     """Return cases with all their flags: the inputs of `folder`, the steps, an output directory."""
-    shared = [*subject.inputs(folder), *STEPS[size(subject.small)], "--logging_steps", "1"]
+    shared = [*runs.write_inputs(folder), *STEPS[size(subject.small)], "--logging_steps", "1"]
     found = []
     for each in cases:
         flags = [*each["flags"], *runs.model_flags(each, folder)]
@@ -181,12 +189,17 @@ def judge(subject: Subject, each: dict[str, Any], what: str, log: Any, reference
     whole = command([*launcher, "train.py", *each["flags"], "--fresh"])
     again = "" if "stops" in each else whole  # no flag stops a run and goes on with it
     figures: dict[str, Any] = {"ranks": ranks, "precision": each["precision"]}
+    if log in (NOT_BEGUN, CUT_OFF):
+        subject.row(what, figures, command=again, left_out=log)
+        return
     if isinstance(log, str):
         subject.row(what, figures, log, again)
         return
     figures["last_loss"] = [entry["loss"] for entry in log if "loss" in entry][-1]
     if not isinstance(reference, list):
-        subject.row(what, figures, f"nothing to compare with: {reference}", again)
+        why = f"nothing to compare with: {reference}"
+        late = reference in (NOT_BEGUN, CUT_OFF)
+        subject.row(what, figures, "" if late else why, again, left_out=why if late else "")
         return
     try:
         worst, bound = difference(log, reference), BOUNDS[each["precision"]]

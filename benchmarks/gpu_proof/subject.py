@@ -11,7 +11,9 @@ from typing import Any
 
 from testing import runs
 
-from .parts import REPOSITORY, again, end, last_line, start
+from .parts import NOT_BEGUN, REPOSITORY, again, end, last_line, start
+
+FEWEST = 20  # seconds for which a run is worth a start
 
 
 class Subject:
@@ -38,17 +40,24 @@ class Subject:
         return max(ranks for ranks in (1, 2, 4) if ranks <= max(1, self.gpus))
 
     @property
+    def no_time(self) -> str:
+        """Why no further run begins; "" where there is time for one."""
+        return NOT_BEGUN if self.left < FEWEST else ""
+
+    @property
     def on(self) -> str:
         return "1 GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
 
     def inputs(self, folder: Path) -> list[str]:
         """Write a tiny model and chats into a folder; return the flags that all runs on them share."""
-        # The part `kernels` proves the paths. Each run would do so again for its own shapes.
-        return [*runs.write_inputs(folder), *(["--attn_implementation", "sdpa"] if self.small else [])]
+        # The part `kernels` proves the paths. With `auto` each run would do so again, for its own shapes.
+        return [*runs.write_inputs(folder), "--attn_implementation", "sdpa"]
 
-    def row(self, what: str, figures: dict[str, Any], fell_short: str = "", command: str = "") -> None:
+    def row(
+        self, what: str, figures: dict[str, Any], fell_short: str = "", command: str = "", left_out: str = ""
+    ) -> None:
         """Leave a row. command: what shows it again, where that is not the whole part"""
-        row = {"what": what, "figures": figures, "fell_short": fell_short, "command": command}
+        row = {"what": what, "figures": figures, "fell_short": fell_short, "left_out": left_out, "command": command}
         row["command"] = row["command"] or again(self.work.name, self.small)
         with self.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")

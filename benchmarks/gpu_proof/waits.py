@@ -11,15 +11,14 @@ from testing import parity, runs, waits
 from .subject import Subject, command, run
 
 STEPS, FIRST, ACCUMULATION = 6, 3, 4  # waits count from step FIRST on
-FEWEST = 20  # seconds
 
 
 def main() -> None:
     subject = Subject(__doc__)
-    shared = runs.write_inputs(subject.work)
+    shared = subject.inputs(subject.work)
     micro = max(1, runs.GLOBAL_BATCH // subject.ranks // ACCUMULATION)
     for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
-        found, output = subject.work / f"{name}.waits", subject.work / name
+        what, found, output = f"{name}, {subject.on}", subject.work / f"{name}.waits", subject.work / name
         shutil.rmtree(found, ignore_errors=True)
         words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
         words += ["--max_steps", str(STEPS), "--eval_steps", "99", "--logging_steps", "99", "--max_eval_samples", "1"]
@@ -27,12 +26,12 @@ def main() -> None:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}"]
         child = [*launcher, "-m", "benchmarks.gpu_proof.waits", "--count", str(found), *words]
         again = command(child)
-        if subject.left < FEWEST:
-            subject.row(name, {}, "not begun: the part's time was over", again)
+        if subject.no_time:
+            subject.row(what, {}, left_out=subject.no_time, command=again)
         elif failed := run([sys.executable, *child], subject.work / f"{name}.log", subject.left - 5):
-            subject.row(name, {}, failed, again)
+            subject.row(what, {}, failed, again)
         else:
-            judge(subject, f"{name}, {subject.on}", waits.read(found, subject.ranks), again)
+            judge(subject, what, waits.read(found, subject.ranks), again)
 
 
 def judge(subject: Subject, what: str, report: dict[str, Any], again: str) -> None:

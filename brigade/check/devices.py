@@ -40,7 +40,7 @@ async def _judged(hosts: Hosts, judges: Iterable[of_gpus.Judge], value: str) -> 
 
 @check("gpus", seconds=40)
 async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
-    """Counts GPUs by nvidia-smi and compares them with the slots; reads their kind, their memory and who holds it by NVML.
+    """Counts GPUs by the driver and compares them with the slots; reads their kind, their memory and who holds it by NVML.
     Threshold: as many as slots (fewer: red, more: a warning), of one kind (else CUDA's order of them is another one than NVML's),
     none divided (MIG), and gpu_memory_free of thresholds.yaml."""
     visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
@@ -48,7 +48,7 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
     if not any(counts[host] is None or counts[host] for host in counts):
         for host in counts:
             yield unknown(
-                host, "no GPU and no nvidia-smi: ranks compute on the CPU, and no other row says anything of GPUs"
+                host, "no driver counts a GPU: ranks compute on the CPU, and no other row says anything of GPUs"
             )
         return
     asked = {host: Facts() for host, count in counts.items() if count}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..errors.console import counted
 from ..hosts.host_facts import PACKAGES
 from ..hosts.rendezvous import usable_gpus
-from ..train.distributed import devices
+from ..train.distributed import devices, torch_build
 from ..train.recipe.files import REPOSITORY
 from .checks import Facts, Hosts, NotHere, Result, check, most_common, sound
 from .sameness import alike, look, pins
@@ -86,25 +86,27 @@ async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
 @check("driver", seconds=90)
 async def driver(hosts: Hosts) -> AsyncIterator[Result]:
     """Compares the driver's version with the CUDA version that torch is built for, where a run would use GPUs. Threshold: the
-    first driver for all minor versions of that CUDA (NVIDIA's "CUDA Compatibility"); torch has to be a build for CUDA. A host
-    that is below it is asked whether torch sees its GPUs, as with a forward compatibility package: then all is well."""
+    first driver for all minor versions of that CUDA (NVIDIA's "CUDA Compatibility"); torch has to be a build for CUDA, and for
+    ROCm where the GPUs are AMD's. A host that is below it is asked whether torch sees its GPUs, as with a forward compatibility
+    package: then all is well."""
     if devices.wants_cpu(hosts.wanted.environment):
         raise NotHere
     visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
     using = [host for host, hello in hosts.hello.items() if usable_gpus(hello.get("gpus"), visible)]
     looked = await look(hosts) if using else {}
-    using = [host for host in using if host in looked and looked[host]["driver"]]
+    using = [host for host in using if host in looked and (looked[host]["driver"] or looked[host].get("amd"))]
     if not using:
         raise NotHere
     unfit = {host: found for host in using if (found := _unfit(looked[host]))}
     seen = await hosts.ask("sameness.sees_gpus", 60, each={host: Facts() for host in unfit}) if unfit else {}
     why = "torch sees none of its GPUs then, and ranks are refused"
     for host in using:
-        version, cuda = looked[host]["driver"], looked[host]["torch"]["cuda"]
+        version, built = looked[host]["driver"] or "AMD's", looked[host]["torch"]
+        platform = f"ROCm {built['hip']}" if built.get("hip") else f"CUDA {built['cuda']}"
         if host not in unfit:
-            yield sound(host, f"{version} for CUDA {cuda}")
+            yield sound(host, f"{version} for {platform}")
         elif seen.get(host, {}).get("sees"):
-            yield sound(host, f"{version} for CUDA {cuda}, compatible")
+            yield sound(host, f"{version} for {platform}, compatible")
         else:  # what torch does not say is not certain
             problem, cure = unfit[host]
             yield Result(host, "red" if host in seen else "yellow", version, None, problem, why, cure)
@@ -112,9 +114,14 @@ async def driver(hosts: Hosts) -> AsyncIterator[Result]:
 
 def _unfit(looked: Facts) -> tuple[str, str] | None:
     """Why torch would see none of a host's GPUs, by its versions, and the cure; None where they fit."""
+    if not looked["driver"]:
+        version, built = looked["packages"]["torch"], looked["torch"]
+        return None if built.get("hip") else torch_build.not_for_amd(looked["amd"], version, built["cuda"])
     if looked["torch"]["cuda"]:
-        return devices.too_old(looked["driver"], looked["torch"]["cuda"])
-    return "torch is a build without CUDA", f"install one for driver {looked['driver']} (docs/troubleshooting.md)"
+        return torch_build.too_old(looked["driver"], looked["torch"]["cuda"])
+    index = torch_build.suitable(looked["driver"], None)
+    cure = torch_build.from_index(index) if index else "a newer driver, and a build for it"
+    return "torch is a build without CUDA", f"install {cure}"
 
 
 @check("CUDA libraries as loaded", size="usual", seconds=90)
@@ -154,7 +161,7 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     """Return host -> what differs there.
 
     Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
-    is none that a run needs: tests want it. All hosts with the same other version agree, but no test has seen it.
+    was left out on purpose. All hosts with the same other version agree, but no test has seen it.
     """
     found = {host: Differences() for host in hosts}
     for name in pinned:

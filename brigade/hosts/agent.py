@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..train import cpu_threads
 from ..train.distributed.launched import owner
 from .hearing import BEAT, SILENCE, Hearing
 from .held_port import HeldPort
@@ -151,9 +152,9 @@ class Agent(Probes):
             send(left, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
-    async def do_check(self) -> dict[str, Any]:
-        """Try whether every device of this host computes. The answer is what goes wrong, if anything does."""
-        problem = await asyncio.to_thread(devices_fail)
+    async def do_check(self, visible: str | None) -> dict[str, Any]:
+        """Try whether every device that ranks may use here computes. The answer is what goes wrong, if anything does."""
+        problem = await asyncio.to_thread(devices_fail, visible)
         return {"problem": problem} if problem else {}
 
     async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
@@ -192,9 +193,10 @@ class Agent(Probes):
         return {"reached": dict(await asyncio.gather(*map(attempt, addresses)))}
 
     async def do_start(
-        self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str]
+        self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str], ranks: int
     ) -> None:
-        """Start the host's launcher. {name} in `command` stands for a file of `files`, which lives as long as the run."""
+        """Start the host's launcher, which starts so many ranks. {name} in `command` stands for a file of `files`, which lives as
+        long as the run."""
         if self.listener and self.port:
             self.listener.close()
             self.port.release()
@@ -207,6 +209,8 @@ class Agent(Probes):
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
         ours = process_environment(environment, run) | {"BRIGADE_DOOR": door}
         ours["PET_RDZV_ID"] = run  # torchrun's --rdzv_id
+        # Else torchrun and accelerate set 1, and torchrun warns of it.
+        ours.setdefault(cpu_threads.VARIABLE, str(cpu_threads.share(ranks)))
         words = [places.get(word, word) for word in command]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(

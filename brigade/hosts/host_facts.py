@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ..train import files
+from ..train.distributed import devices, visible
+from ..train.distributed.devices import KFD
 from ..train.distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
 PROJECT = Path(__file__).resolve().parents[2]
 SIOCGIFADDR = 0x8915
-KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def look_around() -> dict[str, Any]:
@@ -68,21 +69,14 @@ def _project_files() -> list[Path]:
 
 
 def gpus() -> int | None:
-    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer. AMD's count where torch is a build
-    for ROCm: those of which the kernel driver (KFD) tells this process the number; a CPU has 0 there."""
+    """Number of GPUs of this host: 0 without any, None when nvidia-smi does not answer. Without it, what else of NVIDIA's driver
+    is there counts them. AMD's count whatever torch is: a rank that does not see them is refused."""
     if not shutil.which("nvidia-smi"):
-        return sum(_number_in(node) > 0 for node in KFD.glob("*/gpu_id")) if "rocm" in _version("torch") else 0
+        return devices.count_by_driver() or devices.count_of_amd(KFD)
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
     return None
-
-
-def _number_in(file: Path) -> int:
-    """The number that a file holds; 0 for a GPU that a container's devices do not include: its file cannot be read there."""
-    with suppress(OSError, ValueError):
-        return int(file.read_text())
-    return 0
 
 
 # Each device multiplies ones, whose sums are known, on torch's own path to it.
@@ -99,14 +93,20 @@ for number in range(found):
 """
 
 
-def devices_fail() -> str:
-    """Say what is wrong with this host's GPUs, "" where each computes or where there is none. Takes some ten seconds."""
+def devices_fail(handed_on: str | None = None) -> str:
+    """Say what is wrong with the GPUs that ranks may use here, "" where each computes or where there is none: others may be
+    somebody else's. Takes some ten seconds.
+
+    handed_on: CUDA_VISIBLE_DEVICES of the run; None: this host's own counts, if it has one
+    """
     count = gpus()
     if count is None:
         return "its nvidia-smi fails or does not answer"
+    environment = os.environ | ({} if handed_on is None else {visible.VISIBLE: handed_on})
+    if visible.VISIBLE in environment:
+        count = min(count, len(visible.entries(environment[visible.VISIBLE])))
     if not count:
         return ""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     command = [sys.executable, "-c", _COMPUTE, str(count)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

@@ -10,17 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..train.distributed import visible
 from .host_facts import RUN
 
 LINE = 2**20  # bytes of a message
 
 
 def process_environment(handed_on: dict[str, str], run: str) -> dict[str, str]:
-    """The variables of a process of the run on this host: with them it finds programs beside the interpreter, and is found by the
-    run's name."""
+    """The variables of a process of the run on this host: with them it finds programs beside the interpreter, is found by the
+    run's name, and uses the GPUs that were asked for, which DeepSpeed's launcher would replace (train/distributed/visible.py)."""
     beside = str(Path(sys.executable).parent)
     paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *handed_on.get("PATH", "").split(":")]
-    return os.environ | handed_on | {RUN: run, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
+    ours = os.environ | handed_on | {RUN: run, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
+    return ours | ({visible.ASKED: ours[visible.VISIBLE]} if visible.VISIBLE in ours else {})
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

@@ -5,12 +5,11 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from ..errors import UserError, Whose
 from ..errors.console import counted
-from ..train.distributed.devices import HIDDEN
+from ..train.distributed.visible import entries
 from .connection import Channel
 
 DEFAULT_PORT = 29500  # at which rank 0 waits, as with torchrun and deepspeed
@@ -118,11 +117,7 @@ def differences_of(
 def usable_gpus(gpus: int | None, visible_devices: str | None) -> int:
     """GPUs that ranks will see. gpus: of the host, as in its hello; visible_devices: CUDA_VISIBLE_DEVICES as it is handed on"""
     gpus = gpus or 0
-    if visible_devices is None:
-        return gpus
-    # CUDA takes the list as far as the first name that is none (the guide's "CUDA environment variables").
-    seen = takewhile(lambda device: device.strip().lower() not in HIDDEN, visible_devices.split(","))
-    return min(gpus, len([*seen]))
+    return gpus if visible_devices is None else min(gpus, len(entries(visible_devices)))
 
 
 async def check_files(channels: list[Channel], paths: list[str]) -> None:

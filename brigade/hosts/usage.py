@@ -101,7 +101,7 @@ def _gpus() -> list[dict[str, Any]]:
                         process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
                     ],
                 }.items():
-                    with suppress(nvml.NVMLError):
+                    with suppress(nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # an older driver than nvidia-ml-py
                         gpu[name] = ask()
             gpus.append(gpu)
     except nvml.NVMLError:

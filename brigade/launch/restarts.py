@@ -290,7 +290,7 @@ async def survey(
         rendezvous.check_code(channels, how.project)
         if reference is None:
             rendezvous.check_alike(channels, visible)
-        await asyncio.gather(*(_examine(channel, runs, found) for channel in channels))
+        await asyncio.gather(*(_examine(channel, runs, visible, found) for channel in channels))
         for channel in channels:
             if reference and (differences := list(rendezvous.differences_of(channel, *reference[::-1], visible))):
                 found.unsound.setdefault(channel.host, differences[0][0])
@@ -301,11 +301,13 @@ async def survey(
     return found
 
 
-async def _examine(channel: Channel, runs: list[str], found: Survey) -> None:
+async def _examine(channel: Channel, runs: list[str], visible: str | None, found: Survey) -> None:
     """Clear a host of earlier runs, and try its devices if there were any: something has failed then."""
     try:
         await channel.ask("clean", runs=runs)
-        if runs and channel.hello["gpus"] and (problem := (await channel.ask("check", timeout=150)).get("problem")):
-            found.unsound[channel.host] = problem
+        if runs and channel.hello["gpus"]:
+            answer = await channel.ask("check", timeout=150, visible=visible)
+            if "problem" in answer:
+                found.unsound[channel.host] = answer["problem"]
     except UserError as error:
         found.unsound[channel.host] = error.problem

@@ -133,7 +133,8 @@ class Launch:
             names = ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
             sockets = {name: interface for name in names if interface and name not in environment}
             command = launchers.command(launcher, self.job, launchers.Place(number, meeting.address, meeting.port))
-            answers.append(channel.ask("start", command=command, environment=environment | sockets, **order))
+            here = order | {"command": command, "environment": environment | sockets, "ranks": channel.slots}
+            answers.append(channel.ask("start", **here))
             where = f"{interface or '?'} to {meeting.address}:{meeting.port}"
             self.output.set(channel.host, f"starting {counted(channel.slots, 'rank')} by {launcher}, {where}")
         await asyncio.gather(*answers)

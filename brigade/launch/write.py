@@ -3,6 +3,7 @@
 Tests check the manifests against kubeflow-trainer-api's models and let SkyPilot parse its tasks; neither was run on a cloud yet.
 """
 
+import functools
 import math
 import os
 import re
@@ -72,6 +73,18 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
     return path
 
 
+@functools.cache
+def _engine() -> Any:
+    """Return what renders job files. It keeps the templates that it has compiled."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    engine = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote, "comment": one_line}
+    return engine
+
+
 def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] = (), file: str | None = None) -> str:
     """Return the text of the job file.
 
@@ -81,12 +94,6 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
 
     Raises UserError for hosts of different sizes, flags that must not be said twice, and what the kind cannot express.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    engine = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote, "comment": one_line}
     file = file or name(job) + SUFFIXES[kind]
     suffix = "sh" if kind == "sbatch" else "yaml"
     written = ["python", "-m", "brigade", "launch", job.recipe]
@@ -111,7 +118,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
         "restarts": shlex.join([*restarts, job.recipe, *train_words(job)[3:]]) if restarts else "",
     }
     values |= _of_accelerate(job, launched, file) if kind == "accelerate" else _of_scheduler(job, kind)
-    return engine.get_template(f"{kind}.{suffix}.jinja").render(values)
+    return _engine().get_template(f"{kind}.{suffix}.jinja").render(values)
 
 
 def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:

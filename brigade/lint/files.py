@@ -129,9 +129,8 @@ def recognise(file_name: str, text: str) -> Kind | None:
         return "hostfile"
     if lines and all(_VARIABLE.match(line) for line in lines):
         return "env"
-    try:
-        tree = _parsed(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    tree, is_whole = _parsed(text)
+    if not is_whole:
         return "recipe" if is_yaml else None  # a recipe's reader says where it is broken
     if not isinstance(tree, yaml.MappingNode):
         bare_names = bool(lines) and all(re.fullmatch(r"[\w.\-]+(\s+\d+)?", line) for line in lines)
@@ -247,9 +246,15 @@ def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
 
 
 @functools.lru_cache(maxsize=1)
-def _parsed(text: str) -> Any:
-    """The nodes of a YAML text, or of a JSON text, which is YAML too except in rare cases."""
-    return yaml.compose(text, Loader=yaml.SafeLoader)
+def _parsed(text: str) -> tuple[Any, bool]:
+    """(the nodes of a YAML text, or of a JSON text, which is YAML too except in rare cases; whether it could be read).
+
+    What is broken is read once too: brackets without end take a second.
+    """
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader), True
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None, False
 
 
 def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
@@ -257,10 +262,7 @@ def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
     lines: dict[str, int] = {}
     twice: list[tuple[str, int]] = []
     seen: set[int] = set()
-    try:
-        nodes = [("", _parsed(text))]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        nodes = []
+    nodes = [("", _parsed(text)[0])]
     while nodes:
         prefix, node = nodes.pop()
         if not isinstance(node, yaml.MappingNode) or id(node) in seen:  # an alias may stand often, even inside itself

@@ -124,6 +124,10 @@ def _choose(options: argparse.Namespace) -> int:
             "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
         )
     workload, cluster = asked(options)
+    if options.plot:  # before the search, which takes seconds
+        from .output import plot
+
+        plot.check(options.plot)
     found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, options.tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
@@ -134,8 +138,6 @@ def _choose(options: argparse.Namespace) -> int:
         problem = f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs ({shape})"
         _refuse("strategy", problem, "name another strategy, micro-batch or hostfile")
     if options.plot:
-        from .output import plot
-
         plot.write(options.plot, workload, cluster, ranked)
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]

@@ -15,7 +15,7 @@ if __name__ == "__main__" and sys.path[0] != _CLONE:
     sys.path[0] = _CLONE  # started by its path, or from elsewhere
 
 from brigade.errors import UserError  # noqa: E402
-from brigade.train.distributed import ranks  # noqa: E402
+from brigade.train.distributed import ranks, visible  # noqa: E402
 
 
 def run(words: list[str]) -> None:
@@ -28,6 +28,7 @@ def run(words: list[str]) -> None:
         print(UserError("command line", problem, "python -m brigade.train FILE --recipe RECIPE"), file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [rest[0], *own, *rest[1:]]
+    visible.restore()  # the program may use a GPU before it calls train.main()
     sys.path.insert(0, str(Path(rest[0]).resolve().parent))
     runpy.run_path(rest[0], run_name="__main__")
 

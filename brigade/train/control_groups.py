@@ -4,6 +4,18 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+MEMINFO = Path("/proc/meminfo")
+# Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
+# with total_ before the name; usage counts those.
+RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
+# (limit, what is held): of version 2, where memory.high makes processes wait and memory.max ends them, and of version 1.
+_MEMORY_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def read(controller: str, *files: str) -> Iterator[tuple[Path, list[str]]]:
@@ -40,3 +52,30 @@ def memory() -> int:
     for file in ("memory.max", "memory.limit_in_bytes"):  # of versions 2 and 1
         found += [int(text) for _, (text,) in read("memory", file) if text != "max"]
     return min(found)
+
+
+def memory_left() -> dict[str, Any]:
+    """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it.
+
+    limit: the file of the control group that leaves the fewest bytes, "" where the machine itself does. A group counts what
+    those below it hold, so one above this process's own may be full because of others.
+    """
+    lines = MEMINFO.read_text().splitlines()
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
+    least = ""
+    for limit, used in _MEMORY_LIMITS:
+        for folder, (most, now, counts) in read("memory", limit, used, "memory.stat"):
+            if most == "max" or int(most) >= sizes["MemTotal"]:
+                continue
+            left = int(most) - max(int(now) - _reclaimable(counts), 0)
+            total = min(total, int(most))
+            if left < available:
+                available, least = left, f"{folder}/{limit}"
+    return {"total": total, "available": max(available, 0), "limit": least}
+
+
+def _reclaimable(counts: str) -> int:
+    """counts: a memory.stat. Bytes"""
+    sizes = {name: int(size) for name, size in (line.split() for line in counts.splitlines())}
+    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in RECLAIMABLE)

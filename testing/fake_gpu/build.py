@@ -11,7 +11,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent / "source"
 DEVICE, MODULE = "libfake_gpu.so", "_fake_gpu.so"
-DEVICE_SOURCES = ("device", "operators", "nccl")
+# What each library is made of. Sources of one are compiled together: most of the time goes into torch's headers.
+SOURCES = {"device": ("device", "operators", "nccl"), "module": ("module",)}
 FLAGS = ("-O1", "-g0", "-w", "-fPIC", "-std=c++20", "-DUSE_C10D_GLOO", "-DTORCH_EXTENSION_NAME=_fake_gpu")
 
 
@@ -44,29 +45,31 @@ def _compile(torch: Path, cache: Path) -> dict[str, Path]:
     flags = [*FLAGS, *(f"-I{each}" for each in include)]
     headers = [path.read_text() for path in sorted(SOURCE.glob("*.h"))]
     objects, running = {}, {}
-    for name in (*DEVICE_SOURCES, "module"):
-        source = SOURCE / f"{name}.cpp"
-        objects[name] = cache / f"{name}-{_digest(version('torch'), *flags, *headers, source.read_text())}.o"
+    for name, parts in SOURCES.items():
+        *before, last = (SOURCE / f"{part}.cpp" for part in parts)
+        texts = [source.read_text() for source in (*before, last)]
+        objects[name] = cache / f"{name}-{_digest(version('torch'), *flags, *headers, *texts)}.o"
         if not objects[name].exists():
             unfinished = cache / f"{name}.unfinished"
-            command = ["g++", *flags, "-c", str(source), "-o", str(unfinished)]
+            included = [word for source in before for word in ("-include", str(source))]
+            command = ["g++", *flags, *included, "-c", str(last), "-o", str(unfinished)]
             running[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     failed = []
     for name, process in running.items():
         said = process.communicate()[1]
         if process.returncode:
-            failed.append(f"{name}.cpp:\n{said}")
+            failed.append(said)
         else:
             (cache / f"{name}.unfinished").rename(objects[name])
     if failed:
-        raise RuntimeError("the fake GPU does not compile: " + "\n".join(failed))
+        raise RuntimeError("the fake GPU does not compile:\n" + "\n".join(failed))
     return objects
 
 
 def _link_both(torch: Path, objects: dict[str, Path], directory: Path) -> None:
     """The device of its sources, and the module that Python imports against it."""
     libraries = [f"-L{torch}", "-ltorch_cpu", "-lc10"]
-    _link(directory / DEVICE, [objects[name] for name in DEVICE_SOURCES], libraries)
+    _link(directory / DEVICE, [objects["device"]], libraries)
     of_module = [*libraries, "-ltorch", "-ltorch_python", f"-L{directory}", f"-l:{DEVICE}", "-Wl,-rpath,$ORIGIN"]
     _link(directory / MODULE, [objects["module"]], of_module)
 

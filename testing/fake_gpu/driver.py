@@ -135,6 +135,12 @@ def _statistics(device: Any = None) -> dict[str, int]:
     }
 
 
+def _snapshot(device: Any = None) -> dict[str, Any]:
+    settings = native.allocator_settings() or ""
+    grow = {"expandable_segments": "expandable_segments:True" in settings}
+    return {"segments": [], "device_traces": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings} | grow}
+
+
 # Random numbers come from the host's generator, as the kernels do: a device has no state of its own to keep.
 def _random_state(device: Any = "cuda") -> torch.Tensor:
     return torch.zeros(RANDOM_STATE_BYTES, dtype=torch.uint8)
@@ -159,9 +165,9 @@ CUDA = {
     "set_device": _set_device,
     "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device,
-    "init": _nothing,
-    "_lazy_init": _nothing,
-    "is_initialized": lambda: True,
+    "init": native.start,
+    "_lazy_init": native.start,
+    "is_initialized": lambda: native.allocator_settings() is not None,
     "_is_compiled": lambda: True,
     "_is_in_bad_fork": lambda: False,
     "get_device_name": lambda device=None: NAME,
@@ -179,6 +185,7 @@ CUDA = {
     "ipc_collect": _nothing,
     "mem_get_info": lambda device=None: (MEMORY - native.allocated_bytes(), MEMORY),
     "memory_stats": _statistics,
+    "_snapshot": _snapshot,
     **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), _allocated),
     **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), _peak),
     **dict.fromkeys(

@@ -14,6 +14,7 @@ import pytest
 from brigade.check import sweep
 from brigade.check.probes import collectives
 from brigade.check.probes import pairs as network
+from testing import fake_gpu
 
 ORDER = {"world": 2, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0, "limit": 90}
 
@@ -27,10 +28,10 @@ def port():
         serving.close()
 
 
-def is_whole(facts):
+def is_whole(facts, device="CPU"):
     """Every collective over every payload that is not too long."""
     assert facts["error"] == ""
-    assert facts["device"] == "CPU"
+    assert facts["device"] == device
     assert [row[:2] for row in facts["figures"]] == [
         [name, payload] for name in sweep.BUS for payload in (2**12, 2**16)
     ]
@@ -66,6 +67,23 @@ def test_two_hosts_sweep_and_send_to_each_other():
 def test_two_ranks_of_one_host():
     with port() as free:
         is_whole(collectives.sweep(first=0, ranks=2, port=free, payloads=[2**12, 2**16, 2**40], **ORDER))
+
+
+@pytest.mark.slow
+def test_two_ranks_of_one_host_sweep_their_gpus():
+    """By NCCL, on fake GPUs (testing/fake_gpu/)."""
+    with port() as free:
+        arguments = ORDER | {"backend": "nccl", "first": 0, "ranks": 2, "port": free, "payloads": [2**12, 2**16, 2**40]}
+        done = subprocess.run(
+            [sys.executable, "-m", "brigade.hosts.probe"],
+            input=json.dumps({"probe": "check.probes.collectives.sweep", "arguments": arguments}) + "\n",
+            env=os.environ | fake_gpu.environment(2),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.stdout, done.stderr[-3000:]
+    is_whole(json.loads(done.stdout), "NVIDIA H100 80GB HBM3")
 
 
 def test_what_failed_is_said_and_nothing_hangs(monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -14,7 +15,7 @@ WHOLE = [part.name for part in PARTS]
 # What CI has time for.
 PARTLY = ["machine", "strategies", "shapes", "checkpoints"]
 # A fake device has no speed: the time limit of a kernel's path can end it on a busy processor.
-SURE = ("strategies", "shapes", "checkpoints", "waits")
+SURE = ("machine", "strategies", "shapes", "checkpoints", "waits")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,15 @@ def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
     assert not [each for each in report["fell_short"] if each["part"] in SURE], report["fell_short"]
     assert all(part["rows"] for part in report["parts"].values()), report["fell_short"]
     assert done.returncode == (1 if report["fell_short"] else 0)
+    with tarfile.open(done.stdout.splitlines()[-1].rpartition(": ")[2]) as packed:
+        names = {name.rpartition("/")[2] for name in packed.getnames()}
+    assert {
+        "report.json",
+        "qwen3-0.6b-full-base.log",
+        "zero3.log",
+        *(f"{name}.log" for name in report["parts"]),
+    } <= names
+    assert report["parts"]["machine"]["rows"][1]["figures"] == {"segments_grow": [True] * gpus}
     of = "1 GPU" if gpus == 1 else "2 GPUs"
     rows = report["parts"]["strategies"]["rows"]
     assert [row["what"] for row in rows] == [

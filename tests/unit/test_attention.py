@@ -105,7 +105,8 @@ def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking
 
 
 @pytest.mark.parametrize(
-    "named, package", [("flash_attention_2", "pip install flash-attn,"), ("flash_attention_3", "flash-attn-3")]
+    "named, package",
+    [("flash_attention_2", "install flash-attn (docs/containers.md"), ("flash_attention_3", "flash-attn-3 (docs/")],
 )
 def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, monkeypatch, named, package):
     monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda *_, **__: False)

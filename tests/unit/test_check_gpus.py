@@ -218,6 +218,11 @@ def test_live_events_end_with_the_last_one(stand_in):  # noqa: F811
 
 def test_a_driver_that_fails_and_a_library_that_is_missing(stand_in, monkeypatch):  # noqa: F811
     assert stand_in({"problem": "Driver/library version mismatch"}) == {"problem": "Driver/library version mismatch"}
+    monkeypatch.delenv("STAND_IN_NVML")
+    found = nvml.look()
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in found["absent"]
+    (result,) = judged("gpus", {"node1": found}, 2, {"node1": 2})["node1"]
+    assert result.level == "grey", "its GPUs can be used all the same"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.look() == {"absent": "nvidia-ml-py is not installed there"}
 

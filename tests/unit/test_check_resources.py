@@ -177,7 +177,7 @@ def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
     """It looks full: the kernel keeps what was read until somebody wants the memory."""
     said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
     control_groups(monkeypatch, said)
-    found = probe._memory()
+    found = groups.memory_left()
     assert (found["total"], found["available"]) == (2**20, 10 + 890) and found["limit"].startswith("0/memory.")
 
 
@@ -199,7 +199,7 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert groups.cores() == 1.5 and groups.memory() == 2**20
-    assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
+    assert groups.memory_left() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
 def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
-    found = probe._memory()
+    found = groups.memory_left()
     own = [
         int(size) for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, []) if size != "max"
     ]

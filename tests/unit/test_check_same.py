@@ -89,8 +89,8 @@ def test_all_hosts_with_the_same_other_version_are_warned():
     assert [r.level for results in found.values() for r in results] == ["yellow", "yellow"]
 
 
-def test_what_all_hosts_lack_is_for_tests():
-    found = judged("packages", packages(pytest=None), packages(pytest=None))
+def test_what_all_hosts_lack_was_left_out_by_those_who_installed_them():
+    found = judged("packages", packages(matplotlib=None), packages(matplotlib=None))
     assert [r.value for results in found.values() for r in results] == [
         f"torch {PINS['torch']}+cu128, {len(PINS)} pins, 1 not installed"
     ] * 2
@@ -177,6 +177,11 @@ def test_another_commit_with_the_same_files_is_a_warning():
     result = odd("code", {"git": {"commit": "b" * 40, "changed": []}}, files=files())
     assert result.level == "yellow"
     assert "no file differs" in result.why
+
+
+def test_tools_of_tests_on_one_host_only_are_no_difference():
+    """Whoever ran `make test` on one host has them there."""
+    assert "torch" in PINS and not {"pytest", "ruff", "pluggy"} & set(PINS)
 
 
 def test_another_list_of_pins_is_a_warning():

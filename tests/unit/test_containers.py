@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from brigade.train.recipe.files import REPOSITORY
+from testing.programs import shellcheck
 
 CONTAINERS = REPOSITORY / "containers"
 DOCKERFILE = (CONTAINERS / "Dockerfile").read_text()
@@ -37,15 +38,27 @@ def test_what_the_images_copy_is_in_the_repository():
     assert re.search(r"From: (\S+)", apptainer)[1] == re.search(r"ARG BASE=(\S+)", DOCKERFILE)[1]
 
 
+def test_a_session_over_ssh_has_the_images_own_variables():
+    stage = re.search(r"^ENV ((?:.*\\\n)*.*)", DOCKERFILE, re.M)[1]
+    image = dict(word.split("=", 1) for word in stage.replace("\\\n", " ").split())
+    session = re.search(r"^SetEnv (.+)", (CONTAINERS / "sshd_config").read_text(), re.M)[1]
+    assert image.pop("PATH").partition(":")[0] in session
+    assert image and all(f" {name}={value}" in session for name, value in image.items())
+
+
+def test_no_kernel_of_the_building_hosts_processor_is_in_an_image():
+    """DeepSpeed compiles cpu_adam with -march=native (op_builder/builder.py: cpu_arch): another processor may not run it."""
+    assert "make kernels" not in DOCKERFILE.replace("`make kernels`", "")
+    assert "TORCH_EXTENSIONS_DIR=/cache/" in DOCKERFILE and "g++" in DOCKERFILE
+
+
 def test_secrets_and_runs_stay_out_of_an_image():
     ignored = (REPOSITORY / ".dockerignore").read_text().split()
     assert {".git", ".venv", "outputs", "keys"} <= set(ignored)
 
 
 def test_shellcheck_has_nothing_to_say_about_the_start_of_sshd():
-    done = subprocess.run(
-        [Path(sys.executable).with_name("shellcheck"), CONTAINERS / "sshd"], capture_output=True, text=True
-    )
+    done = subprocess.run([shellcheck(), CONTAINERS / "sshd"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

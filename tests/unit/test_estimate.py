@@ -302,7 +302,7 @@ def test_what_a_host_holds():
 
 
 def test_what_a_host_holds_while_a_model_loads():
-    """Of a mixture's experts one layer's at a time, which was made of 1 TB in public (transformers #47514); whole is what DoRA
+    """The experts of one layer are made at a time, where a public report needed 1 TB (transformers #47514); whole is what DoRA
     measures, what DeepSpeed's tensor groups divide later, and a second model that is sharded."""
     ends, experts = 4 * LLAMA_8B.embedding, QWEN_MOE.moe_layers * QWEN_MOE.experts * QWEN_MOE.expert
     fused, of_second = 3 * experts / QWEN_MOE.layers, Comparison("dpo", "pairs", MODEL)

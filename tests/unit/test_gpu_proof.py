@@ -4,14 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.gpu_proof import __main__ as command
-from benchmarks.gpu_proof import environment, kernels, parts, strategies, subject
+from benchmarks.gpu_proof import archive, disk, environment, kernels, parts, shapes, strategies, subject
+from brigade.train.model.location import load_config
+from brigade.train.recipe import flags
 from testing import gpu_lane, runs
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
@@ -19,6 +23,7 @@ ROW = {
     "what": "zero3, 2 GPUs",
     "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
     "fell_short": "",
+    "left_out": "",
     "command": "a",
 }
 
@@ -65,7 +70,8 @@ def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeyp
 def test_a_part_without_a_result_fell_short_and_one_without_time_is_not_begun(tmp_path):
     assert run(tmp_path, "print('nothing to say')")["fell_short"] == "left no result: nothing to say"
     part = parts.Part("kernels", "", 20.0)
-    assert parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)["fell_short"].startswith("not begun")
+    late = parts.run_part(part, "/no/such/python", tmp_path, 3.0, True, 1)
+    assert late["left_out"].startswith("not begun") and not late["fell_short"], "no time is no failure"
 
 
 def test_what_an_earlier_proof_has_left_is_no_result_of_this_one_and_a_users_folder_stays(tmp_path):
@@ -97,12 +103,33 @@ def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_p
         return subprocess.CompletedProcess(command, 1, f"{json.dumps(proof)}\n")
 
     monkeypatch.setattr(kernels.subprocess, "run", proved)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     rows = tmp_path / "rows"
     monkeypatch.setattr(sys, "argv", ["x", "--rows", str(rows), "--work", str(tmp_path), "--seconds", "240"])
     kernels.main()
     ((seconds, until),) = asked
     assert 0 < seconds < until - 60 and until < 240, "before it is ended, its imports included"
-    assert [row["fell_short"] for row in parts.read_rows(rows)] == ["", "failed: not reached within 144 s"]
+    assert [(row["fell_short"], row["left_out"]) for row in parts.read_rows(rows)] == [("", ""), ("", parts.NOT_BEGUN)]
+
+
+def test_kernels_are_proven_with_the_config_beside_the_recipe():
+    """On a fresh host the Hub's cache is empty, and parts do not ask the Hub."""
+    settings = flags.load(["--recipe", *kernels.RECIPE])
+    assert Path(settings.recipe.model.model_name_or_path).parts[-2:] == settings.recipe_path.parts[-3:-1]
+    config = load_config(settings)
+    assert (config.model_type, config.num_hidden_layers) == ("qwen3", 28)
+
+
+def test_why_kernels_came_to_nothing_is_the_last_word_of_their_process(tmp_path, monkeypatch):
+    def died(command, stderr, **_):
+        stderr.write("loading\nerror in recipe:\n  no such file\n  cure: name another\n")
+        return subprocess.CompletedProcess(command, 2, "")
+
+    monkeypatch.setattr(kernels.subprocess, "run", died)
+    words = ["x", "--rows", str(tmp_path / "rows"), "--work", str(tmp_path), "--seconds", "240"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(RuntimeError, match="exit code 2: error in recipe: no such file cure: name another"):
+        kernels.main()
 
 
 def test_a_row_that_was_cut_off_is_left_out(tmp_path):
@@ -116,7 +143,9 @@ def prove(tmp_path, monkeypatch, results, *words):
 
     def result(part, *_):
         rows, why = results.get(part.name, ([ROW], ""))
-        return {"rows": rows, "seconds": 1.0, "command": f"make test-gpu ONLY={part.name}", "fell_short": why}
+        (tmp_path / f"{part.name}.log").write_text(f"{part.name} said this\n")
+        command = f"make test-gpu ONLY={part.name}"
+        return {"rows": rows, "seconds": 1.0, "command": command, "fell_short": why, "left_out": ""}
 
     monkeypatch.setattr(command, "run_part", result)
     versions = environment.pinned()
@@ -126,13 +155,78 @@ def prove(tmp_path, monkeypatch, results, *words):
 
 
 def machine(**more):
-    return {"machine": ([{"what": "machine", "figures": MACHINE | more, "fell_short": "", "command": ""}], "")}
+    return {"machine": ([ROW | {"what": "machine", "figures": MACHINE | more, "command": ""}], "")}
 
 
 def test_all_held(tmp_path, monkeypatch, capsys):
     code, report = prove(tmp_path, monkeypatch, machine())
     assert code == 0 and list(report["parts"]) == [part.name for part in parts.PARTS] and report["fell_short"] == []
-    assert "NVIDIA H100 80GB HBM3: all 6 rows hold." in capsys.readouterr().out
+    assert "NVIDIA H100 80GB HBM3: 6 rows hold, nothing fell short." in capsys.readouterr().out
+
+
+def test_what_there_was_no_time_disk_or_memory_for_is_no_failure_and_is_told_by_its_reason(
+    tmp_path, monkeypatch, capsys
+):
+    late = [ROW | {"what": name, "left_out": parts.NOT_BEGUN} for name in ("hsdp", "3D")]
+    large = ROW | {"what": "qwen3-8b full", "left_out": "does not fit, by plan: 108 GiB, and the card has 80"}
+    code, _ = prove(tmp_path, monkeypatch, machine() | {"strategies": ([ROW, *late], ""), "shapes": ([large], "")})
+    out = capsys.readouterr().out
+    assert code == 0 and "5 rows hold, nothing fell short, 3 left out, which is no failure" in out
+    assert "- left out, strategies: not begun: the time was over (hsdp, 3D)" in out
+    assert "- left out, shapes: does not fit, by plan: 108 GiB, and the card has 80 (qwen3-8b full)" in out
+    assert "| qwen3-8b full | left out |" in (tmp_path / "report.md").read_text()
+
+
+def test_one_file_to_send_has_all_logs_and_no_model_and_is_named_last(tmp_path, monkeypatch, capsys):
+    work = tmp_path / parts.WORK
+    models, run_of = work / "models" / "qwen3-8b", work / "checkpoints"
+    for folder in (models, run_of):
+        folder.mkdir(parents=True)
+    (models / "config.json").write_text("{}")
+    (run_of / "model.safetensors").write_bytes(b"weights")
+    (run_of / "zero3.log").write_bytes(b"begin" + b"." * archive.LARGEST + b"end")
+    prove(tmp_path, monkeypatch, machine())
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("to send, with all logs: ") and not models.exists()
+    path = Path(last.rpartition(": ")[2])
+    assert path.parent == tmp_path and path.name.startswith("test-gpu-nvidia-h100-80gb-hbm3-")
+    with tarfile.open(path) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+        (long,) = (member for member in packed if member.name.endswith("zero3.log"))
+        assert packed.extractfile(long).read()[-4:] == b".end" and long.size == archive.LARGEST
+    logs = {f"{part.name}.log" for part in parts.PARTS} | {f"{parts.WORK}/checkpoints/zero3.log"}
+    assert names == {"report.json", "report.md", *logs}
+
+
+@pytest.mark.parametrize(
+    ("card", "options"),
+    [
+        (15.6, {"0.6b": "- least", "1.7b": "- least", "8b": "- -"}),  # RTX 5060 Ti, T4
+        (23.5, {"0.6b": "least least", "1.7b": "- least", "8b": "- -"}),  # RTX 4090
+        (31.3, {"0.6b": "least least", "1.7b": "- least", "8b": "- least"}),  # RTX 5090
+        (79.2, {"0.6b": "base base", "1.7b": "base base", "8b": "- base"}),  # H100
+        (139.8, {"0.6b": "base base", "1.7b": "base base", "8b": "base base"}),  # H200
+    ],
+)
+def test_a_shape_that_the_plan_has_no_room_for_on_this_card_is_not_run(monkeypatch, card, options):
+    properties = SimpleNamespace(total_memory=card * 2**30)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    found = {}
+    for model, method in shapes.SHAPES:
+        option, figures, why = shapes.option_of(model, method, small=False)
+        assert why.startswith("does not fit, by plan") == (figures["planned_on_the_card_gib"] > card)
+        found.setdefault(model.removeprefix("qwen3-"), []).append("-" if why else option)
+    assert {model: " ".join(each) for model, each in found.items()} == options
+
+
+def test_the_disk_is_asked_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    usage = SimpleNamespace(free=20 * disk.GB)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    assert "it writes 49 GB, and 20 GB are free" in disk.lacking(tmp_path, disk.of_shape("qwen3-8b", "full"))
+    assert disk.lacking(tmp_path, disk.CHECKPOINTS) == "" == disk.lacking(tmp_path, disk.of_shape("qwen3-8b", "lora"))
+    assert "what has no room is left out" in disk.in_words(tmp_path)
+    usage.free = 200 * disk.GB
+    assert "left out" not in disk.in_words(tmp_path)
 
 
 def test_what_fell_short_is_named_with_its_command(tmp_path, monkeypatch, capsys):
@@ -164,10 +258,10 @@ def test_two_machines_side_by_side(tmp_path, monkeypatch):
     text = (tmp_path / "report.md").read_text()
     assert "here: NVIDIA H100 80GB HBM3 | there: NVIDIA B200" in text
     assert "| shapes | zero3, 2 GPUs | tokens per second | 9,000 | 18,000 | 0.50 |" in text
-    assert "| shapes | zero3, 2 GPUs | holds | yes | no |  |" in text
+    assert "| shapes | zero3, 2 GPUs |  | holds | fell short |  |" in text
 
 
-@pytest.mark.parametrize("content", ["{}", "no JSON", '{"format": 2, "parts": {}}'])
+@pytest.mark.parametrize("content", ["{}", "no JSON", '{"format": 1, "parts": {}}'])
 def test_what_is_no_report_cannot_be_compared_with(tmp_path, content, capsys):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(SystemExit):
@@ -261,7 +355,7 @@ def test_every_case_has_the_global_batch(ranks):
         lane = gpu_lane.CASES[each["name"].removesuffix(" resumed")]
         micro = int(each["flags"][each["flags"].index("--per_device_train_batch_size") + 1])
         assert runs.GLOBAL_BATCH % (micro * ranks // lane.divided) == 0
-        assert "--attn_implementation" not in each["flags"], "a real GPU computes fp32 by another path than varlen"
+        assert each["flags"].count("--attn_implementation") == 1, "with `auto` each run would prove all kernels first"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ def ranks(*others, **last):
     [
         ({"phase": "data", "collective": ""},
          "rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter"),
+        ({"phase": "measuring", "collective": ""},
+         "rank 3 on node2 has hung in Brigade's own measurement of its device (a product of two matrices) since step 41; "
+         "ranks 0-2 wait for it in reduce-scatter"),
         ({"phase": "forward", "step": 40, "stopped": True, "answers": False},
          "rank 3 on node2 has been stopped (SIGSTOP, or a debugger) since step 40; ranks 0-2 wait for it in reduce-scatter"),
         ({"answers": False},
@@ -40,7 +43,7 @@ def ranks(*others, **last):
         (REDUCE, "ranks 0-3 have waited for each other in reduce-scatter, number 812, since step 41: the network between them, "
                  "or a device, has stopped without an error"),
     ],
-    ids=["data", "stopped", "dumb", "behind", "elsewhere", "nobody"],
+    ids=["data", "measuring", "stopped", "dumb", "behind", "elsewhere", "nobody"],
 )  # fmt: skip
 def test_the_culprit_is_who_is_not_where_the_others_wait(last, says):
     assert sentence(ranks(REDUCE, REDUCE, REDUCE, **last)) == says
@@ -50,6 +53,9 @@ def test_without_records_the_one_that_has_come_least_far_is_the_culprit():
     assert sentence(ranks({}, {}, {}, phase="forward")).startswith(
         "rank 3 on node2 has hung in the forward pass since step 41"
     )
+    gathering = {"phase": "optimizer"}  # what the others measured
+    said = sentence(ranks(gathering, gathering, gathering, phase="measuring"))
+    assert said.startswith("rank 3 on node2 has hung in Brigade's own measurement")
 
 
 def test_one_rank_that_waits_while_all_others_compute_is_not_to_blame():

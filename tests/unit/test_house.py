@@ -40,8 +40,9 @@ def imported(name, path):
     yield from below(ast.parse(path.read_text()), False)
 
 
-EVERY = {name: {(other, types) for other, types in imported(name, path) if other in MODULES and other != name}
-         for name, path in MODULES.items()}  # fmt: skip
+FROM_ANYWHERE = {name: set(imported(name, path)) for name, path in MODULES.items()}
+EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
+         for name, others in FROM_ANYWHERE.items()}  # fmt: skip
 IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
 # What runs: a trainer's type names its engine, and the engine's its trainer.
 AT_RUN_TIME = {name: {other for other, for_types in others if not for_types} for name, others in EVERY.items()}
@@ -103,6 +104,27 @@ def floors(graph):
 @pytest.mark.parametrize("graph", [AT_RUN_TIME, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
 def test_nothing_imports_in_a_circle(graph):
     floors(graph)
+
+
+# What a host starts that only trains: a run, the commands around it, and the proof of its GPUs, with what that starts by name.
+STARTED = [
+    name
+    for name in MODULES
+    if name.startswith(("train", "brigade", "benchmarks.gpu_proof")) or name in ("benchmarks.gpu", "testing.runs")
+]
+
+
+def test_nothing_that_a_gpu_host_runs_imports_a_package_that_only_tests_install():
+    text = (ROOT / "requirements-dev.txt").read_text()
+    tools = {name.lower().replace("-", "_") for name in re.findall(r"^([\w-]+)==", text, re.MULTILINE)}
+    assert {"pytest", "selenium", "kubeflow_trainer_api"} <= tools
+    reached, ahead = set(), list(STARTED)
+    while ahead:
+        if (name := ahead.pop()) not in reached:
+            reached.add(name)
+            ahead += AT_RUN_TIME[name]
+    found = {name: {other.partition(".")[0] for other, _ in FROM_ANYWHERE[name]} & tools for name in reached}
+    assert not {name: names for name, names in found.items() if names}
 
 
 def in_house(name):

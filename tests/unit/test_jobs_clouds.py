@@ -6,8 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,10 +15,10 @@ from torch.distributed.run import get_args_parser
 
 from brigade.launch.write import ACCELERATORS
 from brigade.train.hostfile import read_hostfile
+from testing.programs import shellcheck
 
 OF_THE_HOST = ("recipes/tiny", "recipes/smollm2-135m")  # whose models the Hub is not asked for
 SKY = ROOT / ".venv/skypilot/bin/python"
-SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 
 def document(made):
@@ -160,7 +158,7 @@ def test_each_node_starts_its_own_ranks(recipe, ranks, tmp_path):
     (tmp_path / "run.sh").write_text("#!/bin/bash\n" + task["run"])
     (tmp_path / "setup.sh").write_text("#!/bin/bash\n" + task["setup"])
     for name in ("run.sh", "setup.sh"):
-        done = subprocess.run([SHELLCHECK, "--severity", "warning", tmp_path / name], capture_output=True, text=True)
+        done = subprocess.run([shellcheck(), "--severity", "warning", tmp_path / name], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
     (tmp_path / "out").mkdir()
     codes = []

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events, starts
 from testing.pretended_slurm import SCONTROL, Batch
+from testing.programs import shellcheck
 
 ROOT = Path(__file__).parents[2]
-SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 TINY = "recipes/tiny/full.yaml"
 NASTY = [
     "a b",
@@ -267,5 +266,5 @@ def test_shellcheck_finds_nothing(flags, severity, restarts, tmp_path):
     path = tmp_path / "job.sbatch"
     path.write_text(script(*flags, restarts=restarts))
     subprocess.run(["bash", "-n", path], check=True)
-    done = subprocess.run([SHELLCHECK, "--severity", severity, path], capture_output=True, text=True)
+    done = subprocess.run([shellcheck(), "--severity", severity, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -65,7 +65,7 @@ def test_any_bytes_are_linted(tmp_path_factory, name, content):
 
 
 @pytest.mark.parametrize("text", [
-    "[" * 100_000, '{"a":' * 5_000 + "1" + "}" * 5_000, "model: &a\n  b: *a\n", "model: " + "[" * 5_000, "- " * 5_000,
+    "[" * 100_000, '{"a":' * 5_000 + "1" + "}" * 5_000, "model: &a\n  b: *a\n", "model: " + "[\n" * 5_000, "- " * 5_000,
     '{"zero_optimization": {"stage": ' + "9" * 5_000 + "}}", "fsdp_config: &a\n  b: *a\ndistributed_type: *a\n",
     "\ufeff{}", "a: 2024-13-45", "? [a]\n: b\nmodel: {}", "model:\n  1: 2\n  [x]: 3\n", "distributed_type: FSDP\n1: 2\n",
 ])  # fmt: skip

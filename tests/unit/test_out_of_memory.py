@@ -8,8 +8,8 @@ import torch
 
 from brigade.errors import exit_code
 from brigade.launch.policy import Fault, would_repeat
-from brigade.train.distributed import heartbeat
-from brigade.train.loop import environment, out_of_memory
+from brigade.train.distributed import heartbeat, read_once
+from brigade.train.loop import out_of_memory
 from brigade.train.offers import Offers, Remedies
 
 GIB = 2**30
@@ -27,7 +27,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 70 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 76 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 79 * GIB))
-    for name in out_of_memory.ALLOCATOR:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=0))
+    for name in read_once.ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     page = dict(enumerate(heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}
     monkeypatch.setattr(heartbeat, "page", page)
@@ -104,7 +106,7 @@ def test_where_it_fits_by_the_plan_fragments_are_named(gpu, monkeypatch, setting
 def test_segments_that_grow_are_not_advised_where_they_are_not_set_either(gpu, monkeypatch, tmp_path):
     """In WSL2 the first allocation fails with them (pytorch#192330)."""
     (tmp_path / "osrelease").write_text("5.15.167.4-microsoft-standard-WSL2")
-    monkeypatch.setattr(environment, "KERNEL", tmp_path / "osrelease")
+    monkeypatch.setattr(read_once, "KERNEL", tmp_path / "osrelease")
     assert "expandable" not in explained(torch.OutOfMemoryError(WORDS), Remedies("it fits", fits=True, ways=WAYS)).cure
 
 
@@ -170,6 +172,16 @@ def test_page_locked_memory_of_the_host_lacks_in_the_same_words(gpu, monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * GIB, 79 * GIB))
     assert explained(RuntimeError("CUDA error: out of memory")) is None
     assert explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB."))
+
+
+def test_a_gpu_whose_memory_is_the_hosts_is_not_told_to_be_freed_of_the_host(gpu, monkeypatch):
+    """GB10: what the host and its files have counts as others' by CUDA's figures."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 119 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=1))
+    monkeypatch.setattr(out_of_memory.control_groups, "memory_left", lambda: {"available": 2 * GIB})
+    told = explained(torch.OutOfMemoryError(WORDS))
+    assert "torch holds 76.0 of 78.0 GiB" in told.problem and "other processes" not in told.problem
+    assert told.cure != out_of_memory.OTHERS
 
 
 def test_who_caught_one_and_failed_by_something_else_has_another_error(gpu):

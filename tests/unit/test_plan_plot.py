@@ -23,11 +23,6 @@ def draw(path, *more):
     return main(words)
 
 
-def test_a_png_is_a_png(tmp_path):
-    assert draw(tmp_path / "plan.png") == 0
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_an_svg_says_what_was_planned(tmp_path):
     assert draw(tmp_path / "plan.svg") == 0
     words = " ".join(ElementTree.parse(tmp_path / "plan.svg").getroot().itertext())
@@ -73,6 +68,7 @@ def test_nothing_fits(tmp_path):
     )
     ranked = candidates(workload, cluster)
     plot.write(tmp_path / "none.png", workload, cluster, ranked)
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
     assert not plot.curves(workload, cluster, ranked)
     with pytest.raises(UserError):
         plot.write(tmp_path / "none.png", workload, cluster, ranked)

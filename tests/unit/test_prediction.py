@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 import yaml
 from transformers import AutoConfig
 
@@ -18,6 +17,7 @@ from brigade.plan.runs import prediction
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.lora import lora_parameters
+from brigade.train import control_groups
 from brigade.train.cluster import World
 from brigade.train.distributed import ranks
 from brigade.train.loop import micro_batch
@@ -27,6 +27,7 @@ from brigade.train.recipe.batch import Batch, batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run import directory as runs_on_disk
 from brigade.train.strategy import Strategy
+from testing.gpus import sees
 from testing.shipped import shipped
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
@@ -120,11 +121,10 @@ WORLD = World(0, 0, 1, 1, "here", "python")
 
 @pytest.fixture
 def begin(load, tmp_path, monkeypatch):
-    """begin(device, record="", **training): the batch of a run of one rank on that device, beside a run.yaml of that batch."""
+    """begin(name, gib, record="", **training): the batch of a run of one rank on that GPU, beside a run.yaml of that batch."""
 
-    def make(device, record="", **training):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: device != "cpu")
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    def make(name, gib=0.0, record="", integrated=False, **training):
+        sees(monkeypatch, name, gib, integrated)
         settings = load(training=HALF | training)
         batch = batch_arithmetic(settings.recipe.training, 1, "")
         if record:
@@ -135,20 +135,46 @@ def begin(load, tmp_path, monkeypatch):
     return make
 
 
-H200, L4 = "NVIDIA H200", "NVIDIA L4"
+H200, L4 = ("NVIDIA H200", 139.8), ("NVIDIA L4", 22.0)
+SMALL = {"activation_checkpointing": True, "optim": "sgd"}
 
 
 @pytest.mark.parametrize("device, training, micro, why", [
-    (H200, {"activation_checkpointing": True, "optim": "sgd"}, 8, "the planner's: "),
-    (L4, {}, 1, "the least; the planner counts "),
-    ("NVIDIA H2000", {}, 1, "no figures of NVIDIA H2000; set per_device_train_batch_size"),
-    ("cpu", {}, 1, "no GPU that the planner knows; set per_device"), (H200, {"bf16": False}, 1, "in fp32; set per_device"),
+    (H200, SMALL, 8, "the planner's: "), (L4, {}, 1, "the least; the planner counts "),
+    (("cpu",), {}, 1, "there is no GPU; set per_device"), (H200, {"bf16": False}, 1, "in fp32; set per_device"),
     (L4, {"per_device_train_batch_size": 4}, 4, ""),
 ])  # fmt: skip
 def test_an_automatic_micro_batch_is_the_planners_where_it_can_tell_else_1(begin, device, training, micro, why):
-    batch = begin(device, **training)
+    batch = begin(*device, **training)
     assert batch.micro == micro and why in batch.why and bool(why) == bool(batch.why) and batch.why in str(batch)
     assert batch.micro * batch.accumulation == 64
+
+
+# Names as drivers give them, of which the catalogue knows two, and GiB as torch counts them.
+ANY_GPUS = [
+    ("NVIDIA GeForce RTX 3060", 7.7), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.5), ("NVIDIA GeForce RTX 3060", 11.6),
+    ("NVIDIA GeForce RTX 5080", 15.5), ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7), ("NVIDIA RTX A5000", 23.6),
+    ("NVIDIA GeForce RTX 4090", 47.4), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 94.9),
+    ("NVIDIA GB10", 119.6), ("NVIDIA H200 NVL", 139.8), ("NVIDIA GH200 144G HBM3e", 139.9), ("NVIDIA H200", 70.0),
+]  # fmt: skip
+
+
+def test_memory_is_the_devices_whatever_the_catalogue_knows_of_its_name(begin):
+    """Cards of one name differ, and most names are in no catalogue: the micro-batch follows what the device reports."""
+    filled = {device: begin(*device, **SMALL) for device in ANY_GPUS}
+    micro = [filled[device].micro for device in sorted(ANY_GPUS, key=lambda device: device[1])]
+    assert micro == sorted(micro) and micro[0] == 1 and micro[-1] == 8, micro
+    assert all(f" of {gib:.0f} GiB" in batch.why for (_, gib), batch in filled.items())
+
+
+def test_a_gpu_without_memory_of_its_own_has_what_its_host_has_left(begin, monkeypatch, tmp_path):
+    (meminfo := tmp_path / "meminfo").write_text("MemTotal: 125000000 kB\nMemFree: 1 kB\nMemAvailable:   41943040 kB\n")
+    monkeypatch.setattr(control_groups, "MEMINFO", meminfo)
+    monkeypatch.setattr(control_groups, "read", lambda *_: iter(()))
+    assert " of 40 GiB" in begin("NVIDIA GB10", 119.6, integrated=True, **SMALL).why
+    limited = ("0", [str(31 * 2**30), str(2**30), "anon 1"])
+    monkeypatch.setattr(control_groups, "read", lambda *_: iter([limited]))
+    assert " of 30 GiB" in begin("NVIDIA GB10", 119.6, integrated=True, **SMALL).why
 
 
 def test_ranks_meet_as_often_whatever_their_recipes_say(begin, monkeypatch):
@@ -183,7 +209,7 @@ def test_it_fits_and_the_next_does_not(load):
     ("64 sequences = micro-batch 48 x accumulation 1 x 1 data-parallel rank", 1), ("nonsense", 1),
 ])  # fmt: skip
 def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, record, micro):
-    batch = begin("cpu", record)
+    batch = begin("cpu", record=record)
     assert batch.micro == micro and ("as this run began" in str(batch)) == (micro > 1)
 
 

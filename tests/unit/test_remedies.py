@@ -29,7 +29,7 @@ HALF = {"bf16": True, "global_batch_size": 64, "per_device_train_batch_size": 4}
 @pytest.fixture
 def run_of(load, tmp_path, monkeypatch):
     """run_of(ranks, argv, ...): a run on so many H100, eight on a host."""
-    monkeypatch.setattr(remedies, "device_name", lambda: H100)
+    monkeypatch.setattr(remedies, "gpu_here", lambda: hardware.gpu_of_device(H100))
 
     def make(ranks, argv=(), training=None, **cluster):
         argv = ["--output_dir", str(tmp_path / "out"), *argv]
@@ -115,6 +115,14 @@ def test_states_that_do_not_fit_are_sharded_and_offloaded(ways):
     (way,) = changes(ways(1, small))
     assert way.startswith("--ds_config ds_configs/zero") and "offload" in way
     assert ways(1, small | {"optim": "lamb"}).ways == ()  # which no ZeRO takes
+
+
+def test_nothing_is_offloaded_to_a_host_whose_memory_is_the_gpus(ways, monkeypatch):
+    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": "auto"}
+    device = replace(hardware.gpu("H100 80GB"), memory_gib=100.0, integrated=True)
+    monkeypatch.setattr(remedies, "gpu_here", lambda: device)
+    found = ways(1, small)
+    assert found.ways == () and " of 100.0 GiB for this run" in found.counted
 
 
 def test_a_way_is_no_larger_than_it_has_to_be(ways):

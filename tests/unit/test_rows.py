@@ -136,6 +136,29 @@ def test_arrow_structs_lose_the_keys_of_others(tmp_path):
     assert read(JsonLines([tmp_path / "a.jsonl"]))[0][0] == {"x": {"y": None}}
 
 
+def test_a_row_that_python_cannot_hold_is_named_and_the_others_are_read(tmp_path):
+    texts = pyarrow.array(["a", "b", "c"])
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 3, [*texts.buffers()[:2], pyarrow.py_buffer(b"a\xffc")])
+    twice = [[("x", "1")], [("x", "1"), ("x", "2")], []]
+    for column in broken, pyarrow.array(twice, pyarrow.map_(pyarrow.string(), pyarrow.string())):
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "other": column}), tmp_path / "a.parquet")
+        (chunk,) = Parquet([tmp_path / "a.parquet"]).chunks()
+        (_, first), (number, bad), (_, last) = chunk.rows()
+        assert (first["text"], last["text"]) == ("a", "c") and chunk.where.place(number).endswith("row 2")
+        assert isinstance(bad, BadRow) and "a column cannot be read" in bad.args[0]
+
+
+def test_json_in_an_object_of_lists_is_decoded(tmp_path):
+    """As the datasets library stores a sequence of objects."""
+    inner = {"role": {"dtype": "string", "_type": "Value"}, "content": {"_type": "Json"}}
+    features = {"messages": {"feature": inner, "_type": "Sequence"}}
+    table = pyarrow.table({"messages": [{"role": ["user"], "content": ['"q"']}]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    ((row, _),) = read(Parquet([tmp_path / "a.parquet"]))
+    assert row == {"messages": {"role": ["user"], "content": ["q"]}}
+
+
 PARTS = [{"type": "text", "text": "q"}]
 TOOL = {"name": "f", "parameters": {"x": {"enum": [None, "a"], "default": None}}}
 MIXED = [{"role": "user", "content": PARTS}, {"role": "assistant", "content": 'He said "no".'}]

@@ -131,6 +131,16 @@ def test_bytes_that_a_process_writes_are_seen(tmp_path):
     assert observers.bytes_moved(os.getpid()) - before >= observers.MOVED
 
 
+def test_a_device_that_is_slow_in_our_own_measurement_does_not_hang(clock):
+    """Its steps take seconds, whatever a product of ours takes it; only one that never ends is a hang."""
+    observer = Observer(os.getpid())
+    with heartbeat.within(heartbeat.MEASURING):
+        observer.look()
+        assert not silent_after(observer, clock, 890)
+        assert silent_after(observer, clock, 20)
+    assert limit(heartbeat.OPTIMIZER) < 890, "it explains no silence of a step"
+
+
 def test_replicas_over_a_slow_network_do_not_hang(clock):
     """The first synchronisation may take as long as its connections wait; later ones as its own time explains."""
     observer = Observer(os.getpid())

@@ -60,6 +60,40 @@ def test_a_gpu_is_measured_by_a_product_that_takes_it_a_while(rate, memory, size
     assert asked == sizes
 
 
+@pytest.mark.parametrize("product, most", [(1e-5, 6), (0.2, 3), (40.0, 2)])
+def test_a_device_that_is_slow_in_it_is_not_measured_for_long(product, most, monkeypatch):
+    """product: seconds; most: how many of them"""
+    clock, products = SimpleNamespace(now=1000.0), []
+
+    def multiply(*_, **__):
+        products.append(1)
+        clock.now += product
+
+    watch = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(slow_ranks, "time", watch)
+    monkeypatch.setattr(torch, "mm", multiply)
+    assert slow_ranks.measured("cpu", 128, torch.float32) == pytest.approx(product)
+    assert len(products) == most
+
+
+def test_a_measurement_has_a_phase_of_its_own_and_a_twentieth_of_the_time(monkeypatch):
+    clock, phases = [1000.0], []
+
+    def measure():
+        phases.append(heartbeat.page[heartbeat.PHASE])
+        clock[0] += 10
+        return 10.0
+
+    monkeypatch.setattr(slow_ranks, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(slow_ranks, "seconds_of_a_product", measure)
+    run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=Strategy("ddp", "ddp", "a test"))
+    ranks, before = SlowRanks(run), heartbeat.page[heartbeat.PHASE]
+    for passed, device in ((0, 10.0), (60, None), (100, None), (31, 10.0)):
+        clock[0] += passed
+        assert ranks.sample()["device"] == device
+    assert phases == [heartbeat.MEASURING] * 2 and heartbeat.page[heartbeat.PHASE] == before
+
+
 def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_more(tmp_path, capsys):
     world = SimpleNamespace(host="node1", size=2, is_main_rank=True)
     run = SimpleNamespace(world=world, strategy=SimpleNamespace(kind="zero3"), directory=tmp_path)

@@ -1,8 +1,11 @@
 """What a fresh machine lacks is named with the command that installs it, and `python -m brigade --help` needs nothing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from brigade.check import build_tools
 
@@ -19,6 +22,12 @@ def test_a_missing_compiler_is_named_with_its_cure(tmp_path):
     done = run(sys.executable, "brigade/check/build_tools.py", "kernels", PATH=str(tmp_path))
     assert done.returncode == 2
     assert "g++ is missing" in done.stderr and "cure: apt-get install g++" in done.stderr.replace("python3-dev ", "")
+
+
+@pytest.mark.parametrize("target, tools", [("setup", False), ("test", True), ("lint", True)])
+def test_a_host_that_trains_installs_no_tools_of_tests(target, tools):
+    commands = run("make", "--dry-run", "--always-make", target, PATH=os.environ["PATH"]).stdout
+    assert "-r requirements.txt" in commands and ("-r requirements-dev.txt" in commands) == tools
 
 
 def test_nothing_is_said_where_all_is_there():

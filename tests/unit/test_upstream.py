@@ -156,7 +156,7 @@ DEFINED = {
     "torch/_C/_distributed_c10d.pyi": ["_set_default_timeout"],
     "torch/distributed/distributed_c10d.py": ["_new_process_group_helper"],
     "torch/distributed/device_mesh.py": ["_flatten"],
-    "torch/cuda/memory.py": ["_record_memory_history", "_dump_snapshot"],
+    "torch/cuda/memory.py": ["_record_memory_history", "_dump_snapshot", "_snapshot"],
     "torch/nn/utils/clip_grad.py": ["_foreach_norm", "_foreach_mul_"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/autograd/graph.py": ["_C", "_current_graph_task_id"],

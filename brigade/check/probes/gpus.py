@@ -21,6 +21,7 @@ _XID = re.compile(
 # Newer drivers write this instead of number 79 where a GPU is gone when it should be initialised, over several lines.
 _FALLEN = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+).*fallen off the bus", re.DOTALL)
 OFF_THE_BUS = 79
+NO_NVML = "NVML (libnvidia-ml.so.1) is not there; NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it into a container"
 
 
 def look() -> dict[str, Any]:
@@ -34,11 +35,12 @@ def look() -> dict[str, Any]:
         return {"absent": "nvidia-ml-py is not installed there"}
     try:
         nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        return {"absent": NO_NVML}
     except nvml.NVMLError as error:
         return {"problem": str(error)}
     try:
-        count = nvml.nvmlDeviceGetCount()
-        handles = {number: _asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number) for number in range(count)}
+        handles = _handles(nvml)
         there = {number: handle for number, handle in handles.items() if handle is not None}
         return {
             "gpus": [
@@ -55,11 +57,24 @@ def look() -> dict[str, Any]:
             nvml.nvmlShutdown()
 
 
+def _handles(nvml: Any) -> dict[int, Any]:
+    """Index -> handle of each GPU, None where the driver cannot reach it; NVML counts those of others' jobs, too."""
+    found: dict[int, Any] = {}
+    for number in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found[number] = nvml.nvmlDeviceGetHandleByIndex(number)
+        except nvml.NVMLError_NoPermission:
+            continue
+        except nvml.NVMLError:
+            found[number] = None
+    return found
+
+
 def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
     """The answer, or None where the device, the driver or the installed pynvml has none."""
     try:
         return function(*words)
-    except (nvml.NVMLError, AttributeError):
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError, AttributeError):  # the second is none of the first
         return None
 
 

@@ -11,15 +11,6 @@ from typing import Any
 from ...train import control_groups
 
 IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
-# Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
-# with total_ before the name; usage counts those.
-RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
-# (limit, what is held): of version 2, where memory.high makes processes wait and memory.max ends them, and of version 1.
-_MEMORY_LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory.high", "memory.current"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
 WORK = 5_000_000  # products of core_speed(): a third of a second on a core of 2023
 
 
@@ -34,7 +25,7 @@ def host() -> dict[str, Any]:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
         "cores": control_groups.cores(),
-        "memory": _memory(),
+        "memory": control_groups.memory_left(),
         "shm": _room("/dev/shm"),
         "open_files": [soft, hard],
         "locked_memory": None if locked == resource.RLIM_INFINITY or _may_lock() else locked,
@@ -57,33 +48,6 @@ def core_speed(pieces: int) -> dict[str, Any]:
         found.append((time.perf_counter() - began, time.process_time() - computed))
     seconds, computing = min(found)
     return {"seconds": seconds, "computing": computing}
-
-
-def _memory() -> dict[str, Any]:
-    """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it.
-
-    limit: the file of the control group that leaves the fewest bytes, "" where the machine itself does. A group counts what
-    those below it hold, so one above this process's own may be full because of others.
-    """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
-    least = ""
-    for limit, used in _MEMORY_LIMITS:
-        for folder, (most, now, counts) in control_groups.read("memory", limit, used, "memory.stat"):
-            if most == "max" or int(most) >= sizes["MemTotal"]:
-                continue
-            left = int(most) - max(int(now) - _reclaimable(counts), 0)
-            total = min(total, int(most))
-            if left < available:
-                available, least = left, f"{folder}/{limit}"
-    return {"total": total, "available": max(available, 0), "limit": least}
-
-
-def _reclaimable(counts: str) -> int:
-    """counts: a memory.stat. Bytes"""
-    sizes = {name: int(size) for name, size in (line.split() for line in counts.splitlines())}
-    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in RECLAIMABLE)
 
 
 def _may_lock() -> bool:

@@ -1,10 +1,8 @@
 """What a host runs: versions, code, variables and paths. Needs only the standard library; torch is read and not imported, for
 that takes seconds."""
 
-import ast
 import hashlib
 import importlib
-import importlib.util
 import os
 import platform
 import re
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hosts.host_facts import PROJECT, file_hashes
-from ...train.distributed.devices import driver_version
+from ...train.distributed import devices, torch_build
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
@@ -45,7 +43,8 @@ def look(
         "packages": {name: _version(name) for name in names},
         "lost": {name: said for name in names if (said := _lost(name))},
         "torch": _torch(),
-        "driver": driver_version(),
+        "driver": devices.driver_version(),
+        "amd": devices.count_of_amd(devices.KFD),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "glibc": platform.libc_ver()[1] or "none",
@@ -118,15 +117,10 @@ def imports(modules: list[str]) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, str | None]:
-    """cuda: that torch was built for, of its version.py, None for a build without; cudnn, nccl: of NVIDIA's wheels beside it"""
-    found: dict[str, str | None] = {"cuda": None}
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return found
-    with suppress(OSError, ValueError, SyntaxError):
-        text = Path(spec.origin).with_name("version.py").read_text()
-        assigned = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
-        found["cuda"] = ast.literal_eval(assigned[1]) if assigned else None
+    """cuda: that torch was built for, of its version.py, None for a build without; hip: of a build for ROCm; cudnn, nccl: of
+    NVIDIA's wheels beside it"""
+    built = torch_build.read()
+    found: dict[str, str | None] = {"cuda": built.cuda} | ({"hip": built.hip} if built.hip else {})
     if found["cuda"]:
         major = found["cuda"].partition(".")[0]
         found |= {library: _version(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}

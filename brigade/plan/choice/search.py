@@ -238,17 +238,21 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]
             continue
         told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, estimate(job, device), workload.margin, refusal(job, cluster, device), told)
+            Candidate(choice, names, estimate(job, device), workload.margin, told=told)
             for names in workload.kernels
             if taken(workload, choice, names, device.bf16)
             for job in jobs(workload, cluster, choice, names)
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
-        fitting = [candidate for candidate in found if candidate.fits]
-        best.append(
-            min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib)
-        )
+        # Hosts are looked at last: of most configurations the GPU has said already that they do not fit.
+        fitting = sorted((candidate for candidate in found if candidate.fits), key=lambda c: c.seconds)
+        fastest = next((c for c in fitting if not refusal(c.estimate.job, cluster, device)), None)
+        if fastest:
+            best.append(fastest)
+        else:
+            least = max(found, key=lambda c: c.estimate.spare_gib)
+            best.append(replace(least, refused=refusal(least.estimate.job, cluster, device)))
     if not best and workload.choices and workload.batch % cluster.gpus:
         near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"

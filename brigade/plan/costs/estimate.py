@@ -194,6 +194,7 @@ def factors(what: str, group: str) -> tuple[float, float]:
     return low, high
 
 
+@functools.cache
 def intervals() -> dict[str, Any]:
     """Return the factors between which 80 % of measured runs lie, and under `best` the share of its dense peak that the best run
     on each kind of GPU reached, by what drives it. benchmarks/planner.py writes them, from sources left out of every fit."""

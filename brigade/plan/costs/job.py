@@ -236,6 +236,8 @@ class Job:
     @property
     def alike(self) -> "list[tuple[Job, float]]":
         """(the job with layers of one kind only, their share) of each kind of layers that differ in sizes; else the job."""
+        if not self.shape.sizes:
+            return [(self, 1.0)]
         return [(replace(self, shape=shape), share) for shape, share in self.shape.alike]
 
     @property

@@ -53,9 +53,9 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=2 * q + 2 * kv * copies)
     yield from norm(0)
     for one, share in job.alike if attending else ():
-        yield from (replace(op, share=share * attending) for op in _attention_with_products(one))
+        yield from _shared(_attention_with_products(one), share * attending)
     if shape.mixer and mixing:
-        yield from (replace(op, share=mixing) for op in mixer_ops(job))
+        yield from _shared(mixer_ops(job), mixing)
     if family.norms >= 4:
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, split=False)
@@ -66,12 +66,17 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         yield from norm(1)
     for one, share in job.alike if inside else ():
         ops = _experts(one) if moe else _mlp(one, one.shape.ffn, autocast=job.autocast)
-        yield from (replace(op, share=share * inside, tiled=job.tiled_mlp) for op in ops)
+        yield from _shared(ops, share * inside, job.tiled_mlp)
     if family.norms >= 4:
         yield from norm(3)
     if shape.per_layer_input:
         yield from _per_layer_input(job)
         yield from norm(4)
+
+
+def _shared(ops: Iterator[Op], share: float, tiled: bool = False) -> Iterator[Op]:
+    """Yield operations that only a share of the layers has, or that are computed in tiles; most are neither, and stay."""
+    return ops if share == 1 and not tiled else (replace(op, share=share, tiled=tiled) for op in ops)
 
 
 def _attention_with_products(job: Job) -> Iterator[Op]:

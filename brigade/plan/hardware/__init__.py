@@ -26,6 +26,7 @@ class Gpu:
     """One kind of accelerator. Units as hardware.yaml states them.
 
     seen: `sustained` is fitted to published runs on that kind, and not guessed from its generation's
+    integrated: its memory is the host's
     efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
         bandwidth between nodes
     network_measured: whether the latter is known, be it 1
@@ -44,6 +45,7 @@ class Gpu:
     seen: bool = True
     bf16: bool = True
     grouped: bool = False
+    integrated: bool = False
     node_gbit: float = 100.0
     host_gib: float = 64.0
     nvme_gb: float = 2000.0

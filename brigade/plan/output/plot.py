@@ -73,8 +73,8 @@ def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
-def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
-    """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .svg. Raises UserError for any other path."""
+def check(path: Path) -> None:
+    """Raise UserError for a path that is no new .png or .svg."""
     if path.suffix not in SUFFIXES:
         problem = f"{path} ends neither in .png nor in .svg"
         raise UserError("flag --plot", problem, "name the file plan.png or plan.svg")
@@ -82,6 +82,11 @@ def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candida
         raise UserError("flag --plot", f"{path} exists already", "name another file, or remove that one")
     if not path.parent.is_dir():
         raise UserError("flag --plot", f"there is no folder {path.parent}", "make it, or name a file in another one")
+
+
+def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
+    """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .svg. Raises UserError for any other path."""
+    check(path)
     with matplotlib.style.context(STYLE):
         picture = Picture(workload, cluster, ranked)
         with files.replacing(path) as file:

@@ -53,13 +53,10 @@ def fails_to_load(run: Any, config: Any) -> tuple[str, str] | None:
 
 def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
-    import torch
+    from ..hardware.here import gpu_here
 
-    if not torch.cuda.is_available():
-        return 1, f"no GPU that the planner knows{CURE}"
-    device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
-    if device is None:
-        return 1, f"no figures of {name}{CURE}"
+    if (device := gpu_here()) is None:
+        return 1, f"there is no GPU{CURE}"
     sizes = (replica.size, replica.local_size)
     known, place = config.to_dict(), "the model's config"
     try:

@@ -12,7 +12,6 @@ from ...errors import UserError
 from ...train import control_groups
 from ...train.cluster import World
 from ...train.loop import preflight
-from ...train.loop.throughput import device_name
 from ...train.offers import Remedies
 from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
@@ -25,6 +24,7 @@ from ..choice.search import refusal
 from ..choice.workload import Cluster
 from ..costs.estimate import Estimate, estimate
 from ..costs.memory import GIB
+from ..hardware.here import gpu_here
 from . import continuing
 from .prediction import planned_job
 
@@ -62,11 +62,11 @@ def what_fits(run: Run, config: Any, needed: float) -> Remedies:
     config: the model's; needed: bytes that the run's GPU would have had to hold. Where the planner counts less, its other counts
     are raised as much.
 
-    Raises NotCovered where formulas do not cover the run or know its GPU.
+    Raises NotCovered where formulas do not cover the run, and without a GPU.
     """
-    device = hardware.gpu_of_device(name := device_name())
+    device = gpu_here()
     if device is None:
-        raise NotCovered(f"it has no figures of {name}")
+        raise NotCovered("there is no GPU")
     own = _estimated(run, config, device)
     raised = max(1.0, needed / GIB / own.device_gib)
     counted = f"the planner counts {own.device_gib:.1f} of {device.memory_gib:.1f} GiB for this run"
@@ -156,8 +156,8 @@ def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
             continue
         seen.append(described)
         job = way.estimate.job
-        # Disks that nobody measured, other losses, slow networks.
-        elsewhere = job.offload == "nvme" or job.quantised or job.hpz
+        # Disks that nobody measured, other losses, slow networks, and a host's memory that is the GPU's.
+        elsewhere = job.offload == "nvme" or job.quantised or job.hpz or (job.offload and own.gpu.integrated)
         if elsewhere or (job.gpus == 1 and not job.offload):  # and one rank has nobody to shard with
             continue
         kind = "offload" if job.offload else "axes" if job.axes != own.job.axes else "stage"

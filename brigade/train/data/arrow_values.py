@@ -55,6 +55,8 @@ def _reader(kind: Any, feature: Any) -> Read | None:
         return lambda value: names[value] if 0 <= value < len(names) else None  # -1: nobody has given it a class
     if isinstance(feature, dict) and isinstance(feature.get("_type"), str):
         feature = feature.get("feature")  # of a list
+        if types.is_struct(kind) and isinstance(feature, dict):  # a sequence of objects, stored as an object of lists
+            feature = {key: [inner] for key, inner in feature.items()}
     elif isinstance(feature, list) and len(feature) == 1:
         feature = feature[0]
     if types.is_struct(kind):

@@ -6,12 +6,14 @@ from typing import Any
 
 from ...errors import shown
 from .image_places import is_named_as_image
+from .images import BASE64
 from .keys import IMAGES, Row, says_nothing
 from .rows import BadRow
 
 HOLDING = ("bytes", "path", "url")  # keys of an image that is an object, as the datasets library stores it
 # What other sets call a column of images, but for what stands before or behind: image_path, img_url, image_1, jpg.
 STEMS = ("image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "jpg", "jpeg", "png", "webp")
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")  # of files of images
 BESIDE = ("path", "paths", "file", "files", "filename", "name", "url", "urls", "bytes", "base64", "data", "src", "list")
 
 
@@ -38,7 +40,7 @@ def given(row: Row) -> tuple[str, list[Any]]:
 
 def refuse_overlooked(row: Row, messages: list[dict[str, Any]]) -> None:
     """Raise BadRow for a row in which no image was found, and of which another column seems to hold one, or a key of a turn."""
-    columns = list(_likely({name: row.content[name] for name in row.unread()}))
+    columns = list(likely({name: row.content[name] for name in row.unread()}))
     if columns:
         name = columns[0]
         others = f" (as do {', '.join(map(repr, columns[1:]))}: put all of a row into one list)" if columns[1:] else ""
@@ -47,14 +49,14 @@ def refuse_overlooked(row: Row, messages: list[dict[str, Any]]) -> None:
         )
         raise BadRow(problem, f"columns: {{images: {name}}}; to leave it out on purpose: columns: {{ignore: {name}}}")
     for turn in messages:
-        if name := next(_likely({key: value for key, value in turn.items() if key not in ("role", "content")}), ""):
+        if name := next(likely({key: value for key, value in turn.items() if key not in ("role", "content")}), ""):
             problem = (
                 f"no image was found in the row, and the key {name!r} of a {turn['role']!r} turn seems to hold one"
             )
             raise BadRow(problem, "write it as a part of the content, or in a column images (docs/images.md)")
 
 
-def _likely(content: Mapping[str, Any]) -> Iterator[str]:
+def likely(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names whose values are images by their look, or may be some and are named so."""
     for name, value in content.items():
         values = value if isinstance(value, list) else [value]
@@ -72,8 +74,12 @@ def _named_so(name: str) -> bool:
 
 def _looks_like_image(value: Any) -> bool:
     if isinstance(value, dict):
-        return isinstance(value.get("bytes"), bytes) or any(_looks_like_image(value.get(key)) for key in HOLDING[1:])
-    return isinstance(value, str) and " " not in value and is_named_as_image(value)
+        return isinstance(value.get("bytes"), bytes) or any(likely(value))
+    if isinstance(value, bytes):
+        return value.startswith(BEGINNINGS)
+    if not isinstance(value, str):
+        return False
+    return BASE64.fullmatch(value) is not None or (" " not in value and is_named_as_image(value))
 
 
 def _list_of(text: str) -> Any:

@@ -1,6 +1,7 @@
 """How texts say where an image stands: <image>, and what other tools and models write instead. Imports no torch."""
 
 import re
+from collections.abc import Iterable
 
 from .rows import BadRow
 
@@ -22,7 +23,9 @@ PLACE = re.compile(rf"{_IMAGE}|{_BRACKETS}", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
-    r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}",
+    r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
+    r"<\|?(?:boi|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|\$(?:image|img|picture)\w{0,20}\$|"
+    r"\b(?:image|img)_placeholder\b",
     re.IGNORECASE,
 )
 _OTHERS = rf"(?:<\|?vision_start\|?>)?<\|?(?:video|audio)[ _-]?(?:{_PART}|\d{{1,3}})?\|?>(?:<\|?vision_end\|?>)?"
@@ -57,8 +60,13 @@ def is_named_as_image(text: str) -> bool:
     return len(text) < 4096 and "\n" not in text and text.partition("?")[0].lower().endswith(ENDINGS)
 
 
-def unknown_place(text: str) -> str:
-    """Return what may be an image's place in a spelling that is not known, and is no pair of tags; "" where there is none."""
+def unknown_place(text: str, paths: Iterable[str]) -> str:
+    """Return what may be an image's place in a spelling that is not known, and is no pair of tags; or where HTML, Markdown or a
+    forum's markup shows the image of one of these paths. "": there is none."""
+    for path in paths:
+        shows = rf"(?:\]\(|\bsrc\s*=\s*[\"']?|\[img\])\s*{re.escape(path)}"
+        if path in text and (found := re.search(shows, text, re.IGNORECASE)):
+            return found[0]
     for found in _MAYBE.finditer(text):
         word = re.search(r"\w+", found[0])
         if word and f"</{word[0]}>" not in text:

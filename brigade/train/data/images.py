@@ -37,7 +37,7 @@ DROP = "replace the image, or drop the row"
 FETCH_SECONDS, FETCH_TRIES = 30.0, 3
 _BUSY = (408, 429)  # answers of a server that may give another one later, as those from 500 on
 # How JPEG, PNG, GIF, WebP, BMP and TIFF begin in base64. Paths have a point, which base64 has not.
-_BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkq|TU0A)[A-Za-z0-9+/\s]{48,}={0,2}\s*")
+BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkq|TU0A)[A-Za-z0-9+/\s]{48,}={0,2}\s*")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -175,7 +175,7 @@ class ImageReader:
             return self._embedded(_from_base64(text, "the image"), "the image")
         if _URL.match(given):
             return self._embedded(self._fetched(given), f"the image {given}")
-        if _BASE64.fullmatch(given):
+        if BASE64.fullmatch(given):
             return self._embedded(_from_base64(given, "the image"), "the image")
         return self._file(given)
 

@@ -1,5 +1,6 @@
 """The keys of a row, of its messages and of their parts: which were read, and whether others are refused or counted."""
 
+import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ WEIGHT = (
     "weight"  # of a row's loss: read where data.columns names it, for sets have such columns for other reasons, too
 )
 IMAGES = ("images", "image")  # columns with images, which are read with data.images
+# White space, and characters that show nothing: without a width, soft hyphens, fillers of Hangul and Braille.
+_BLANK = re.compile(
+    r"[\s\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
+)
 
 
 class _Known:
@@ -53,6 +58,11 @@ def _read_by(rows: str, images: bool) -> set[str]:
 def says_nothing(value: Any) -> bool:
     """Whether a value is as good as absent, for sets give all rows the same columns. 0 and false do say something."""
     return value is None or value in ("", [], {})
+
+
+def blank(text: str) -> bool:
+    """Whether a text has no character that is seen."""
+    return _BLANK.fullmatch(text) is not None
 
 
 def names_of(columns: Columns) -> set[str]:

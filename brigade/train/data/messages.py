@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ...errors import shown
@@ -28,6 +28,9 @@ UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale",
              "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
 MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
 FLAGS = frozenset((*UNTRAINED, *MASKED))
+_MAY_FLAG = re.compile(
+    r"train|loss|mask|learn|supervis", re.IGNORECASE
+)  # a key that is true or false, in other spellings
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
@@ -36,9 +39,15 @@ PARTS = ("text", *TYPES)  # types of a content's parts
 TEXTS = ("text", "value", "content")  # keys of a part that is a text
 NO_ANSWER = "add the answer, or drop the row"
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
+# Keys beside them of a whole row; a request to a model has others.
+OF_ROWS = frozenset(("id", "idx", "source", "system", "tools", "functions", "images", "metadata"))
+OTHER_ROLES = ("bot", "model", "ai", "chatbot", "chatgpt")  # which no template has, in small letters
 # How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
-_BEGINS = re.compile(r"""[\s"'(\[]*(?:array\(\s*\[\s*)?\{\s*\\*["']""")
-_ROLE = re.compile(rf"""["'](?:role|from)\\*["']\s*:\s*\\*["'](?:{"|".join(ROLES)})\\*["']""")
+_BEGINS = re.compile(r"""[\s\ufeff"'(\[]*(?:array\(\s*\[\s*)?\{\s*\\*["']""")
+_NAMES = "|".join((*ROLES, *OTHER_ROLES))
+_ROLE = re.compile(rf"""["'](?:role|from)\\*["']\s*:\s*\\*["'](?:{_NAMES})\\*["']""", re.IGNORECASE)
+# Objects of a program, as Python prints them: OpenAI's ChatCompletionMessage, an OrderedDict.
+_OBJECT = re.compile(rf"""\s*\[?(?:\w*Message|OrderedDict)\(.*\brole'?[=,]\s*["'](?:{_NAMES})["']""", re.DOTALL)
 # What Python writes otherwise than JSON: texts, constants, and NumPy's arrays, whose elements no comma divides.
 _PYTHON = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
@@ -74,7 +83,7 @@ def turns(messages: Any, unread: set[str], called: str = "messages", images: Row
     Raises BadRow for what is no list of turns, and for what a turn lacks.
     """
     messages = from_json(turns_from_text(messages, called), called)
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list) or not messages or isinstance(messages[0], str):
         problem = f"{called} is {shown(messages)}, not a list of turns"
         raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
     whole: list[Message] = []
@@ -101,9 +110,12 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
         return value
     read = value
     if isinstance(value, str):
+        if _OBJECT.match(value):
+            raise BadRow(f"{called} is what Python prints of an object: {shown(value)}", "write its fields, as JSON")
         if not _BEGINS.match(value) or not _ROLE.search(value):
             return value
-        read = _read_list(value)
+        value = value.lstrip("\ufeff")
+        read = _read_list(value) or _read_lines(value)
         if read is None and not _is_json_and_more(value):
             problem = (
                 f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
@@ -113,6 +125,9 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
         read = _turns_within(read, called)
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
+    if not _are_turns(read) and _are_turns(read, (*ROLES, *OTHER_ROLES)):
+        other = next(_role(turn) for turn in read if _role(turn) not in ROLES)
+        raise BadRow(f"{called} is a list of turns, and one has the role {other!r}", f"roles are {', '.join(ROLES)}")
     return read if _are_turns(read) else value
 
 
@@ -122,10 +137,15 @@ def _turns_within(value: dict[str, Any], called: str) -> Any:
         alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())
         rows = zip(*value.values(), strict=True) if alike else ()
         return [dict(zip(value, row, strict=True)) for row in rows]
-    if len(value) > 1 or value.keys().isdisjoint(LISTS):
+    key = next((key for key in LISTS if key in value), None)
+    others = value.keys() - {key}
+    if key is None or not others <= OF_ROWS:
         return [value]
-    (inner,) = value.values()
-    return turns_from_text(inner, called)
+    inner = turns_from_text(value[key], called)
+    if others and _are_turns(inner):
+        problem = f"{called} is an object of {key} and {', '.join(sorted(others))}, as a whole row is"
+        raise BadRow(problem, f"write {key} alone there, and the others into columns of their own")
+    return [value] if others else inner
 
 
 def _parts_from_text(text: str) -> Any:
@@ -151,6 +171,14 @@ def _read_list(text: str) -> Any:
         return None
 
 
+def _read_lines(text: str) -> Any:
+    """Return the values of a text of JSON, one a line; None where it is none."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        return None
+
+
 def _json_of(found: re.Match[str]) -> str:
     if found["text"]:
         return json.dumps(ast.literal_eval(found["text"]))  # a text by itself: nothing nested, and nothing that runs
@@ -166,13 +194,16 @@ def _is_json_and_more(text: str) -> bool:
     return True
 
 
-def _are_turns(value: Any) -> bool:
-    """Whether a value is a list of turns: objects with a known role and what was said."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(turn, dict) and _role(turn) in (*ROLES,) and turn.keys() & SAID for turn in value)
-    )
+def _are_turns(value: Any, roles: Collection[str] = ROLES) -> bool:
+    """Whether a value is a list of turns: objects with one of these roles, and what was said."""
+    return isinstance(value, list) and bool(value) and all(_is_turn(turn, roles) for turn in value)
+
+
+def _is_turn(value: Any, roles: Collection[str]) -> bool:
+    role = _role(value)
+    if not isinstance(role, str) or value.keys().isdisjoint(SAID):
+        return False
+    return role in roles or (roles is not ROLES and role.lower() in roles)
 
 
 def _role(message: Any) -> Any:
@@ -199,7 +230,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
         flags |= flags_of_parts
     elif isinstance(content, str) and images is not None:
         content = images.text(content, ROLES[role])
-    if content is None and calls:
+    if content is None and (calls or not keys.says_nothing(message.get("refusal"))):
         content = ""
     if not isinstance(content, str):
         raise not_text(f"the content of {role!r}", content, "give each message a text content")
@@ -255,9 +286,10 @@ def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dic
     """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
     and 1."""
     flags: dict[str, bool] = {}
-    if FLAGS.isdisjoint(content):
-        return flags
     for key, value in content.items():
+        if key not in FLAGS and isinstance(value, bool) and ROLES[role] == "assistant" and _MAY_FLAG.search(key):
+            problem = f"{key} {value} of {called.format(repr(role))} may say whether it is learned, and is not read"
+            raise BadRow(problem, "write train: true or train: false, or remove it")
         if key not in FLAGS or value is None:
             continue
         if not isinstance(value, (int, float)) or value not in (0, 1):

@@ -10,11 +10,11 @@ from typing import Any
 from ...errors import shown
 from ..recipe.objectives import PAIRS
 from . import verdicts
-from .keys import Columns, Row, says_nothing
+from .keys import Columns, Row, blank, says_nothing
 from .messages import NO_ANSWER, THOUGHTS, Message, turns, turns_from_text
 from .rendered import repeats, transcript
 from .rows import BadRow
-from .samples import Templates, Text, chat, exchange, kind_of, pair, question, with_unread
+from .samples import Templates, Text, chat, exchange, kind_of, pair, question, usual, with_unread
 from .thinking import thoughts
 
 # A worse answer's column -> those in which the better one stands beside it. TRL's, and LLaMA-Factory's in its first form;
@@ -80,7 +80,7 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     if asked == "messages" and not says_nothing(prompt):
         prompt = turns(prompt, unread)
     for name, answer in zip(names, answers, strict=True):
-        if answer is None or (isinstance(answer, str) and not answer.strip()):
+        if answer is None or (isinstance(answer, str) and blank(answer)):
             raise _empty(name)
     if worse == "rejected_response" and better == "messages":
         whole = turns(answers[0], unread)
@@ -147,8 +147,9 @@ def _divided(
         raise BadRow(problem, "write both alike")
     if not are_whole.pop():
         if says_nothing(prompt):
+            name = usual(row, "prompt") or usual(row, "messages") or "NAME"
             problem = "chosen and rejected are answers, and no column says what was asked"
-            raise BadRow(problem, "give a prompt or messages, or name yours in data.columns: {prompt: question}")
+            raise BadRow(problem, f"give a prompt or messages, or name yours: columns: {{prompt: {name}}}")
         asked = question(row, prompt) if isinstance(prompt, str) else prompt
         return _turns(asked, "user", unread, "prompt"), better, worse
     turns_of_both = zip(better, worse, strict=False)
@@ -227,7 +228,7 @@ def _undesirable(text: Text) -> Text:
 def _refuse_empty(name: str, answer: list[Message]) -> None:
     """Raise BadRow for turns of which none is an assistant's that says, calls or thinks something."""
     own = (turn for turn in answer if turn["role"] == "assistant")
-    if not any(turn["content"].strip() or turn.get("tool_calls") or any(thoughts(turn)) for turn in own):
+    if not any(not blank(turn["content"]) or turn.get("tool_calls") or any(thoughts(turn)) for turn in own):
         raise _empty(name)
 
 

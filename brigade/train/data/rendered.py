@@ -9,7 +9,8 @@ from ..recipe.files import read_yaml
 from .rows import BadRow
 
 _TABLE = read_yaml(Path(__file__).with_name("rendered.yaml"))
-FIRSTS, ENDS = tuple(_TABLE["firsts"]), tuple(_TABLE["ends"])
+FIRSTS, ENDS, RESULTS = (tuple(_TABLE[key]) for key in ("firsts", "ends", "results"))
+_THOUGHTS = re.compile(r"(?:\s*</?think>)+\s*\Z")  # which a prompt begins, or leaves empty, behind its last mark
 _STRIKES = {"<s>": re.compile(r"</s>"), "</s>": re.compile(r"<s[ >]")}  # tags of HTML where both stand in a text
 CURE = "give texts without a template's marks; chat_template: none joins prompts and completions that are texts as they are"
 
@@ -29,6 +30,13 @@ class _Template(NamedTuple):
         if first is None and self.anywhere:
             return next((mark for mark in self.asks if re.search(rf"(?<!\S){re.escape(mark)}", text)), None)
         return first
+
+    def answered(self, text: str) -> bool:
+        """Whether a text has the mark of an answer where it may stand; words at the beginning of a line, or behind a blank."""
+        marks = (mark for mark in self.answers if mark in text)
+        return any(
+            not self.words or re.search(_place_of(mark, self.anywhere) + re.escape(mark), text) for mark in marks
+        )
 
 
 _TEMPLATES = tuple(
@@ -74,6 +82,9 @@ def look(
     for message in messages:
         role = message["role"]
         if role == "tool":
+            mark = mark_at_beginning(message["content"].lstrip(), RESULTS)
+            if mark:
+                counted.add(Sign(mark, "begins", "", False).counted("tool results"))
             continue
         sign = answer(message["content"]) if role == "assistant" else question(message["content"], around)
         if sign is None or sign.mark in own:
@@ -90,16 +101,17 @@ def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
     begin, end = _bare(text)
     if min(map(len, around)) > 1 and begin.startswith(around[0]) and end.endswith(around[1]):  # a letter is no mark
         return Sign(around[1], "ends", "this run", True)
+    end = _THOUGHTS.sub("", end)
     if not (begin.startswith(_BEGINNINGS) or end.endswith(_ENDINGS)):
         return None
-    first, closed = _mark_at_beginning(begin, FIRSTS), _mark_at_end(end, ENDS)
+    first, closed = mark_at_beginning(begin, FIRSTS), mark_at_end(end, ENDS)
     likely = None
     for template in _TEMPLATES:
-        opened, asked = template.opens(begin), _mark_at_end(end, template.answers)
+        opened, asked = template.opens(begin), mark_at_end(end, template.answers)
         if asked and (opened or first or (not template.words and _directly(end, asked))):
             return Sign(asked, "ends", template.of, True)
-        if opened and not template.words:
-            likely = likely or Sign(opened, "begins", template.of, closed is not None)
+        if opened and (not template.words or (template.anywhere and template.answered(begin))):
+            likely = likely or Sign(opened, "begins", template.of, not template.words and closed is not None)
     if likely is None and first and not begin.startswith(first + " "):
         likely = Sign(first, "begins", "", closed is not None)
     return likely or (Sign(closed, "ends", "", False) if closed else None)
@@ -110,7 +122,7 @@ def answer(text: str) -> Sign | None:
     begin, end = _bare(text)
     if not (begin.startswith(_BEGINNINGS) or end.endswith(ENDS)):
         return None
-    closed = _mark_at_end(end, ENDS)
+    closed = mark_at_end(end, ENDS)
     if closed and _directly(end, closed):
         return Sign(closed, "ends", "", True)
     whole = transcript(text)
@@ -131,10 +143,7 @@ def transcript(text: str) -> Sign | None:
         return None
     for template in _TEMPLATES:
         opened = _beginning(begin, template.asks)
-        marks = [mark for mark in template.answers if mark in begin]
-        if template.words:
-            marks = [mark for mark in marks if re.search(_place_of(mark, template.anywhere) + re.escape(mark), begin)]
-        if opened and marks:
+        if opened and template.answered(begin):
             return Sign(opened, "begins", template.of, not template.words)
     return None
 
@@ -165,15 +174,17 @@ def _beginning(begin: str, marks: tuple[str, ...]) -> str | None:
     for first in FIRSTS:
         if begin.startswith(first) and not begin.startswith(marks):
             begin = begin[len(first) :].lstrip()
-    return _mark_at_beginning(begin, marks)
+    return mark_at_beginning(begin, marks)
 
 
-def _mark_at_beginning(text: str, marks: tuple[str, ...]) -> str | None:
+def mark_at_beginning(text: str, marks: tuple[str, ...]) -> str | None:
+    """Return the longest of the marks with which a text begins, unless it is one of a pair of tags."""
     found = [mark for mark in marks if text.startswith(mark)]
     return max(found, key=len) if found and _no_tag(text, found[0]) else None
 
 
-def _mark_at_end(text: str, marks: tuple[str, ...]) -> str | None:
+def mark_at_end(text: str, marks: tuple[str, ...]) -> str | None:
+    """Return the longest of the marks with which a text ends, unless it is one of a pair of tags."""
     found = [mark for mark in marks if text.endswith(mark)]
     return max(found, key=len) if found and _no_tag(text, found[0]) else None
 
@@ -184,6 +195,8 @@ def _no_tag(text: str, mark: str) -> bool:
 
 def _place_of(mark: str, anywhere: bool) -> str:
     """Return a pattern of where a mark of words may stand: at the beginning of a line, or behind a blank."""
+    if mark.startswith("#"):
+        return "(?<!#)"
     return r"(?<!\S)" if anywhere or not mark[0].isalpha() else r"(?m:^)[ \t]*"
 
 

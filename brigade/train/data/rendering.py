@@ -61,12 +61,12 @@ class Chats:
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
         """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
-        tokens = self.unmeant
         for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
-            if not (begin.startswith(tokens) or end.endswith(tokens)):
+            first = rendered.mark_at_beginning(begin, self.unmeant)
+            token = first or rendered.mark_at_end(end, self.unmeant)
+            if not token:
                 continue
-            token = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
-            where = "begins" if begin.startswith(token) else "ends"
+            where = "begins" if first else "ends"
             problem = f"the {side} {where} with the control token {token!r}, as if it had been through a chat template already"
             cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
             raise BadRow(problem, cure)
@@ -112,7 +112,8 @@ class Chats:
         except (BadRow, UserError, MemoryError):
             raise
         except Exception as error:  # the template refuses the chat, or fails at it
-            raise template_errors.explained(error, messages, bool(images)) from None
+            template = self.templates.for_tools() if tools else self.templates.template
+            raise template_errors.explained(error, messages, template, bool(images)) from None
         if learned is not None:
             keeps = self.thinking == thinking.KEEP
             unread += self.words.account(messages, tools, variables, text, learned, keeps)

@@ -17,7 +17,8 @@ Message = dict[str, Any]
 ASKING = ("user", "tool")  # roles whose turns may have images
 TYPES = ("image", "image_url")  # of parts
 GIVEN = ("image", "image_url", "path", "url", "base64", "data")  # keys of parts under which an image may stand
-INDEX = "index"  # of a part: which of the column's images it is, counted from 0 (Hugging Face's sets for LLaVA)
+# Of a part: which of the column's images it is, counted from 0 (Hugging Face's sets for LLaVA).
+INDICES = ("index", "image_index", "image_idx", "idx")
 # Keys by which other tools scale one image (Qwen's), and not all of them alike.
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 WRITE = 'write {"type": "image", "image": PATH}, or a column images and <image> for each in the texts'
@@ -25,7 +26,7 @@ WRITE = 'write {"type": "image", "image": PATH}, or a column images and <image> 
 
 class Place(NamedTuple):
     """A place for an image. own: the image that it has itself; number, at: which of the column's it takes, by a name such as
-    <image_1> or by INDEX; none of the three: the next one"""
+    <image_1> or by one of INDICES; none of the three: the next one"""
 
     own: ImageSource | None = None
     number: int | None = None
@@ -86,8 +87,13 @@ class RowImages:
         if keys:
             self._places.append(Place(own=self.reader.read(part[keys[0]])))
             return MARK, set(GIVEN)
-        self._places.append(Place(at=self._index(part.get(INDEX))))
-        return MARK, {*GIVEN, INDEX}
+        if name := next(image_columns.likely({key: part[key] for key in part if key != "type"}), ""):
+            problem = f"a part of type {part['type']!r} seems to hold its image under {name!r}, which is not read"
+            raise BadRow(problem, 'write {"type": "image", "image": PATH}')
+        self._places.append(
+            Place(at=self._index(next((part[key] for key in INDICES if part.get(key) is not None), None)))
+        )
+        return MARK, {*GIVEN, *INDICES}
 
     def _index(self, value: Any) -> int | None:
         """Return which of the column's images a part names; None where it names none."""
@@ -121,8 +127,10 @@ class RowImages:
         first = next((number for number, turn in enumerate(messages) if turn["role"] == "user"), None)
         if first is None:
             raise BadRow(f"column {self.column!r} has images, and there is no user's turn for them", DROP)
+        places = [image.get("path") if isinstance(image, dict) else image for image in self.given]
+        paths = [path for path in places if isinstance(path, str) and path]
         for turn in messages:
-            if turn["role"] in ASKING and (found := unknown_place(turn["content"])):
+            if turn["role"] in ASKING and (found := unknown_place(turn["content"], paths)):
                 problem = f"{found} in a {turn['role']!r} turn may be the place of an image, and is not known as one"
                 raise BadRow(
                     problem, "write <image> where an image stands; to have it read as letters, put <image> first"

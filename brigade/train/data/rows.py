@@ -124,13 +124,25 @@ class RowChunk:
 
         with bounded(lambda: self.where.place(0)):
             table = pyarrow.ipc.open_stream(self.content).read_all()
-            rows = table.to_pylist(maps_as_pydicts="strict")
+            rows = _rows_of(table)
         read = reader_of(table.schema)
         for number, row in enumerate(rows):
             try:
-                yield number, read(row)
+                yield number, row if isinstance(row, BadRow) else read(row)
             except ValueError as error:
                 yield number, BadRow(str(error), "write that row again, as JSON")
+
+
+def _rows_of(table: Any) -> list[Row | BadRow]:
+    """Return the rows of an Arrow table; what is wrong with it instead of one that Python cannot hold: a text that is not UTF-8,
+    a map with a key twice, a date beyond the year 9999."""
+    try:
+        rows: list[Row | BadRow] = table.to_pylist(maps_as_pydicts="strict")
+        return rows
+    except (ValueError, KeyError, OverflowError) as error:
+        if len(table) > 1:
+            return [row for number in range(len(table)) for row in _rows_of(table.slice(number, 1))]
+        return [BadRow(f"a column cannot be read: {first_line(error)}", "write that row again, or drop it")]
 
 
 def refuse_twice(names: Iterable[str], place: str) -> None:

@@ -1,5 +1,6 @@
 """A row as text of which a part is supervised: chats through their template, pairs of prompt and completion, and texts."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from typing import Any, Protocol
 
 from ...errors import shown
 from .images import ImageReader, ImageSource
-from .keys import PAIRS, WEIGHT, Columns, Row, names_of, says_nothing
+from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
 from .messages import NO_ANSWER, Message, check_order, turns, turns_from_text, wanted
 from .rendered import repeats
@@ -100,8 +101,9 @@ def kind_of(row: Row) -> str:
     if null := [name for name in names if name in row.content]:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
     there = ", ".join(map(repr, row.content)) or "nothing"
-    offered = {key: name for key in USUAL if (name := _usual(row, key))}
-    chats = [name for name, value in row.content.items() if isinstance(turns_from_text(value, name), list) and value]
+    offered = {key: name for key in USUAL if (name := usual(row, key))}
+    lists = {name: turns_from_text(value, name) for name, value in row.content.items()}
+    chats = [name for name, value in lists.items() if isinstance(value, list) and value and _is_turn(value[0])]
     if chats:
         offered = {"messages": chats[0]}
     pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
@@ -110,7 +112,11 @@ def kind_of(row: Row) -> str:
     raise BadRow(problem, f"name yours: columns: {cure}")
 
 
-def _usual(row: Row, key: str) -> str | None:
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from", "speaker"))
+
+
+def usual(row: Row, key: str) -> str | None:
     """Return the row's column that other sets call so where it is what `key` is here; None where there is none."""
     there = {name.lower(): name for name in row.content}
     return next((there[name] for name in USUAL[key] if name in there), None)
@@ -170,7 +176,7 @@ def _text(row: Row) -> Text | None:
     if not isinstance(turns_from_text(text, f"column {name!r}"), str):
         problem = f"column {name!r} is a list of turns, and would be learned as the letters that spell it"
         raise BadRow(problem, f"name it so: columns: {{messages: {name}}}")
-    return Text(text, [(0, len(text))], splits=True) if text.strip() else None
+    return Text(text, [(0, len(text))], splits=True) if not blank(text) else None
 
 
 def pair(
@@ -183,9 +189,11 @@ def pair(
         supervised; images: the row's, where images are read
     """
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
+    if completion is None and row.name("completion") in row.content:
+        raise BadRow(f"column {row.name('completion')!r} is null, so nothing is supervised", NO_ANSWER)
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
-        raise BadRow(problem, f"name yours: columns: {{completion: {_usual(row, 'completion') or 'NAME'}}}")
+        raise BadRow(problem, f"name yours: columns: {{completion: {usual(row, 'completion') or 'NAME'}}}")
     if isinstance(prompt, str) and isinstance(completion, str):
         return exchange(row, prompt, completion, unread, templates, learns_history, images)
     for key, side in (("prompt", prompt), ("completion", completion)):
@@ -212,8 +220,13 @@ def exchange(
     images: RowImages | None = None,
 ) -> Text:
     """Return two texts as one, with what other columns say of the chat that they become; else as of pair()."""
-    if not completion.strip():
+    if blank(completion):
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
+    if texts := _texts_within(prompt, completion):
+        if texts == 1:
+            problem = "prompt and answer are each a text in a list, spelled as JSON, and would be read as letters"
+            raise BadRow(problem, "write the texts themselves, or messages")
+        unread.add("prompts and answers that are lists of texts as JSON, read as letters")
     prompt = question(row, prompt)
     if repeats(prompt, [completion]):
         unread.add("completions that begin with their prompt, which is learned again")
@@ -231,6 +244,18 @@ def exchange(
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
     whole = turns(named, unread, images=images)
     return chat(row, whole, 0 if learns_history else len(named) - 1, templates, images)
+
+
+def _texts_within(*spelled: str) -> int:
+    """Return how many texts each of these texts holds, as lists in JSON; 0 where one is no such list, or they are not alike."""
+    counts = set[int]()
+    for text in spelled:
+        try:
+            value = json.loads(text) if text.startswith('["') else None
+        except ValueError:
+            value = None
+        counts.add(len(value) if value and all(isinstance(each, str) for each in value) else 0)
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def question(row: Row, prompt: str) -> str:
@@ -263,7 +288,8 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on.
     images: the row's, where images are read. Raises BadRow."""
     whole = images.finish(whole) if images else whole
-    system, name = row.get("system"), row.name("system")
+    name = row.name("system")
+    system = turns_from_text(row.get("system"), name)
     if system:
         if not isinstance(system, str):
             raise not_text(f"column {name!r}", system, "give a text, or ignore the column")

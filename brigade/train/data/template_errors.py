@@ -8,8 +8,10 @@ from ...errors import UserError
 from .rows import BadRow
 
 
-def explained(error: Exception, messages: list[dict[str, Any]], images: bool = False) -> UserError | BadRow:
-    """Return the error to raise for what a template raised at a chat. images: whether it has some"""
+def explained(
+    error: Exception, messages: list[dict[str, Any]], template: str, images: bool = False
+) -> UserError | BadRow:
+    """Return the error to raise for what a template raised at a chat. template: its text; images: whether the chat has some"""
     from jinja2.exceptions import TemplateSyntaxError, UndefinedError
 
     if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
@@ -20,7 +22,7 @@ def explained(error: Exception, messages: list[dict[str, Any]], images: bool = F
     if images and isinstance(error, TypeError):  # in a tool's turn, say
         problem = f"the chat template reads no list of parts in one of its turns: {error}"
         return BadRow(problem, "drop the row, or name a chat_template that does")
-    wanted = _undefined(error.__traceback__) if "Undefined" in str(error) else ""
+    wanted = _undefined(error.__traceback__) if "Undefined" in str(error) else _concatenated(error, template)
     reason = f"{error}{f', for {wanted}' if wanted and wanted not in str(error) else ''}"
     problem = f"the chat template: {reason} (a chat that begins {str(messages)[:80]})"
     return BadRow(problem, "fix the template or the chat")
@@ -40,5 +42,25 @@ def _undefined(traceback: TracebackType | None) -> str:
                     iter(value + "")
                 except UndefinedError as error:
                     found = str(error)
+        traceback = traceback.tb_next
+    return found
+
+
+def _concatenated(error: Exception, template: str) -> str:
+    """Return which value a template adds to a text though it is none ("c.function.arguments"); "" where that is not known. Jinja
+    gives a traceback the lines of the template, and its variables."""
+    kind = re.search(r'can only concatenate str \(not "(\w+)"\)', str(error))
+    lines, traceback = template.splitlines(), error.__traceback__
+    found = ""
+    while kind and traceback:
+        frame = traceback.tb_frame
+        at = traceback.tb_lineno if "__jinja_exception__" in frame.f_globals else 0
+        line = "".join(lines[max(at - 1, 0) : at])
+        for path in re.findall(r"[A-Za-z_]\w*(?:\.\w+|\[['\"]\w+['\"]\])*", line):
+            value: Any = frame.f_locals
+            for key in re.findall(r"\w+", path):
+                value = value.get(key, error) if isinstance(value, dict) else error  # an error: there is none
+            if type(value).__name__ == kind[1]:
+                found = path
         traceback = traceback.tb_next
     return found

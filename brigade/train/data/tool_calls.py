@@ -12,6 +12,7 @@ from .rows import BadRow
 ARGUMENTS = ("arguments", "parameters", "input", "args")
 # Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
+RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 
 
@@ -41,6 +42,8 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
         for at, level in levels.items()
         if not says_nothing(level.get(key))
     }
+    if not any(level.get(key) is not None for level in levels.values() for key in ARGUMENTS):
+        _refuse_others(name, levels)
     arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     unread |= {
@@ -51,6 +54,16 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
     }
     rest = {key: call[key] for key in ("id", "index") if call.get(key) is not None}
     return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _refuse_others(name: str, levels: Mapping[str, dict[str, Any]]) -> None:
+    """Raise BadRow for a call without arguments by a known name, of which another key holds an object: kwargs, params."""
+    for level in levels.values():
+        for key, value in level.items():
+            holds = isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
+            if key not in KNOWN and key not in RESULTS and holds and not says_nothing(value):
+                problem = f"the call {name!r} has no arguments, and {key!r}, which is not read, seems to hold them"
+                raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}')
 
 
 def _arguments(value: Any, called: str) -> Any:

@@ -20,6 +20,7 @@ _RATES = _MEASURES["higher"] | _MEASURES["lower"]
 _NEGATIONS = frozenset(("non", "not"))  # non_preferred
 _KINDS = {name: entry["is"] for entry in _TABLE["columns"] for name in entry["names"]}
 LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_COMPARED = frozenset(("winner", "wins", "won", "better", "preferred"))  # what a name says of an answer: a_is_better
 _PROSE = 60  # characters from which on a text explains, and does not name an answer
 _OPTION = 2  # letters at most of a word that tells two columns apart: a, 0, A1
 
@@ -46,22 +47,28 @@ def check(row: Row, better: str, worse: str) -> None:
     verdicts, label = _Verdicts(row, better, worse), row.name("label")
     known = {better, worse} | names_of(row.columns) - {label}
     measured: dict[frozenset[str], dict[str, str]] = {}
+    aspects: dict[str, Any] = {}
     for name, value in row.content.items():
         if name in known or says_nothing(value) or (isinstance(value, float) and math.isnan(value)):
             continue  # pandas writes null as a number that is none
         words = _words(name)
         kind = "label" if name == label else _KINDS.get(" ".join(words))
-        if kind:
+        if kind == "aspect":
+            aspects[name] = value
+        elif kind:
             verdicts.read(name, kind, value)
         elif not _RATES.isdisjoint(words):
             side = verdicts.side(frozenset(words)) if _number(value) is not None else None
             if side in (BETTER, WORSE):
                 measured.setdefault(frozenset(words) - verdicts.either, {})[side] = name
-        elif words[:1] == ("winner",):  # one column for each answer, and one for a tie: winner_model_a
+        elif words[:1] == ("winner",) or verdicts.is_won(words, value):  # one column for each answer, and one for a tie
             verdicts.read(name, "won", value)
     for stem, names in measured.items():
         if len(names) == 2 and stem <= _RATES | _MEASURES["others"]:
             verdicts.compare(names[BETTER], names[WORSE], lower=not stem.isdisjoint(_MEASURES["lower"]))
+    for name, value in aspects.items():
+        if not verdicts.agreed or verdicts.side_of(name, value) == BETTER:
+            verdicts.read(name, "side", value)
 
 
 def options(content: dict[str, Any]) -> tuple[str, str, str] | None:
@@ -85,6 +92,7 @@ class _Verdicts:
     def __init__(self, row: Row, better: str, worse: str) -> None:
         self.row, self.names = row, {BETTER: better, WORSE: worse}
         self.words, self.either = _names_of_sides(better, worse)
+        self.agreed = False  # whether a column has said that the better answer is better
 
     def side(self, words: frozenset[str]) -> str | None:
         """Return which answer these words mean: BETTER, WORSE or NEITHER; None where nothing tells."""
@@ -104,9 +112,15 @@ class _Verdicts:
                         return side
         return None
 
+    def is_won(self, words: tuple[str, ...], value: Any) -> bool:
+        """Whether a column's name says of an answer that it is better, and its value whether that is so: a_is_better."""
+        if _COMPARED.isdisjoint(words) or str(value).lower() not in LABELS:
+            return False
+        return self.side(frozenset(words) - _FILLERS - _COMPARED) is not None
+
     def read(self, name: str, kind: str, value: Any) -> None:
         """Read one column. kind: as in verdicts.yaml, or won: 1 where its name names the better answer. Raises BadRow."""
-        says = getattr(self, f"_{kind}")(name, value)
+        says = self.side_of(name, value) if kind == "side" else getattr(self, f"_{kind}")(name, value)
         if says is None:
             return
         if says == "":
@@ -131,10 +145,11 @@ class _Verdicts:
         if says == WORSE:
             problem = f"{found}, so the answer in column {self.names[WORSE]!r} is the better one"
             raise BadRow(problem, f"exchange the answers, or drop the row; if the pair is right: {ignore}")
+        self.agreed = True
         self.row.asked.update(names)
 
     # ---- each kind returns a side, None where it says nothing, and "" where nothing tells which side it means
-    def _side(self, name: str, value: Any) -> str | None:
+    def side_of(self, name: str, value: Any) -> str | None:
         if str(value).lower() in ("true", "false"):
             return BETTER if LABELS[str(value).lower()] else WORSE
         for side, column in self.names.items():
@@ -145,23 +160,27 @@ class _Verdicts:
         if isinstance(value, str) and len(value) > _PROSE:
             return None
         number = _number(value)
-        words = frozenset(_words(str(value) if number is None or number % 1 else str(int(number))))
+        if number is not None and number % 1:
+            return ""  # 1.4 of 1 and 2, say
+        words = frozenset(_words(str(value) if number is None else str(int(number))))
         return self.side(words - _FILLERS or words) or ""
 
     def _won(self, name: str, value: Any) -> str | None:
-        won, side = LABELS.get(str(value).lower()), self.side(frozenset(_words(name)[1:]) - _FILLERS) or ""
+        won, side = LABELS.get(str(value).lower()), self.side(frozenset(_words(name)) - _FILLERS - _COMPARED) or ""
         if won is None:
-            return self._side(name, value)
+            return self.side_of(name, value)
         return side if won else BETTER if side in (WORSE, NEITHER) else None
 
-    def _label(self, name: str, value: Any) -> str | None:
-        side, label = self._side(name, value), LABELS.get(str(value).strip().lower())
-        if side == "" and label is not None:
-            return BETTER if label else WORSE
-        if side != "":
-            return side
+    def _option(self, name: str, value: Any) -> str | None:
+        side = self.side_of(name, value)
         named = [word for word in _words(str(value)) if word not in _FILLERS]
-        return "" if named and max(map(len, named)) <= _OPTION else None  # else it names a topic, say
+        return None if side == "" and not (named and max(map(len, named)) <= _OPTION) else side
+
+    def _label(self, name: str, value: Any) -> str | None:
+        label = LABELS.get(str(value).strip().lower())
+        if label is not None and self.side_of(name, value) == "":
+            return BETTER if label else WORSE
+        return self._option(name, value)
 
     def _sign(self, name: str, value: Any) -> str:
         number = _number(value)
@@ -189,8 +208,10 @@ class _Verdicts:
         return NEITHER if LABELS.get(str(value).lower(), True) else BETTER
 
     def _scores(self, name: str, value: Any) -> str | None:
-        numbers = [_number(one) for one in value] if isinstance(value, list) and len(value) == 2 else []
         order = self.row.content.get("order", [BETTER, WORSE])  # argilla's, which says whose the numbers are
+        if isinstance(value, dict):
+            order, value = list(value), list(value.values())
+        numbers = [_number(one) for one in value] if isinstance(value, list) and len(value) == 2 else []
         if not numbers or None in numbers or not isinstance(order, list):
             return None
         sides = [self.side(frozenset(_words(str(own)))) for own in order]

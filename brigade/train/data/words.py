@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import shown
-from .keys import says_nothing
+from .keys import blank, says_nothing
 from .messages import NO_ANSWER, Message
 from .pieces import (
     ARGUMENT,
@@ -37,7 +37,6 @@ DROP_OR_NAME = "drop the row, or name a chat_template that renders them"
 # Words by which templates are switched, and which some of them (SmolLM3, Qwen 3) take out of the text.
 _SWITCHES = re.compile(r"/(?:no_?think|think|system_override)\b")
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\.", re.DOTALL)
-_BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*")
 _NO_WORDS = re.compile(r"[\s\"'`\\]+")
 
 
@@ -143,11 +142,6 @@ def _bare(text: str) -> str:
 
 
 # ---- what becomes of it ----------------------------------------------------------------------------------------------
-def blank(text: str) -> bool:
-    """Whether a text has no character that is seen: white space, and those without a width."""
-    return _BLANK.fullmatch(text) is not None
-
-
 def _empty_answers(
     messages: list[Message], is_learned: list[bool], pieces: list[Piece], missing: list[Piece]
 ) -> Iterator[str]:

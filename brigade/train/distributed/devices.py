@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,13 +13,16 @@ from typing import Any
 from ...errors import UserError, first_line
 from ...errors.console import counted
 from ..cluster import World
+from . import torch_build, visible
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 NODES = Path("/dev")
-# CUDA's major version -> the first driver for all of its minor versions (NVIDIA, "CUDA Compatibility").
-OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # of AMD's kernel driver
+# AMD's graphics inside processors, for which PyTorch has no code, by gfx_target_version: gfx801, gfx902, gfx909, gfx90c, gfx1033,
+# gfx1035, gfx1036, gfx1103. A laptop with one is a host without GPUs.
+INTEGRATED = {80001, 90002, 90009, 90012, 100303, 100305, 100306, 110003}
+UNNUMBERED = ("dxg", "nvhost-gpu", "nvgpu")  # of WSL and of Jetsons: one node, however many GPUs
 YES = ("1", "true", "yes", "on", "t", "y")  # as accelerate reads it (utils/environment.py: str_to_bool)
-HIDDEN = ("", "-1", "none", "nodevfiles")  # a first word of CUDA_VISIBLE_DEVICES with which a program sees no GPU
 
 
 def driver_version() -> str | None:
@@ -31,11 +35,32 @@ def driver_version() -> str | None:
 
 
 def count_by_driver() -> int:
-    """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, by the device nodes."""
+    """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, as in a container without
+    `utility` in NVIDIA_DRIVER_CAPABILITIES, by the device nodes; where those have no number, by CUDA."""
     count, _ = _asked_of_nvml()
     if count is None:
         count = sum(map(_may_open, NODES.glob("nvidia[0-9]*")))
+    if not count and any((NODES / name).exists() for name in UNNUMBERED):
+        count = _asked_of_cuda()
     return count
+
+
+# In a process of its own: one that has started CUDA can no more fork one that uses it.
+_COUNT = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+print(count.value)
+"""
+
+
+def _asked_of_cuda() -> int:
+    """How many GPUs CUDA's driver library counts, also those that CUDA_VISIBLE_DEVICES hides; 0 where it does not answer."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", _COUNT]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment).stdout)
+    return 0
 
 
 def _may_open(node: Path) -> bool:
@@ -74,18 +99,40 @@ def _has_permission(nvml: Any, number: int) -> bool:
     return True
 
 
-def too_old(driver: str | None, cuda: str | None) -> tuple[str, str] | None:
-    """Return why a driver is too old for a torch that is built for this version of CUDA, and the cure; None where it is not, or
-    where either is unknown."""
-    if not driver or not cuda:
-        return None
-    least, has = OLDEST_DRIVER.get(int(cuda.partition(".")[0])), int(driver.partition(".")[0])
-    if least is None or has >= least:
-        return None
-    usable = max((major for major, first in OLDEST_DRIVER.items() if first <= has), default=None)
-    build = f", or torch's build for CUDA {usable} (docs/troubleshooting.md)" if usable else ""
-    problem = f"its driver {driver} is too old for torch, which is built for CUDA {cuda} and wants {least} or newer"
-    return problem, f"install driver {least} or newer{build}"
+def count_of_amd(nodes: Path) -> int:
+    """Return how many GPUs AMD's kernel driver tells this process of, whatever torch is. nodes: KFD"""
+    return sum(map(_is_amds_gpu, nodes.glob("*")))
+
+
+def _is_amds_gpu(node: Path) -> bool:
+    """Whether a node of KFD's is a GPU that this process may use: a processor has the number 0, and the file of a GPU that a
+    container's devices do not include cannot be read."""
+    try:
+        number = int((node / "gpu_id").read_text())
+        properties = dict(re.findall(r"^(\w+) (\d+)$", _text(node / "properties"), re.MULTILINE))
+    except (OSError, ValueError):
+        return False
+    return number > 0 and int(properties.get("gfx_target_version", 0)) not in INTEGRATED
+
+
+def _text(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text()
+    return ""
+
+
+def _capability_by_driver() -> tuple[int, int] | None:
+    """The compute capability of the first GPU, by NVML, which also sees GPUs that torch cannot use; None where it says none."""
+    with suppress(Exception):
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        try:
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(nvml.nvmlDeviceGetHandleByIndex(0))
+            return int(major), int(minor)
+        finally:
+            nvml.nvmlShutdown()
+    return None
 
 
 def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -93,23 +140,46 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
     environment asks for a CPU."""
     import torch
 
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if torch.cuda.is_available() or wants_cpu(environment) or not (count := count_by_driver()):
+    asked = environment.get(visible.VISIBLE)
+    if torch.cuda.is_available() or wants_cpu(environment):
         return None
-    has, otherwise = f"it has {counted(count, 'GPU')}, and", "; CUDA_VISIBLE_DEVICES= trains on the CPU"
-    if old := too_old(driver_version(), torch.version.cuda):
+    otherwise = f"; {visible.VISIBLE}= trains on the CPU"
+    if not (count := count_by_driver()):
+        if not (of_amd := count_of_amd(KFD)):
+            return None
+        problem, cure = _amds_unseen(of_amd)
+        return problem, cure + otherwise
+    has, driver, capability = f"it has {counted(count, 'GPU')}, and", driver_version(), _capability_by_driver()
+    if old := torch_build.too_old(driver, torch.version.cuda, capability):
         return f"{has} {old[0]}", old[1] + otherwise
     if not torch.version.cuda:
-        cure = "install a build for its driver (docs/troubleshooting.md)"
+        index = torch_build.suitable(driver, capability)
+        cure = f"install {torch_build.from_index(index) if index else 'a newer driver, and a build for it'}"
         return f"{has} torch {torch.__version__} is a build without CUDA", cure + otherwise
-    why = "it does not say why"
+    which = f" of {visible.VISIBLE}={asked}" if asked is not None else ""
+    problem = f"{has} torch {torch.__version__} for CUDA {torch.version.cuda} sees none{which} (driver {driver}): {_why_none()}"
+    return problem, f"`nvidia-smi` there; a reboot loads a driver that was updated while it ran{otherwise}"
+
+
+def _amds_unseen(count: int) -> tuple[str, str]:
+    """Why torch sees none of this host's GPUs of AMD's, and the cure."""
+    import torch
+
+    if not torch.version.hip:
+        return torch_build.not_for_amd(count, torch.__version__, torch.version.cuda)
+    has = f"it has {counted(count, 'GPU')} of AMD's, and torch {torch.__version__} for ROCm {torch.version.hip}"
+    return f"{has} sees none: {_why_none()}", "`rocminfo` there; the user has to be in the groups render and video"
+
+
+def _why_none() -> str:
+    """Why torch sees no GPU, in its own words."""
+    import torch
+
     try:
         torch.cuda.init()
     except Exception as error:  # whatever it says
-        why = first_line(error)
-    which = f" of CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
-    problem = f"{has} torch {torch.__version__} for CUDA {torch.version.cuda} sees none{which} (driver {driver_version()}): {why}"
-    return problem, f"`nvidia-smi` there; a reboot loads a driver that was updated while it ran{otherwise}"
+        return first_line(error)
+    return "it does not say why"
 
 
 def index(world: World) -> int | None:
@@ -134,9 +204,9 @@ def identity(world: World) -> tuple[str, int, str] | None:
 
 def wants_cpu(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for a CPU: by DeepSpeed's variable, by Accelerate's, or by hiding all GPUs."""
-    first = environment.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip().lower()
+    hidden = not visible.entries(environment.get(visible.VISIBLE, "all"))
     by_accelerate = environment.get("ACCELERATE_USE_CPU", "").lower() in YES
-    return first in HIDDEN or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
+    return hidden or by_accelerate or environment.get("DS_ACCELERATOR") == "cpu"
 
 
 def check(world: World) -> None:

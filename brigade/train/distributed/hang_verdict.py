@@ -15,6 +15,7 @@ PLACES = {
     "data": "data loading",
     "forward": "the forward pass",
     "backward": "the backward pass",
+    "measuring": "Brigade's own measurement of its device (a product of two matrices)",
     "optimizer": "the optimizer's step",
     "synchronising": "the synchronisation of replicas",
     "evaluation": "the evaluation",

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Literal, get_args
 
-Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "optimizer", "synchronising", "evaluation",
-                "checkpoint"]  # fmt: skip
+Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "measuring", "optimizer", "synchronising",
+                "evaluation", "checkpoint"]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
-STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, SYNCHRONISING, EVALUATION, CHECKPOINT = range(10)
+STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, MEASURING, OPTIMIZER, SYNCHRONISING, EVALUATION, CHECKPOINT = range(
+    11
+)
 BEATS, PHASE, STEP, TIMEOUT, LEAST, BYTES, LONGEST = range(7)
 OF_A_STEP = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 TOKENS = LONGEST + len(PHASES)

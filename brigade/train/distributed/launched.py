@@ -78,21 +78,21 @@ def end_with_launcher() -> None:
         return  # under `launch` the agent sees to it
     launcher = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    started_by = _parent(launcher)
-    if launcher == 1 and b"python" not in _command(1):  # gone before we asked; in a container it may be the first
+    started_by = parent_of(launcher)
+    if launcher == 1 and b"python" not in command_of(1):  # gone before we asked; in a container it may be the first
         os.kill(os.getpid(), signal.SIGKILL)
-    words = {word.rpartition(b"/")[2] for word in _command(started_by).split(b"\0")}
+    words = {word.rpartition(b"/")[2] for word in command_of(started_by).split(b"\0")}
     if "CROSS_SIZE" in os.environ and words & {b"deepspeed", b"ds"}:
 
         def watch() -> None:
-            while _parent(launcher) == started_by:  # a process that lost its parent is given another
+            while parent_of(launcher) == started_by:  # a process that lost its parent is given another
                 time.sleep(1)
             os.kill(os.getpid(), signal.SIGTERM)  # SIGTERM may have ended only `deepspeed`: no step is lost by it
 
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """The process that started `pid`; 0 where there is none to see."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -100,11 +100,21 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _command(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
+    """The words of a process's command, each with a zero byte behind it; none where there are none to see."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables with which a process of this user was started; none where there are none to see."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def owner(end: socket.socket) -> int:

@@ -18,6 +18,7 @@ _LIMITS = {
     heartbeat.STARTING: (float("inf"), float("inf")),
     heartbeat.LOADING: (3600.0, 3600.0),  # weights over a slow network, kernels that are compiled
     heartbeat.WINDOW: (3600.0, 900.0),
+    heartbeat.MEASURING: (900.0, 900.0),  # a device that is shared, throttled, or computes bf16 by other instructions
     heartbeat.SYNCHRONISING: (3600.0, 900.0),  # of replicas, over a slow network
     heartbeat.EVALUATION: (1800.0, 600.0),
     heartbeat.CHECKPOINT: (3600.0, 900.0),

@@ -1,10 +1,8 @@
 """The process before any engine is imported: its environment, and what it prints."""
 
 import os
-from contextlib import suppress
-from pathlib import Path
 
-from .. import upstream
+from .. import cpu_threads, upstream
 from ..cluster import OWN_NUMBER, World
 from ..distributed import devices, ranks
 from ..strategy import Strategy
@@ -13,20 +11,17 @@ from ..upstream import deepspeed_kernels as kernels
 from . import rank_marks
 
 DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both alike (runtime/engine.py:1960)
-# Of torch's allocator; read at its first use (c10/cuda/CUDAAllocatorConfig.h:136). The first is for all kinds of devices.
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-KERNEL = Path("/proc/sys/kernel/osrelease")  # 5.15.167.4-microsoft-standard-WSL2 for instance
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
-    """Set what the engines read from the environment, once and before any of them is imported.
+    """Set what the engines read from the environment, once and before any of them is imported. The device may be in use by then:
+    what CUDA reads is set by distributed/read_once.py.
 
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
     - DeepSpeed asks several times what the CPU can do, and an answer takes a second.
     - A rank that sees only its own GPU has number 0 for it, whatever its number on the host: DeepSpeed and accelerate take
       LOCAL_RANK for the device.
-    - Sequences without padding have another length in each step, and fixed blocks of memory become fragments.
     """
     import torch
 
@@ -36,10 +31,10 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         locks.end_with_their_holder()
         cpu_facts.ask_once()
     upstream.forget_earlier_run()
-    # Else torch takes every core for every rank. accelerate looks at the variable.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
-        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    # Else torch takes every core for every rank, or one where a launcher says so. accelerate looks at the variable.
+    if not cpu_threads.is_chosen():
+        torch.set_num_threads(cpu_threads.of_rank(world.local_size))
+        os.environ[cpu_threads.VARIABLE] = str(torch.get_num_threads())
     if world.launcher == "python" and strategy.kind != "single":
         os.environ.update(
             RANK="0",
@@ -49,26 +44,13 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(ranks.free_port()),
         )
-    if (device := devices.index(world)) is not None:
-        if device != world.local_rank:
-            os.environ[OWN_NUMBER] = str(world.local_rank)
-            os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
-        if not any(name in os.environ for name in ALLOCATOR) and has_segments_that_grow():
-            os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    device = devices.index(world)
+    if device is not None and device != world.local_rank:
+        os.environ[OWN_NUMBER] = str(world.local_rank)
+        os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)
-
-
-def has_segments_that_grow() -> bool:
-    """Whether memory can be mapped into a segment that is there: not in WSL2, where the first allocation fails under drivers
-    before 615 (pytorch#192330), and not under ROCm, where nobody has tried it here."""
-    import torch
-
-    with suppress(OSError):
-        if "microsoft" in KERNEL.read_text().lower():
-            return False
-    return torch.version.hip is None
 
 
 def clear_accelerate_variables() -> None:
@@ -87,10 +69,7 @@ def _silence(world: World) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    if world.is_main_rank:
-        return
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    rank_marks.mark(world.rank)
+    if not world.is_main_rank:
+        rank_marks.mark(world.rank)

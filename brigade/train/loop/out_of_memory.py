@@ -1,6 +1,5 @@
 """Report an out-of-memory error of a GPU in a user's terms: where it happened, what was in the memory, and what would fit."""
 
-import os
 import re
 import traceback
 from contextlib import suppress
@@ -11,11 +10,11 @@ from typing import Any
 import torch
 
 from ...errors import UserError, Whose, first_line
-from ..distributed import heartbeat
+from .. import control_groups
+from ..distributed import heartbeat, read_once
 from ..offers import Remedies
 from ..run.directory import Run
 from ..upstream import memory_snapshots
-from .environment import ALLOCATOR, has_segments_that_grow
 from .throughput import device_name
 
 # Of torch's allocator, of CUDA's and NCCL's own allocations, and of cuBLAS where it finds no room for its workspace.
@@ -129,8 +128,12 @@ class Memory:
         found = _WANTED.search(str(cause))
         wanted = float(found[1]) * _UNITS[found[2]] if found else 0.0
         try:
-            reserved = torch.cuda.memory_reserved()
-            return cls(wanted, torch.cuda.max_memory_allocated(), reserved, *torch.cuda.mem_get_info())
+            reserved, (free, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
+            if torch.cuda.get_device_properties(torch.cuda.current_device()).is_integrated:
+                # Its memory is the host's: CUDA counts as taken what others have there, and files that may be dropped.
+                free = control_groups.memory_left()["available"]
+                total = reserved + free
+            return cls(wanted, torch.cuda.max_memory_allocated(), reserved, free, total)
         except Exception:  # no GPU, or one that answers no more
             return cls(wanted)
 
@@ -167,9 +170,9 @@ def _cure(remedies: Remedies, run: Run) -> str:
         ways = f"by its count the same command fits with {', or with '.join(remedies.ways)}"
     if not remedies.fits:
         return ways
-    setting = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
+    setting = read_once.allocator_setting()
     if "expandable_segments:True" in setting:
         return f"{ways}; expandable segments are on already, against fragmentation ({setting})"
-    if not has_segments_that_grow():
+    if not read_once.has_segments_that_grow():
         return ways
-    return f"{ways}; or with {ALLOCATOR[0]}=expandable_segments:True, against fragmentation"
+    return f"{ways}; or with {read_once.ALLOCATOR[0]}=expandable_segments:True, against fragmentation"

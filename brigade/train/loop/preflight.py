@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import UserError
 from ...errors.console import counted
 from ..cluster import World
-from ..distributed import devices, ranks
+from ..distributed import devices, ranks, torch_build
 from ..model import adapters, attention, experts, layer_classes, packed_samples, supervised_loss
 from ..model.location import check_beside
 from ..parallel import checks, tiled
@@ -88,8 +88,8 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     import torch
 
     gpu = torch.cuda.is_available()
-    if gpu and devices.index(world) is None:
-        raise _too_few_gpus(world)
+    if gpu:
+        _check_gpu(world)
     if settings.recipe.training.eval_tasks:
         task_loading.check_package(settings.place("eval_tasks"))
         task_loading.check_source(settings)
@@ -101,6 +101,19 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
             raise UserError(f"host {world.host}", problem, "unset it; CUDA_VISIBLE_DEVICES= trains on the CPU", "host")
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure, "host")
+
+
+def _check_gpu(world: World) -> None:
+    """Raise UserError where this rank has no GPU, or one for which torch has no code."""
+    import torch
+
+    if (number := devices.index(world)) is None:
+        raise _too_few_gpus(world)
+    if torch.version.cuda:  # AMD's have other names, and ROCm's build says itself what it lacks
+        capability, built_for = torch.cuda.get_device_capability(number), torch.cuda.get_arch_list()
+        if lacking := torch_build.without_code(capability, built_for, devices.driver_version()):
+            place = f"host {world.host}, GPU {number} ({torch.cuda.get_device_name(number)})"
+            raise UserError(place, *lacking, "host")
 
 
 def check_gpus_differ(world: World) -> None:

@@ -3,7 +3,9 @@
 Two things are compared with the other ranks' (their median), over WINDOW steps:
 - the time that a rank takes before it meets the others: for data, and on a CPU for the forward pass where the strategy exchanges
   nothing in it (but DDP buffers, at its beginning). Score: the share of the step that does not pass waiting for this rank;
-- the speed of its device: a product of two matrices, at most once a minute. Score: the median's seconds / its own.
+- the speed of its device: a product of two matrices, at most once a minute and for a twentieth of the time. Score: the median's
+  seconds / its own. A device that is shared, throttled or without instructions for bf16 may be very slow in it, which is no
+  hang: a measurement is a phase of its own (distributed/observer.py).
 Under ZeRO-3, FSDP2 and HSDP each layer waits for all ranks, and on a GPU the host runs ahead: there a slow device shows only in
 the second. 0 to 1 with a threshold of 0.7 as in NVIDIA's resiliency extension (nvidia-resiliency-ext, straggler detection).
 """
@@ -23,6 +25,7 @@ from ..run.directory import Run
 
 WINDOW = 20  # steps
 PROBE_EVERY = 60.0  # seconds
+RARELY = 20  # so many times what a measurement took are between two of them
 PROBES = 5  # of which the median counts: one may have met another program
 # A product's size, and the largest. On a GPU the size doubles until a product lasts LONG, or starting a kernel would be what is
 # measured (25 us for 2,048 on an H100). It begins small: what a device emulates takes a thousand times as long.
@@ -43,7 +46,7 @@ class SlowRanks:
         alone = run.strategy.kind in ALONE and not run.strategy.axes and not torch.cuda.is_available()
         self.parts = {name: phases for name, phases in PARTS.items() if alone or name == "data loading"}
         self.before = [0.0] * len(heartbeat.PHASES)
-        self.probed = 0.0
+        self.due = 0.0  # when the device is measured again
         self.began = False
         self.steps, self.seconds, self.rows = 0, 0.0, []  # type: ignore[var-annotated]
         self.probes: list[deque[float]] = [deque(maxlen=PROBES) for _ in range(run.world.size)]
@@ -56,8 +59,12 @@ class SlowRanks:
         own = [sum(now[phase] - self.before[phase] for phase in phases) for phases in self.parts.values()]
         self.before = now
         device = None
-        if time.monotonic() - self.probed > PROBE_EVERY:
-            device, self.probed = seconds_of_a_product(), time.monotonic()
+        if (began := time.monotonic()) >= self.due:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what it still computes belongs to the step
+            with heartbeat.within(heartbeat.MEASURING):
+                device = seconds_of_a_product()
+            self.due = began + max(PROBE_EVERY, RARELY * (time.monotonic() - began))
         return {"own": own, "device": device, "host": self.host}
 
     def take(self, rows: list[dict[str, Any]], seconds: float, steps: int) -> dict[str, float]:
@@ -125,11 +132,13 @@ def seconds_of_a_product() -> float:
 
 
 def measured(device: str, size: int, dtype: torch.dtype) -> float:
-    """Return the seconds of a product of two matrices of size x size: the median of a few measurements."""
+    """Return the seconds of a product of two matrices of size x size: the median of a few measurements, of one where it takes
+    long."""
+    end = time.monotonic() + ENOUGH
     one = torch.ones(size, size, dtype=dtype, device=device)
     product = torch.mm(one, one)  # which chooses a kernel
-    taken = []
-    for _ in range(REPEATS):
+    taken: list[float] = []
+    while len(taken) < REPEATS and (not taken or time.monotonic() < end):
         if device == "cpu":
             began = time.perf_counter()
             torch.mm(one, one, out=product)

@@ -1,6 +1,5 @@
 """What a run says of itself before its first step."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from ...errors.console import console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import other_versions
 from ..data import report
+from ..distributed import read_once
 from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
@@ -16,7 +16,6 @@ from ..recipe.parts import has_own_rates, learning_rates
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
 from . import parameter_groups
-from .environment import ALLOCATOR
 
 
 def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
@@ -86,7 +85,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
 
 def _allocator(device: str) -> str:
     """What is set for torch's allocator on GPUs."""
-    said = next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
+    said = read_once.allocator_setting()
     return f" ({said})" if said and device != "cpu" else ""
 
 

@@ -127,16 +127,17 @@ def lacking(settings: Settings, gpu: bool) -> Iterator[tuple[str, str, str]]:
         return
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    package, there = "pip install flash-attn", is_flash_attn_2_available
+    package, there = "install flash-attn", is_flash_attn_2_available
     if attention.endswith("3"):
-        package, there = "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention", is_flash_attn_3_available
+        package, there = "install flash-attn-3", is_flash_attn_3_available
     if not gpu:
         yield "attn_implementation", f"{attention} needs a GPU, and this host has none", "use sdpa or eager"
     if not (training.bf16 or training.fp16):
         problem = f"{attention} computes in bf16 or fp16, but the recipe says fp32"
         yield "attn_implementation", problem, "set bf16, or use sdpa"
     if not there():
-        yield "attn_implementation", f"{attention} is not installed on this host", f"{package}, or use sdpa"
+        cure = f"{package} (docs/containers.md says from where), or use auto"
+        yield "attn_implementation", f"{attention} is not installed on this host", cure
 
 
 def register() -> None:

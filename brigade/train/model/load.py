@@ -153,10 +153,10 @@ def arrive_one_by_one(settings: Settings, source: str) -> bool:
     """Whether FSDP2's ranks get the base model's weights only once they have their shards (read_weights): unless adapters begin
     with numbers of the base's, or are trained beside copies of it. base_weights.check() reads *.safetensors alone."""
     section = settings.recipe.model
-    copies = section.use_dora or section.lora_modules_to_save or section.trainable_token_indices
-    copies = copies or objective_of(settings.recipe.training).scores
+    copies = (section.use_dora, section.lora_modules_to_save, section.trainable_token_indices)
+    begins_with_numbers = any(copies) or objective_of(settings.recipe.training).scores
     safe = any(Path(source).glob("*.safetensors"))
-    return safe and not section.load_in_4bit and not (section.use_peft and copies)
+    return safe and not section.load_in_4bit and not (section.use_peft and begins_with_numbers)
 
 
 def read_weights(

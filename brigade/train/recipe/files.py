@@ -1,5 +1,7 @@
 """Find the files that a recipe names, and read YAML. This module imports no torch."""
 
+import copy
+import functools
 import os
 import shlex
 from contextlib import suppress
@@ -109,6 +111,12 @@ def check_nodes(node: yaml.Node | None) -> None:
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text. Raises YAMLError, ValueError (a number of thousands of digits) or RecursionError."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """The value of a YAML text. A recipe takes PyYAML tens of milliseconds, and a command may read it several times."""
     return yaml.load(text, Loader=_EachKeyOnce)
 
 

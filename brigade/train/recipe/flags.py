@@ -4,6 +4,7 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
+import functools
 import types
 import typing
 from collections.abc import Iterator
@@ -97,6 +98,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError("command line", message, "see `python train.py --help`")
 
 
+@functools.cache
 def parser() -> argparse.ArgumentParser:
     """The parser of train.py: how to run, and every key of a recipe. add_help() adds what each key means."""
     parser = _Parser(

@@ -1,4 +1,5 @@
-"""Torch's records of what its allocator on a GPU holds, for https://pytorch.org/memory_viz (torch/cuda/memory.py).
+"""Torch's records of what its allocator on a GPU holds, for https://pytorch.org/memory_viz (torch/cuda/memory.py), and how it is
+set up.
 
 `torch.cuda.memory_snapshot` is public, but returns segments alone, which that page does not read.
 """
@@ -15,6 +16,11 @@ def record(entries: int = 100_000) -> bool:
     except (AttributeError, RuntimeError):  # a build or an allocator without it
         return False
     return True
+
+
+def has_expandable_segments() -> bool:
+    """Whether the allocator takes memory in segments that grow: what it has read, whatever the environment says by now."""
+    return bool(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
 
 
 def write(file: Path) -> bool:

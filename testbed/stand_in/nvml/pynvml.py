@@ -20,6 +20,10 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLLibraryMismatchError(Exception):
+    pass
+
+
 class NVMLError_NotSupported(NVMLError):
     def __str__(self) -> str:
         return "Not Supported"
@@ -28,6 +32,11 @@ class NVMLError_NotSupported(NVMLError):
 class NVMLError_NoPermission(NVMLError):
     def __str__(self) -> str:
         return "Insufficient Permissions"
+
+
+class NVMLError_LibraryNotFound(NVMLError):
+    def __str__(self) -> str:
+        return "NVML Shared Library Not Found"
 
 
 class c_nvmlGpuFabricInfoV_t(ctypes.Structure):
@@ -42,7 +51,7 @@ def nvmlInit() -> None:
 
     name = os.environ.get("STAND_IN_NVML")
     if name is None:
-        raise NVMLError("NVML Shared Library Not Found")
+        raise NVMLError_LibraryNotFound
     _said.update(yaml.safe_load(Path(name).read_text()))
     if "problem" in _said:
         raise NVMLError(_said["problem"])

@@ -37,6 +37,8 @@ int visible_devices() {
 
 std::atomic<int> devices{visible_devices()};
 thread_local int current = 0;
+std::once_flag starts;
+std::optional<std::string> settings;
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 std::atomic<int64_t> allocated{0}, peak{0};
@@ -61,6 +63,7 @@ void release(void* context) {
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
+    start();
     auto* block = new Block{c10::alloc_cpu(bytes ? bytes : 1), static_cast<int64_t>(bytes)};
     took(bytes);
     return {bytes ? block->memory : nullptr, block, &release, c10::Device(c10::kCUDA, current)};
@@ -113,14 +116,27 @@ std::function<void(const std::string&)> tell;
 
 int device_count() { return devices; }
 void set_device_count(int count) { devices = count; }
-int current_device() { return current; }
+void start() {
+  std::call_once(starts, [] {
+    const char* own = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
+    const char* any = std::getenv("PYTORCH_ALLOC_CONF");
+    settings = own ? own : any ? any : "";
+  });
+}
+std::optional<std::string> allocator_settings() { return settings; }
+int current_device() {
+  start();
+  return current;
+}
 void set_device(int index) {
+  start();
   TORCH_CHECK(index >= 0 && index < devices, "CUDA error: invalid device ordinal (", index, " of ", devices.load(), ")");
   current = index;
 }
 
 c10::Allocator* device_allocator() { return &allocator; }
 c10::DataPtr adopt(c10::Storage storage, c10::Device device) {
+  start();
   void* memory = storage.mutable_data();
   auto bytes = static_cast<int64_t>(storage.nbytes());
   took(bytes);

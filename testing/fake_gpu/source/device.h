@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace fake_gpu {
@@ -16,6 +17,9 @@ int device_count();
 void set_device_count(int count);
 int current_device();
 void set_device(int index);  // raises CUDA's "invalid device ordinal"
+// As CUDA, it starts with the first device or memory that somebody asks for, and reads the allocator's settings then.
+void start();
+std::optional<std::string> allocator_settings();  // none before it has started
 
 // ---- memory of all devices of this process, bytes
 c10::Allocator* device_allocator();

@@ -41,6 +41,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_device_count", &fake_gpu::set_device_count);
   module.def("current_device", &fake_gpu::current_device);
   module.def("set_device", &fake_gpu::set_device);
+  module.def("start", &fake_gpu::start);
+  module.def("allocator_settings", &fake_gpu::allocator_settings);
   module.def("allocated_bytes", &fake_gpu::allocated_bytes);
   module.def("peak_bytes", &fake_gpu::peak_bytes);
   module.def("reset_peak_bytes", &fake_gpu::reset_peak_bytes);

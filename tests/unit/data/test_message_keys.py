@@ -49,7 +49,13 @@ def test_arguments_of_a_call_in_any_spelling(call):
 
 @pytest.mark.parametrize(
     "call",
-    [{"name": "f"}, {"name": "f", "arguments": None}, {"name": "f", "arguments": ""}, {"name": "f", "arguments": "{}"}],
+    [
+        {"name": "f"},
+        {"name": "f", "result": {"x": 1}},
+        {"name": "f", "arguments": None},
+        {"name": "f", "arguments": ""},
+        {"name": "f", "arguments": "{}"},
+    ],
     ids=str,
 )
 def test_a_call_without_arguments(call):
@@ -66,7 +72,9 @@ def test_a_call_without_arguments(call):
     ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "cannot say: Object of type date"),
     ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
     ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
-    (3, "without a function's name"),
+    (3, "without a function's name"), ({"name": "f", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
+    ({"name": "f", "arguments": None, "params": '{"x": 1}'}, "'params'"),
+    ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"),
 ], ids=str)  # fmt: skip
 def test_calls_that_contradict_themselves_are_refused(call, said):
     assert said in refusal(calls, call)
@@ -150,8 +158,20 @@ def test_loss_flags_of_other_tools(flag, learned):
         assert "contradict each other" in refusal(read, answer(train=True, **{flag: other}))
 
 
-def test_a_mask_that_may_mean_either_is_refused():
-    assert "marks what is learned in some tools" in refusal(read, answer(mask=0))
+@pytest.mark.parametrize("key", ["learn", "train_on", "is_masked", "supervised", "includeInLoss", "should_train"])
+def test_what_may_be_a_loss_flag_is_refused(key):
+    assert f"{key} False of a 'assistant' turn may say whether it is learned" in refusal(read, answer(**{key: False}))
+    assert "mask 0" not in refusal(read, answer(mask=0)) and "marks what is learned" in refusal(read, answer(mask=0))
+    assert turns([QUESTION | {key: False}], set()) and read(answer(**{key: "words"}))
+
+
+@pytest.mark.parametrize("key", ["tool_call", "toolCalls", "function_calls", "functionCall"])
+def test_calls_under_another_name_are_refused(key):
+    assert "holds calls, which are not read under this name" in refusal(read, answer(**{key: {"name": "f"}}))
+
+
+def test_a_refusal_stands_beside_a_content_that_is_null():
+    assert read(answer(content=None, refusal="No.")) == {"role": "assistant", "content": "", "refusal": "No."}
 
 
 @pytest.mark.parametrize("tool", [

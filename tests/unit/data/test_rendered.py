@@ -34,6 +34,10 @@ def level(sign):
     "<｜begin▁of▁sentence｜>S<｜User｜>Hi<｜Assistant｜>", "Hi<｜Assistant｜>", "Hi\n<|assistant|>\n", "<human>: Hi\n<bot>:",  # noqa: RUF001
     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
     "<|prompter|>Hi<|endoftext|><|assistant|>", "<|start|>user<|message|>Hi<|end|><|start|>assistant", "Instruct: Hi\nOutput:",
+    "BEGINNING OF CONVERSATION: USER: Hi GPT:", "<reserved_106>Hi<reserved_107>", "<用户>Hi<AI>", "[Round 1]\n\n问：Hi\n\n答：",  # noqa: RUF001
+    "<extra_id_0>System\n\n<extra_id_1>User\nHi\n<extra_id_1>Assistant\n",
+    "<s><|user_start|>Hi<|user_end|><|assistant_start|>", "[gMASK]<sop><|user|>\nHi<|assistant|>\n<think></think>",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hi<｜Assistant｜></think>",  # noqa: RUF001
 ])  # fmt: skip
 def test_a_rendered_question(text):
     assert level(question(text)) == "sure" and learned_whole(text, [])
@@ -43,6 +47,7 @@ def test_a_rendered_question(text):
     "Very.</s>", "Very.<|im_end|>\n", "Very.<end_of_turn>", "Very.<|eot_id|>", "Very.<|endoftext|>", "<|assistant|>\nVery.",
     "<｜Assistant｜>Very.", "<|im_start|>assistant\nVery.", "<|user|>\nHi</s>\n<|assistant|>\nVery.", LLAMA + "Very.",  # noqa: RUF001
     "<|channel|>final<|message|>Very.<|return|>", "[INST] Hi [/INST] Very. </s>", "ASSISTANT: Very.</s>",
+    "Very.<|assistant_end|>", "Very.\n<extra_id_1>", "Very.<|endofturn|>",
 ])  # fmt: skip
 def test_a_rendered_answer(text):
     assert level(answer(text)) == "sure"
@@ -59,7 +64,9 @@ def test_a_rendered_answer(text):
     (answer, "<div><s class='x'>a</s>", None), (answer, "Human: he said. The Assistant: a novel", None),
     (answer, "Output: 5", None),
     (answer, "It ends with </s>", "counted"), (answer, "<|assistant|> is a mark", "counted"),
-    (answer, "ASSISTANT: Hi", "counted"),
+    (answer, "ASSISTANT: Hi", "counted"), (question, f"{ALPACA}Let's think step by step.", "counted"),
+    (answer, "### Human: Hi### Assistant: Yo### Human: So?", "counted"), (question, "Why <think>\n</think>", None),
+    (question, "### Instruction: S\n### Input: [|Human|] Hi\n### Response: [|AI|]", "counted"),
     (answer, "User: hi\nAssistant: hello", "counted"), (answer, "[INST] Hi [/INST] Very.", "counted"),
 ])  # fmt: skip
 def test_a_text_that_speaks_of_templates_is_not_refused(read, text, found):
@@ -72,6 +79,20 @@ def test_the_runs_own_template_is_known_whatever_it_writes(machine):
     assert own.chats.around == ("user says", "reply")
     assert level(question("user says Hi\nreply\n", own.chats.around)) == "sure"
     assert not question("user says what?", own.chats.around) and not question("Hi, reply", own.chats.around)
+
+
+def test_a_tools_result_in_its_tags_is_counted():
+    result = {"role": "tool", "content": "<tool_response>\n{}\n</tool_response>"}
+    (said,) = look([result], re.compile("(?!)"), ("", ""))
+    assert said.startswith("<tool_response> at the beginning of tool results")
+    assert not look([result | {"content": "{}"}], re.compile("(?!)"), ("", ""))
+
+
+def test_a_tag_of_html_is_no_end(machine):
+    found = machine(CHAT).chats
+    found.refuse_rendered("Strike it.", "an <s>old</s>")
+    with pytest.raises(BadRow, match="the completion ends with the control token '</s>'"):
+        found.refuse_rendered("Strike it.", "an old</s>")
 
 
 def test_a_token_that_the_recipe_adds_is_meant():

@@ -28,6 +28,7 @@ def array(values):
     (CHAT, [json.dumps(turn) for turn in CHAT]), (CHAT, json.dumps([repr(turn) for turn in CHAT])),
     (SHAREGPT, {"from": ["human", "gpt"], "value": ["Which city?", "Paris."]}),
     (CHAT[:1], CHAT[0]), (CHAT[1:], repr(CHAT[1])), (CALL, json.dumps(CALL)), (CHAT, CHAT),
+    (CHAT, "\ufeff" + json.dumps(CHAT)), (CHAT, "\n".join(map(json.dumps, CHAT))),
     (CHAT, str(array(CHAT))), (CHAT, repr(array(CHAT))), (CHAT, repr({"messages": array(CHAT)})),
     ([CALL[0] | {"content": [{"type": "text", "text": "x"}] * 2}],
      str(array([CALL[0] | {"content": array([{"type": "text", "text": "x"}] * 2)}]))),
@@ -40,6 +41,7 @@ def test_turns_in_any_spelling(chat, text):
     "Paris.", "", "[]", "[1, 2]", '{"a": 1}', '[{"role": "CEO", "content": "Ada"}]', '[{"role": "user", "since": 2020}]',
     '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}', '{"role": "user", "content": "x"} is how one looks',
     '[INST] "role": "user"', '"role": "user", she said', "{'from': 'a', 'to': 'b'}", '[{"role": "user", "content": "x"}, 3]',
+    '{"role": "user", "content": "x"}\n{"id": 3}', '[{"role": "Actor", "content": "x"}]', "Message(role='CEO')",
     '{"from": "Rome", "value": 3}', None, 3, ["a", "b"], [],
 ], ids=lambda value: str(value)[:40])  # fmt: skip
 def test_answers_may_be_other_json(value):
@@ -51,6 +53,19 @@ def test_answers_may_be_other_json(value):
 )
 def test_turns_that_cannot_be_read_are_refused(text):
     with pytest.raises(BadRow, match="chosen seems to be a list of turns"):
+        turns_from_text(text, "chosen")
+
+
+@pytest.mark.parametrize("text, said", [
+    (json.dumps({"messages": CHAT, "tools": []}), "an object of messages and tools, as a whole row is"),
+    (json.dumps({"id": 3, "conversations": SHAREGPT}), "an object of conversations and id"),
+    (json.dumps(CHAT).replace("user", "User"), "one has the role 'User'"),
+    (json.dumps(CHAT).replace("assistant", "bot"), "'bot'"),
+    ("ChatCompletionMessage(content='A', role='assistant', tool_calls=None)", "what Python prints of an object"),
+    ("[OrderedDict([('role', 'user'), ('content', 'Q')])]", "what Python prints of an object"),
+], ids=str)  # fmt: skip
+def test_turns_that_are_known_and_not_read_are_refused(text, said):
+    with pytest.raises(BadRow, match=said):
         turns_from_text(text, "chosen")
 
 

@@ -44,7 +44,9 @@ def read(row, columns=None, rows=PAIRS):
     ({"preference": "because " * 20 + "none says more"}, "column 'preference'"),
     ({"overall_preference": -2, "response1": "Very.", "response2": "Less."}, "column 'response1', column 'response2'"),
     ({"label": "geography"}, "column 'label'"), ({"is_chosen_better": 1}, ""), ({"better": "True"}, ""),
-    ({"model": "gpt", "source": "better"}, "column 'model', column 'source'"),
+    ({"model": "gpt", "source": "better"}, "column 'model', column 'source'"), ({"scores": {"chosen": 3, "rejected": 1}}, ""),
+    ({"choice": "chosen"}, ""), ({"verdict": "correct"}, "column 'verdict'"), ({"labels": 1}, ""),
+    ({"better_than_gpt4": True, "preferred_language": "English"}, "column 'better_than_gpt4', column 'preferred_language'"),
 ], ids=str)  # fmt: skip
 def test_what_agrees_with_a_pair_counts_as_read(further, unread):
     assert read(PLAIN | further) == read(PLAIN | further, rows=JUDGED) == unread
@@ -53,7 +55,9 @@ def test_what_agrees_with_a_pair_counts_as_read(further, unread):
 @pytest.mark.parametrize("row, columns", [
     (ONES | {"better_response_id": 0, "safer_response_id": 0}, FIRST), (ONES | {"better_response_id": "0"}, FIRST),
     (ONES | {"winner": "response_0"}, FIRST), (ONES | {"label": 0}, FIRST), (ONES | {"preferred": 0.0}, FIRST),
-    (ONES | {"winner_index": 0}, FIRST),
+    (ONES | {"winner_index": 0}, FIRST), (ONES | {"choice": 0}, FIRST), (ONES | {"safer_response_id": 0}, FIRST),
+    (LETTERS | {"overall_pref": "A-is-slightly-better"}, A), (LETTERS | {"verdict": "[[A]]"}, A),
+    (LETTERS | {"a_is_better": True}, A), (LETTERS | {"scores": {"a": 2, "b": 1}}, A),
     (LETTERS | {"winner": "model_a"}, A), (LETTERS | {"winner": "A"}, A), (LETTERS | {"preference": "Response A is better"}, A),
     (LETTERS | {"winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0}, A), (LETTERS | {"score_a": 3, "score_b": 1}, A),
     ({"prompt": "a", "response1": "b", "response2": "c", "overall_preference": -3},
@@ -68,6 +72,12 @@ def test_names_of_the_columns_tell_which_answer_is_meant(row, columns):
     assert "unread" not in read(
         row, columns | {"ignore": [name for name in row if "response" not in name and name != "prompt"]}
     )
+
+
+def test_an_aspect_may_differ_where_the_answer_that_is_better_is_known():
+    row = ONES | {"better_response_id": 0, "safer_response_id": 1}
+    assert read(row, FIRST) == "column 'safer_response_id'"
+    assert "is the better one" in read(ONES | {"safer_response_id": 1}, FIRST)
 
 
 @pytest.mark.parametrize("further, said", [
@@ -88,7 +98,9 @@ def test_names_of_the_columns_tell_which_answer_is_meant(row, columns):
     ({"better_response_id": 1}, "nothing tells"), ({"overall_preference": -2}, "nothing tells"),
     ({"label": "model_b"}, "nothing"),
     ({"label": 0.5}, "nothing tells"), ({"is_chosen_better": 0}, "is the better one"),
-    ({"overall_preference": 0}, "neither"),
+    ({"overall_preference": 0}, "neither"), ({"reward_gap": -1.5}, "is the better one"), ({"labels": 0}, "is the better one"),
+    ({"scores": {"chosen": 3, "rejected": 8}}, "is the better one"), ({"choice": "rejected"}, "is the better one"),
+    ({"preference": 1.4}, "nothing tells"), ({"judgment": "[[B]]"}, "nothing tells"),
     ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
 ], ids=str)  # fmt: skip
 def test_what_contradicts_a_pair_is_refused(further, said):

@@ -218,9 +218,13 @@ def test_an_agent_clears_its_host_of_earlier_runs_and_says_how_far_they_came(tmp
 @pytest.mark.slow  # imports torch
 def test_devices_that_a_host_lists_and_torch_does_not_see_are_a_fault(monkeypatch):
     monkeypatch.setattr(host_facts, "gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert host_facts.devices_fail() == "torch sees 0 of its 1 GPUs"
     monkeypatch.setattr(host_facts, "gpus", lambda: 0)
     assert host_facts.devices_fail() == ""
+    monkeypatch.setattr(host_facts, "gpus", lambda: 4)
+    assert host_facts.devices_fail("2,3") == "torch sees 0 of its 2 GPUs"
+    assert host_facts.devices_fail("") == "", "who asks for a CPU needs no GPU"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from brigade.train.parallel.sequence import DividedSequences, cut_before_decoder
 from brigade.train.recipe.objectives import ANSWERS
 from brigade.train.upstream import image_masks
 from testing.marks import cases
-from testing.vision_configs import KINDS, MODELS, QUICK
+from testing.vision_configs import MODELS, QUICK
+from testing.vision_kinds import KINDS
 
 # Images, by their sizes, of each sample; they stand within its text.
 SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from brigade.train.images import features
 from brigade.train.recipe import flags
-from testing.vision_configs import KINDS
+from testing.vision_kinds import KINDS
 
 
 def load(folder):

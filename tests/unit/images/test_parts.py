@@ -22,7 +22,7 @@ from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
 from brigade.train.upstream import attention_of
 from testing.strategies import world
-from testing.vision_configs import KINDS
+from testing.vision_kinds import KINDS
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from brigade.errors import UserError
 from brigade.train.data.rows import BadRow
 from brigade.train.images import processor as processors
 from brigade.train.upstream.image_processors import read_image_processor
-from testing.vision_configs import KINDS, MODELS
+from testing.vision_configs import MODELS
+from testing.vision_kinds import KINDS
 
 SIZES = [(32, 32), (48, 20), (17, 60)]
 

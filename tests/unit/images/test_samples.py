@@ -10,7 +10,8 @@ from PIL import Image
 from brigade.errors import UserError
 from brigade.train.data.prepare import prepare
 from brigade.train.data.store import IGNORED
-from testing.vision_configs import KINDS, MODELS
+from testing.vision_configs import MODELS
+from testing.vision_kinds import KINDS
 
 SIZES = {"a.png": (32, 16), "b.png": (16, 48), "c.png": (40, 40)}
 

@@ -63,7 +63,10 @@ def test_an_empty_file(prepare, mistake, tmp_path, empty):
     ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is 7, not text"),
     ({"text": ["a"]}, "the text is ['a'], not text"), ({"messages": 3}, "messages is 3, not a list"),
     ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
-    ({"text": None, "other": 1}, "'text' is null"),
+    ({"text": None, "other": 1}, "'text' is null"), ({"prompt": "a", "completion": None}, "column 'completion' is null"),
+    ({"prompt": "a", "completion": "\u200b"}, "empty"), ({"prompt": "a", "completion": ["b"]}, "is ['b'], not a list of"),
+    ({"prompt": '["a"]', "completion": '["b"]'}, "each a text in a list, spelled as JSON"),
+    (CHATS[0] | {"system": '[{"role": "system", "content": "S"}]'}, "column 'system' is [{"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, said):
     message = mistake(prepare, [*CHATS[:3], row])
@@ -74,6 +77,8 @@ def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, sai
     ({"instruction": "a", "input": "", "output": "b"}, "{prompt: instruction, completion: output}"),
     ({"question": "a", "answer": "b"}, "{prompt: question, completion: answer}"),
     ({"conversations": []}, "{messages: conversations}"),
+    ({"files": ["a.png"], "talk": [{"role": "user", "content": "a"}]}, "{messages: talk}"),
+    ({"title": "t", "paragraphs": [{"context": "c"}]}, "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"),
     ({"x": 1}, "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"),
     ({"Question": "a", "Solution": "b"}, "{prompt: Question, completion: Solution}"),
     ({"id": 3, "log": [{"role": "user", "content": "a"}]}, "{messages: log}"),

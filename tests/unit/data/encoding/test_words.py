@@ -173,12 +173,12 @@ def test_a_shape_is_tried_once(chats, monkeypatch):
 
 @pytest.mark.parametrize("turns, problem", [
     ([user("a"), answer("")], "the answer in message 2 is empty"),
-    ([user("a"), answer(" \n\t\u200b")], "the answer in message 2 is empty"),
+    ([user("a"), answer(" \n\t\u200b\u00ad\u3164\u2800\ufe0f")], "the answer in message 2 is empty"),
     ([user("a"), answer(""), user("b"), answer("c")], "the answer in message 2 is empty"),
     ([user("a"), answer([{"type": "text", "text": ""}])], "the answer in message 2 is empty"),
     ([user("a"), answer("<think>\n\n</think>\n\n")], "the answer in message 2 is empty"),
     ([user("a"), answer("", refusal="I cannot.")], "its 'refusal' is not read"),
-    ([user("a"), answer(None, refusal="I cannot.")], "is missing, not text"),
+    ([user("a"), answer(None, refusal="I cannot.")], "its 'refusal' is not read"),
     ([user("a"), answer("", reasoning_content="Hm.")], "the chat template leaves out its thoughts"),
 ])  # fmt: skip
 def test_an_empty_answer_is_refused(chats, turns, problem):
@@ -222,3 +222,8 @@ def test_an_error_that_is_none_of_the_templates_own_names_the_key_that_it_wants(
     assert "Undefined is not JSON serializable" in problem and "has no attribute 'parameters'" in problem
     failing = chats(TEXTS.replace("m.content }}{% endif", "m.content + 1 }}{% endif"))
     assert "can only concatenate str" in left_out(failing, user("a"), answer("b"))
+    adds = chats(
+        "{% for t in tools or [] %}\n{{ 'f ' + t.function.name + t.function['parameters'] }}{% endfor %}" + TEXTS
+    )
+    problem = left_out(adds, user("a"), answer("b"), tools=TOOLS)
+    assert "can only concatenate str" in problem and "for t.function['parameters']" in problem

@@ -4,6 +4,7 @@ import pytest
 
 from testing.images import SMALL, WIDE, A, asked, tokens
 
+PNG = "iVBORw0KGgo" + "A" * 64  # as base64 begins
 FIRST, SECOND = tokens(*SMALL), tokens(*WIDE)
 
 
@@ -57,7 +58,7 @@ def test_numbers_and_paths_say_which_image(encode, shown, question, said):
 
 def indexed(*parts):
     """A row of two images with parts that have an index, as Hugging Face's sets have them."""
-    parts = [part if isinstance(part, str) else {"type": "image", "text": None, "index": part} for part in parts]
+    parts = [part if isinstance(part, str | dict) else {"type": "image", "text": None, "index": part} for part in parts]
     return given(None) | {
         "messages": [asked(*[text(part) | {"index": None} if isinstance(part, str) else part for part in parts]), A]
     }
@@ -66,6 +67,7 @@ def indexed(*parts):
 @pytest.mark.parametrize("content, said", [
     (indexed(1, 0, "So?"), "{b}{a}So?"), (indexed(0, "in", 1), "{a}in{b}"), (indexed(None, None, "?"), "{a}{b}?"),
     (indexed(1.0, 0.0, "?"), "{b}{a}?"), (indexed(1, 0, 1, "?"), "{b}{a}{b}?"),
+    (indexed({"type": "image", "image_index": 1}, {"type": "image", "image_index": 0}, "?"), "{b}{a}?"),
 ])  # fmt: skip
 def test_an_index_says_which_image(encode, shown, content, said):
     found = encode(content)
@@ -87,6 +89,10 @@ def test_a_path_in_the_text_needs_no_column(encode, shown):
     (given("<your_image_here> What?"), "<your_image_here> in a 'user' turn may be the place of an image"),
     (given("{{image}} What?"), "{{image}} in a 'user' turn may be the place"),
     (given("<photo>?"), "<photo> in a 'user' turn may be"),
+    *[(given(f"{mark} What?"), "in a 'user' turn may be the place") for mark in
+      ("<visual_1>", "<pic>", "<boi>", "$IMAGE$", "IMAGE_PLACEHOLDER", "![](a.png)", "<img src='a.png'>", "[img]a.png[/img]")],
+    ({"messages": [asked({"type": "image", "src": "a.png"}, text("?")), A]}, "seems to hold its image under 'src'"),
+    ({"messages": [asked({"type": "image", "source": {"type": "base64", "data": PNG}}, text("?")), A]}, "'source'"),
     (given("<|vision_start|>What?"), "<|vision_start|> in a 'user' turn may be"),
     (given("<img>?"), "<img> in a 'user' turn may be"), (indexed(0, "?"), "have the indices 0; images in column 'images': 2"),
     (indexed(0, 0, "?"), "have the indices 0, 0; images"),
@@ -118,7 +124,7 @@ def test_what_is_no_place_stays_as_it_is(encode, shown, question, unread):
 
 @pytest.mark.parametrize("question", [
     "Run x[image] and f(a)[img][0].", "See [image](a.html) and ![image 1](b.html).", "Why is {img} empty, and a < image?",
-    "[IMG]a.invalid[/IMG]",
+    "[IMG]a.invalid[/IMG]", "Is a.png the topic of <topic>?",
 ])  # fmt: skip
 def test_code_and_links_are_no_places(encode, shown, question):
     assert f"user\n{FIRST}{question}<|im_end|>" in shown(encode(row(question, "a.png")))[0]
@@ -143,6 +149,7 @@ STRUCT = {"bytes": b"x", "path": None}
     {"url": "https://a.invalid/a.png?size=3"}, {"screenshot": "sub/b.webp"}, {"file": ["a.tiff"]}, {"input_image": {"path": "a"}},
     {"picture_b64": "data:image/png;base64,AAAA"}, {"source.png": "abc"}, {"imgs": [STRUCT]}, {"meta": {"url": "a.png"}},
     {"image": None, "image_path": "a.png"}, {"images": [], "screenshot": {"bytes": b"x"}}, {"Image": STRUCT}, {"img-url": "a"},
+    {"scan": b"\x89PNG..."}, {"scan": PNG}, {"media": {"image": "a.png"}}, {"multi_modal_data": {"image": ["a.png"]}},
 ])  # fmt: skip
 def test_a_column_that_seems_to_hold_an_image(encode, problem, shown, columns):
     """It is named where none was found in the row; it may be left out on purpose."""
@@ -161,7 +168,7 @@ def test_a_column_that_seems_to_hold_an_image(encode, problem, shown, columns):
 @pytest.mark.parametrize("columns", [
     {"id": "000123"}, {"source": "coco/train2017"}, {"num_images": 0}, {"image_id": "1"}, {"has_image": False},
     {"image_path": ""}, {"image_caption": "a dog"}, {"note": "The file is a.png"}, {"url": "https://a.invalid/page.html"},
-    {"file_name": "a.txt"}, {"img": None}, {"image_size": [3, 4]}, {"imagery": "rich"},
+    {"file_name": "a.txt"}, {"img": None}, {"hash": b"abc"}, {"meta": {"n": 3}}, {"image_size": [3, 4]}, {"imagery": "rich"},
 ])  # fmt: skip
 def test_columns_that_hold_none(encode, shown, columns):
     assert shown(encode(PLAIN | columns))[2] == []
