@@ -303,7 +303,7 @@ def test_what_a_host_holds():
 
 def test_what_a_host_holds_while_a_model_loads():
     """The experts of one layer are made at a time, where a public report needed 1 TB (transformers #47514); whole is what DoRA
-    measures, what DeepSpeed's tensor groups divide later, and a second model that is sharded."""
+    measures, what DeepSpeed's tensor groups divide later, a second model that is sharded, and ZeRO-3's shards of one host."""
     ends, experts = 4 * LLAMA_8B.embedding, QWEN_MOE.moe_layers * QWEN_MOE.experts * QWEN_MOE.expert
     fused, of_second = 3 * experts / QWEN_MOE.layers, Comparison("dpo", "pairs", MODEL)
     lora = job(QWEN_MOE, method="lora", trained=10**7, stage=3)
@@ -311,9 +311,11 @@ def test_what_a_host_holds_while_a_model_loads():
         "DDP": (job(LLAMA_8B, engine="ddp", stage=0), 8 * 2 * ends),
         "FSDP2": (job(LLAMA_8B, stage=3), ends),
         "ZeRO-2": (job(LLAMA_8B, engine="zero", stage=2), 0),
-        "ZeRO-3": (job(LLAMA_8B, engine="zero", stage=3), 0),
+        "ZeRO-3": (job(LLAMA_8B, engine="zero", stage=3), 2 * LLAMA_8B.parameters),
+        "ZeRO-3, offload": (job(LLAMA_8B, engine="zero", stage=3, offload="optimizer"), 2 * LLAMA_8B.parameters),
         "mixture, FSDP2": (job(QWEN_MOE, stage=3), 4 * fused),
-        "mixture, ZeRO-3": (job(QWEN_MOE, engine="zero", stage=3), 2 * fused),
+        "mixture, ZeRO-3": (job(QWEN_MOE, engine="zero", stage=3), 2 * QWEN_MOE.parameters),
+        "mixture, LoRA, ZeRO-3": (replace(lora, engine="zero"), 2 * fused),
         "mixture, LoRA": (lora, 2 * fused),
         "mixture, DoRA": (replace(lora, dora=True), 2 * (fused + experts)),
         "mixture, QLoRA": (replace(lora, method="qlora"), 0),

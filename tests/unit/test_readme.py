@@ -29,6 +29,9 @@ OTHERS = {
     "--nproc_per_node",
     "--rdzv_backend",
     "--exclusive",
+    "--no-deps",
+    "--num_cpu_threads_per_process",
+    "--num_gpus",
 }  # of other programs
 WRITTEN_ON_A_GPU = "benchmarks/results/gpu.jsonl"
 

@@ -73,6 +73,7 @@ def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatc
 
 
 def test_more_hosts_for_what_does_not_fit_are_measured_first(capsys):
-    assert main(["plan", "gpt-oss-120b", "--gpu", "H100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]) == 1
+    hosts = ["--hostfile", str(REPOSITORY / "hostfiles/1x8"), "--nvme", "1000"]
+    assert main(["plan", "gpt-oss-120b", "--gpu", "H100 80GB", *hosts]) == 1
     said = capsys.readouterr().out
     assert "2 nodes instead of 1" in said and "Measure the network first (`python -m brigade check" in said

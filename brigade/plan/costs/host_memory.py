@@ -73,7 +73,8 @@ def copied(job: Job) -> float:
     there (Engine.where); under FSDP2 on one rank, which sends the others their shards (train/model/load.py: read_weights); under
     ZeRO-3 on the first rank of all (transformers 5.23, integrations/deepspeed.py). Four bits are made on the GPU
     (quantizers/quantizer_bnb_4bit.py). Whole in memory are what DeepSpeed's tensor groups divide later, a second model that is
-    sharded, and what DoRA measures, if they are converted.
+    sharded, and what DoRA measures, if they are converted. Under ZeRO-3 each rank then copies its shard of what is trained by way
+    of the host into one piece (deepspeed/runtime/zero/utils.py: defragment).
     """
     s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
     ends = (s.embedding, s.head) if width == 4 else (0, 0)  # else they are sent as they lie in the files
@@ -89,7 +90,9 @@ def copied(job: Job) -> float:
         largest = sum(ends) * ranks
     if job.comparison.second and job.stage >= 3:
         whole = max(whole, 2 * converted(reference_job(job).shape) * ranks)
-    return width * largest + whole
+    in_one_piece = job.deepspeed and job.stage == 3 and job.offload in ("", "optimizer")
+    shards = 2 * (job.trained or stages(job)[0].parameters) / job.shard_ranks * ranks if in_one_piece else 0.0
+    return max(width * largest + whole, shards)
 
 
 def converted(shape: ModelShape) -> float:

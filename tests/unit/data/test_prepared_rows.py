@@ -129,7 +129,7 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
 
 @pytest.mark.parametrize("row, said", [
     ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
-    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "without a role"),
+    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "not a list of turns"),
     ({"prompt": "a", "completion": 3}, "two lists"), ({}, "nothing"),
     ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
     ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
