@@ -135,7 +135,7 @@ def _statistics(device: Any = None) -> dict[str, int]:
     }
 
 
-def _snapshot(device: Any = None) -> dict[str, Any]:
+def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
     settings = native.allocator_settings() or ""
     grow = {"expandable_segments": "expandable_segments:True" in settings}
     return {"segments": [], "device_traces": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings} | grow}

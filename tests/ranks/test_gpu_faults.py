@@ -51,7 +51,7 @@ def test_too_little_memory_is_told_once_with_what_would_fit_and_each_way_trains(
     more = ("--bf16", "--optim", "lamb")  # which no ZeRO takes, so that FSDP2 is what shards
     place, problem, cure = told(LACKING, folder, *more)
     assert "memory of NVIDIA H100 80GB HBM3, in forward at step 1 (gpu_faults.py:" in place
-    assert "of 79.1 GiB for this run, which fits" in problem
+    assert "of 80.0 GiB for this run, which fits" in problem
     assert cure.startswith("  cure: by its count the same command fits with --")
     assert cure.endswith("are on already, against fragmentation (PYTORCH_ALLOC_CONF=expandable_segments:True)")
     ways = remedies.ways_of(cure)
