@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from benchmarks import waits as committed_waits
 from testing import fake_gpu, gpu_lane, marks, parity, runs, waits
@@ -100,7 +102,7 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
 
 @pytest.mark.slow
 def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_each_micro_step(tmp_path_factory):
-    """Adapters are continued that the same run in one process has left."""
+    """Adapters are continued that the same run in one process has left. What is saved is the same."""
     folder, alone, cases = tmp_path_factory.mktemp("alone"), [], []
     for name, (asked, strategies) in gpu_lane.BESIDES.items():
         asked = [str(folder / flag) if flag.startswith("outputs/") else flag for flag in asked]
@@ -124,6 +126,11 @@ def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_eac
         assert "waits" not in result or not waits.in_each_micro_step(result["waits"]), name
 
 
+def away(one, other):
+    """The distance between two models' weights."""
+    return sum((one[key].float() - other[key].float()).square().sum() for key in one).sqrt()
+
+
 HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
 
 
@@ -142,29 +149,48 @@ def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part,
     alone = gpu_lane.reference(names[0]) | {"model": model}
     for case in (alone, *cases):
         case["flags"] += asked
-    (expected,) = runs.run_cases(1, [alone], tmp_path_factory.mktemp("alone"), steps=gpu_lane.STEPS).values()
-    found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
+    folder, of_gpus = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("gpus")
+    (expected,) = runs.run_cases(1, [alone], folder, steps=gpu_lane.STEPS).values()
+    found = runs.run_cases(2, cases, of_gpus, steps=gpu_lane.STEPS, gpus=True)
+    base = load_file(folder / model / "model.safetensors")
+    trained = load_file(folder / "outputs" / alone["name"] / "model.safetensors")
     for name in names:
         differences = parity.worst(found[name], expected)
         tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
         assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        # The base is in fp32: under DeepSpeed in bf16, whose weights are in bf16, what is saved is their master copies.
+        saved = load_file(of_gpus / "outputs" / name / "model.safetensors")
+        assert saved.keys() == trained.keys() and all(saved[key].dtype == base[key].dtype for key in saved), name
+        assert away(saved, trained) <= max(0.2, tolerance) * away(base, trained), name
+        assert not all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values()), name
         waited = [each for group in found[name]["waits"]["ranks"] for each in group["waits"]]
         assert waited and not [each for each in waits.of_ours(waited) if part in each["line"]], waited
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_cpu(tmp_path_factory):
+    """And the model is rehearsed, judged and talked to on a GPU."""
     given = []
     for gpus in (False, True):
         folder = tmp_path_factory.mktemp("answers")
         case = gpu_lane.run_case("zero3") if gpus else gpu_lane.reference("zero3")
         case["flags"] = [*runs.write_inputs(folder), *case["flags"], "--eval_answers", "3"]
         case["flags"] += ["--output_dir", str(folder / "run")]
-        found, done = runs.run_all(2 if gpus else 1, [case], folder, 300, longest_answer=6, gpus=gpus)
-        assert found, done.stderr[-2000:]
+        rehearsal = {"name": "rehearsal", "flags": [*case["flags"], "--rehearse"]}
+        cases = [case, rehearsal] if gpus else [case]
+        found, done = runs.run_all(2 if gpus else 1, cases, folder, 300, longest_answer=6, gpus=gpus)
+        assert len(found) == len(cases), done.stderr[-2000:]
         lines = (folder / "run/answers.jsonl").read_text().splitlines()
         given.append([json.loads(line)["answer"] for line in lines])
     assert given[0] == given[1] and len(given[0]) == 3
+    for verb, *more in (
+        ["eval"],
+        ["chat", "--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"],
+    ):
+        words = [sys.executable, "-m", "brigade", verb, str(folder / "run"), *more]
+        environment = os.environ | fake_gpu.environment(1)
+        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, (verb, done.stdout[-1000:], done.stderr[-3000:])
 
 
 @pytest.mark.slow
