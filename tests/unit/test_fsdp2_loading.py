@@ -16,12 +16,13 @@ from brigade.train.upstream import fsdp2
 
 
 class Decoder(torch.nn.Module):
-    """Two ends that share a matrix, and a layer between them that checkpointing wraps, with a buffer that files have."""
+    """Two ends that share a matrix, and a layer between them that checkpointing wraps. Two buffers of one shape are in files."""
 
     def __init__(self):
         super().__init__()
         layer = torch.nn.Linear(2, 2, bias=False)
         layer.register_buffer("scale", torch.zeros(1))
+        self.register_buffer("scale", torch.zeros(1))
         self.embedding, self.layer, self.head = (
             torch.nn.Embedding(3, 2),
             checkpoint_wrapper(layer),
@@ -59,9 +60,10 @@ def sent(monkeypatch, full, read=None):
 def files(take):
     take("head.weight", torch.full((3, 2), 5.0))  # of tied weights one is in the files, whichever
     take("layer.scale", torch.full((1,), 3.0))
+    take("scale", torch.full((1,), 6.0))
     take("embedding.weight", torch.full((3, 2), 5.0))  # or both
     take("layer.weight", torch.full((2, 2), 4.0))
-    return {"embedding.weight", "head.weight", "layer.weight", "layer.scale"}
+    return {"embedding.weight", "head.weight", "layer.weight", "layer.scale", "scale"}
 
 
 @pytest.mark.parametrize("read", [None, files], ids=["from the first rank's model", "from files"])
@@ -69,12 +71,13 @@ def test_each_rank_gets_all_weights_and_buffers(read, monkeypatch):
     whole = Decoder()
     if read is None:
         files(lambda name, value: whole.state_dict()[name].copy_(value))
-    for model in sent(monkeypatch, whole.state_dict(), read):
+    full = {name: value.to("meta") if read and "scale" in name else value for name, value in whole.state_dict().items()}
+    for model in sent(monkeypatch, full, read):
         state = model.state_dict()
         assert {name: float(value.flatten()[0]) for name, value in state.items()} == {
-            "embedding.weight": 5.0, "layer.weight": 4.0, "layer.scale": 3.0, "head.weight": 5.0,
+            "embedding.weight": 5.0, "layer.weight": 4.0, "layer.scale": 3.0, "scale": 6.0, "head.weight": 5.0,
         }  # fmt: skip
-        assert [name for name, _ in model.named_buffers()] == ["layer._checkpoint_wrapped_module.scale"]
+        assert [name for name, _ in model.named_buffers()] == ["scale", "layer._checkpoint_wrapped_module.scale"]
 
 
 def test_a_weight_that_no_file_has_is_not_made_up(monkeypatch):
