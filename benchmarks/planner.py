@@ -19,6 +19,7 @@ from brigade.plan.costs.conventions import DRIVERS
 from brigade.plan.costs.estimate import factors, time_group
 from brigade.plan.hardware import calibration
 
+from . import loading
 from .pages import EVIDENCE, REPOSITORY, filled, markdown
 from .planner_hosts import disk_table, memory_table
 from .planner_intervals import groups, of_hosts, within
@@ -101,6 +102,7 @@ def tables() -> dict[str, str]:
         "simumax": beside_simumax(),
         "playbook": markdown(["the whole table", "rows", "error"], whole),
         "host-memory": memory_table(),
+        "loading": loading.table(),
         "disk": disk_table(),
         "intervals": markdown(
             ["of", "runs", "sources", "rows", "factors", "left-out sources' rows inside", "all rows inside"],
