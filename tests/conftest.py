@@ -41,6 +41,7 @@ SLOW_IN_MATRIX = {
     "test_parity_tensor.py",
     "test_parts.py",
     "test_processor.py",
+    "test_proving.py",
     "test_rehearsal.py",
     "test_resume_experts.py",
     "test_resume_preferences.py",
