@@ -26,7 +26,13 @@ AT_START = dict(os.environ)
 # Files whose slow cases are for `make test-matrix`, for `make test` runs quick ones of them or of their kind: on two cores
 # without AVX-512 they would take CI beyond the hour and a half that it has.
 SLOW_IN_MATRIX = {
+    "test_auto_kernels.py",
     "test_batch.py",
+    "test_gpu_benchmark.py",
+    "test_gpu_profile.py",
+    "test_gpu_proof_run.py",
+    "test_host_time.py",
+    "test_images_run.py",
     "test_images_soak.py",
     "test_local_steps.py",
     "test_methods.py",
@@ -39,11 +45,13 @@ SLOW_IN_MATRIX = {
     "test_parity_preferences.py",
     "test_parity_sequence.py",
     "test_parity_tensor.py",
+    "test_parity_terms.py",
     "test_parts.py",
     "test_processor.py",
     "test_proving.py",
     "test_rehearsal.py",
     "test_resume_experts.py",
+    "test_resume_images.py",
     "test_resume_preferences.py",
     "test_sequence_run.py",
     "test_streaming.py",
