@@ -27,7 +27,10 @@ AT_START = dict(os.environ)
 # without AVX-512 they would take CI beyond the hour and a half that it has.
 SLOW_IN_MATRIX = {
     "test_auto_kernels.py",
+    "test_bad_input_preferences.py",
     "test_batch.py",
+    "test_compile.py",
+    "test_fp16.py",
     "test_gpu_benchmark.py",
     "test_gpu_profile.py",
     "test_gpu_proof_run.py",
@@ -49,6 +52,7 @@ SLOW_IN_MATRIX = {
     "test_parts.py",
     "test_processor.py",
     "test_proving.py",
+    "test_recipe_headers.py",
     "test_rehearsal.py",
     "test_resume_experts.py",
     "test_resume_images.py",

@@ -16,7 +16,9 @@ MATRIX = [
     "checkpoint-truncated", "checkpoint-missing", "checkpoint-of-other-code", "slow-rank", "rank-stopped", "data-sleeps", "nan",
     "raises-among-others", "killed-in-forward", "killed-in-optimizer", "rank-killed", "leaves-with-0", "port-blocked-on-one",
     "disk-full", "host-killed", "link-cut", "link-cut-for-good", "killed-in-loading", "rebooted-unmounted", "data-changed",
-    "two-runs", "sigterm-launcher", "sigterm-rank", "sigterm-storm", "sigterm", "ctrl-c", "clocks",
+    "two-runs", "sigterm-launcher", "sigterm-rank", "sigterm-storm", "sigterm", "ctrl-c", "clocks", "disk-full-saving",
+    "no-marker", "read-only", "hangs-at-start", "agent-killed", "launch-killed", "sigterm-rank-twice", "sigterm-storm-on-all",
+    "ctrl-c-twice", "wrong-key", "slots", "port-in-use", "deepspeed-killed", "unmounted", "first-host-killed",
 ]  # fmt: skip
 # A second fault that one of the others meets: it has to say of both what it says of each.
 ALSO = {"checkpoint-flipped": "clocks"}
