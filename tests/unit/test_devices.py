@@ -185,7 +185,7 @@ def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
         "--warmup_steps",
         "0",
     ]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "it has 8 GPUs, and torch" in done.stderr and len(done.stderr.strip().splitlines()) <= 4
     assert not (tmp_path / "run").exists()
