@@ -20,7 +20,7 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
     stubborn = (
         "import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        "print('up', os.environ['OMP_NUM_THREADS'], flush=True)\ntime.sleep(600)"
+        "print('up ' + os.environ['OMP_NUM_THREADS'], flush=True)\ntime.sleep(600)"
     )
     order = {
         "do": "start",
