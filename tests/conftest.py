@@ -27,9 +27,12 @@ AT_START = dict(os.environ)
 # without AVX-512 they would take CI beyond the hour and a half that it has.
 SLOW_IN_MATRIX = {
     "test_auto_kernels.py",
+    "test_bad_input_launched.py",
     "test_bad_input_preferences.py",
     "test_batch.py",
+    "test_check_collectives.py",
     "test_compile.py",
+    "test_export.py",
     "test_fp16.py",
     "test_gpu_benchmark.py",
     "test_gpu_profile.py",
@@ -54,6 +57,7 @@ SLOW_IN_MATRIX = {
     "test_proving.py",
     "test_recipe_headers.py",
     "test_rehearsal.py",
+    "test_resume.py",
     "test_resume_experts.py",
     "test_resume_images.py",
     "test_resume_preferences.py",

@@ -5,6 +5,7 @@ import pytest
 from benchmarks import axes_network, communication
 
 
+@pytest.mark.matrix  # five minutes beside other clusters; test_traffic.py has the formulas
 def test_hosts_send_what_the_formulas_say(cluster):
     rows = communication.measure(cluster, communication.QUICK, measured=3)
     assert {row["strategy"] for row in rows} == set(communication.QUICK)

@@ -8,7 +8,9 @@ import pytest
 from testbed.faults import FAULTS, misses, provoke
 from testing import marks
 
-LIMIT = 120.0  # seconds from the fault to the end of the last process, twice the promise: other clusters compute beside it
+LIMIT = (
+    120.0  # seconds from the fault to the last process's end: twice the promise, as other clusters compute beside it
+)
 TO_THE_END = 360.0  # where the run starts again and trains to its last step
 
 # In the matrix is what tests/ranks has on one host, and another fault that differs in its place or its moment only.
@@ -18,7 +20,7 @@ MATRIX = [
     "disk-full", "host-killed", "link-cut", "link-cut-for-good", "killed-in-loading", "rebooted-unmounted", "data-changed",
     "two-runs", "sigterm-launcher", "sigterm-rank", "sigterm-storm", "sigterm", "ctrl-c", "clocks", "disk-full-saving",
     "no-marker", "read-only", "hangs-at-start", "agent-killed", "launch-killed", "sigterm-rank-twice", "sigterm-storm-on-all",
-    "ctrl-c-twice", "wrong-key", "slots", "port-in-use", "deepspeed-killed", "unmounted", "first-host-killed",
+    "ctrl-c-twice", "link-cut-20s", "wrong-key", "slots", "port-in-use", "deepspeed-killed", "unmounted", "first-host-killed",
 ]  # fmt: skip
 # A second fault that one of the others meets: it has to say of both what it says of each.
 ALSO = {"checkpoint-flipped": "clocks"}

@@ -45,8 +45,8 @@ def decoys(cluster):
 @pytest.mark.parametrize(
     "name",
     marks.cases(
-        *("deepspeed", "accelerate", "torchrun in 3D", "torchrun among decoys"),
-        matrix=["torchrun", "torchrun from elsewhere"],
+        *("deepspeed", "accelerate", "torchrun among decoys"),
+        matrix=["torchrun", "torchrun in 3D", "torchrun from elsewhere"],
     ),
 )
 def test_each_launcher_trains_as_one_process_does(cluster, request, single, name):

@@ -72,6 +72,7 @@ def test_stopped_in_the_rehearsal_it_leaves_nothing(cluster_of_three):
     assert sorted(path.name for path in cluster.shared.iterdir()) == sorted({*before, "hostfile"})
 
 
+@pytest.mark.matrix  # two minutes beside other clusters
 def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
     """A fault that only a run meets: a training process is killed in its forward pass."""
     cluster = cluster_of_three
@@ -113,6 +114,7 @@ def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(c
         fault.heal(cluster)
 
 
+@pytest.mark.matrix  # two minutes beside other clusters
 def test_launch_tells_of_other_faults_and_goes_on(cluster_of_three):
     cluster, fault = cluster_of_three, BY_NAME["clock"]
     fault.arrange(cluster)
