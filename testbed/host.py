@@ -78,7 +78,7 @@ class Host:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, **options)
         self.pid = self._first_process()
         self._plug_in()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 20
         while not ready.exists() or not self._ssh_answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} does not come up:\n{self._boot_log()}")
@@ -98,7 +98,7 @@ class Host:
     def _first_process(self) -> int:
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 10
         while time.monotonic() < deadline and self.process.poll() is None:
             words = children.read_text().split()
             # setpriv and unshare replace themselves, so the child of this pid is the first process of the host.
@@ -145,7 +145,7 @@ class Host:
     def run(
         self,
         words: str | Sequence[str],
-        timeout: float = 300,
+        timeout: float = 60,
         check: bool = True,
         cwd: Path | str | None = None,
         **variables: str,
@@ -156,7 +156,7 @@ class Host:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.send(process, signal.SIGKILL)
-            out, err = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=10)
             raise TimeoutError(f"{words!r} on {self.name} took more than {timeout:.0f} s:\n{out}\n{err}") from None
         if check and process.returncode:
             raise RuntimeError(f"{words!r} on {self.name} ended with {process.returncode}:\n{out}\n{err}")
@@ -274,7 +274,7 @@ class Host:
         self.variables = variables
         self._write_sshd_config()
         os.kill(self._sshd(), signal.SIGHUP)
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 5
         time.sleep(0.1)  # sshd closes its port and opens it again
         while not self._ssh_answers() and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -86,7 +86,7 @@ class Slurm:
         if self.daemons:
             with suppress(TimeoutError):
                 line = "scancel --user=root; while squeue --noheader | grep -q .; do sleep 0.1; done"
-                self.first.run(line, timeout=300, check=False)
+                self.first.run(line, timeout=15, check=False)
         for host in self.cluster:
             for name in ("slurmctld", "slurmd", "slurmstepd", "munged"):
                 host.kill(name)
@@ -141,7 +141,7 @@ class Slurm:
         with (self.directory / f"{words[0]}-{host.name}.log").open("ab") as log:
             self.daemons.append(host.popen([f"/usr/sbin/{words[0]}", *words[1:]], cwd="/", stdout=log, stderr=log))
 
-    def wait_until_idle(self, timeout: float = 300) -> None:
+    def wait_until_idle(self, timeout: float = 30) -> None:
         """Until every host is free for a job."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -19,7 +19,7 @@ def launch(*words, open_files=4096, redirect="", **variables):
     limited = ["bash", "-c", f'ulimit -n "$0" && exec "$@" {redirect}', str(open_files)]
     command = [*limited, sys.executable, "-m", "brigade", "launch", *words]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "BRIGADE_CACHE": CACHE.name} | variables
-    return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
 
 
 def talk(*orders, seconds=5.0, stderr=None):
@@ -48,6 +48,6 @@ def talk(*orders, seconds=5.0, stderr=None):
     with suppress(BrokenPipeError):  # it has left
         agent.stdin.close()
     said += agent.stdout.read()
-    agent.wait(300)
+    agent.wait(30)
     lines = [json.loads(line.removeprefix("brigade> ")) for line in said.splitlines() if line]
     return lines, time.monotonic() - begun

@@ -87,7 +87,7 @@ class Batch:
     def run(self, script: str, mode: str = "succeed", **variables: str) -> tuple[int, str]:
         """Run a job script to its end; returns its exit code and output."""
         process = self.start(script, mode, **variables)
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
     def started(self) -> list[list[str]]:
@@ -97,7 +97,7 @@ class Batch:
 
     def wait_for(self, hosts: int) -> None:
         """Wait until so many hosts have started their ranks."""
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 30
         while len(list(self.directory.glob("started-?"))) < hosts:
             assert time.monotonic() < deadline, "the ranks did not start"
             time.sleep(0.02)

@@ -35,7 +35,7 @@ def s3_server(folder: Path) -> Iterator[fs.S3FileSystem]:
     os.environ.update(named)
     try:
         system = fs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True)
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 60
         while True:
             try:
                 system.create_dir(BUCKET)

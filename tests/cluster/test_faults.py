@@ -8,10 +8,8 @@ import pytest
 from testbed.faults import FAULTS, misses, provoke
 from testing import marks
 
-LIMIT = (
-    120.0  # seconds from the fault to the last process's end: twice the promise, as other clusters compute beside it
-)
-TO_THE_END = 360.0  # where the run starts again and trains to its last step
+LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy machine; benchmarks/faults.py measures them
+TO_THE_END = 180.0  # where the run starts again and trains to its last step
 
 # In the matrix is what tests/ranks has on one host, and another fault that differs in its place or its moment only.
 MATRIX = [

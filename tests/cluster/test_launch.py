@@ -75,7 +75,7 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
     said, seen = folder.with_suffix(".said"), ""
     with said.open("wb") as out:
         process = cluster["node1"].popen(words, stdout=out, stderr=out, OMP_NUM_THREADS="1", HF_TOKEN=SECRET)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 180
     while process.poll() is None and time.monotonic() < deadline:  # no secret on any command line, at any time
         time.sleep(0.5)  # the first of them is `env HF_TOKEN=...`, this test's own
         seen += " ".join(line for host in cluster for line in host.processes().values())

@@ -66,7 +66,7 @@ def test_stopped_in_the_rehearsal_it_leaves_nothing(cluster_of_three):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     cluster["node1"].send(process, signal.SIGINT)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT, said
     assert "stopped by SIGINT" in said
     assert sorted(path.name for path in cluster.shared.iterdir()) == sorted({*before, "hostfile"})

@@ -27,7 +27,7 @@ def test_top_marks_a_slow_rank_a_stopped_rank_and_a_lost_host(cluster):
         launched = cluster["node1"].popen([sys.executable, *words.split()], stdout=out, stderr=out, **fault)
 
     def top(*flags):
-        done = cluster["node1"].run([sys.executable, "-m", "brigade", "top", *flags], COLUMNS="160", timeout=300)
+        done = cluster["node1"].run([sys.executable, "-m", "brigade", "top", *flags], COLUMNS="160", timeout=90)
         return done.stdout
 
     def until(pattern):
@@ -58,7 +58,7 @@ def test_top_marks_a_slow_rank_a_stopped_rank_and_a_lost_host(cluster):
         assert re.search(r"\n +1 +\d+ .*host lost", said) and re.search(r"\n +0 +\d+ ", said)
     finally:
         cluster["node1"].kill()
-        launched.wait(300)
+        launched.wait(30)
 
 
 def own_number(pid):

@@ -15,14 +15,14 @@ from testing.train_command import ranks_part
 
 @pytest.mark.slow
 def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
-    done = run_ranks("testing.agreeing", "slow", ranks=2, timeout=300)
+    done = run_ranks("testing.agreeing", "slow", ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     assert all(f"rank {rank} went on after [0, 1]" in done.stdout for rank in (0, 1))
     assert "rank 1 gave up" in done.stdout, "a time-out that does not come proves nothing"
 
 
 def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_more_than_the_mistake():
-    done = run_ranks("testing.agreeing", "mistaken", ranks=2, timeout=300)
+    done = run_ranks("testing.agreeing", "mistaken", ranks=2, timeout=60)
     assert done.returncode != 0
     assert done.stderr.splitlines() == [
         f"error on {socket.gethostname()}, rank 0 of 2: flag --this",
@@ -38,7 +38,7 @@ def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     environment = os.environ | {"DIES": str(dies), "PYTHONPATH": str(REPOSITORY)}
     command = [*torchrun, "-m", "testing.agreeing", "dies"]
     # Whoever waits for the dead rank does so for the process group's time-out, which is longer.
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     # The other one sees by itself that rank 0 is gone, unless its launcher ends it first.
     seen = {"rank 1 on " + socket.gethostname() + " stops because another rank failed first (rank 0 has ended)"}
@@ -69,7 +69,7 @@ def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
         for rank in (0, 1)
     ]
     try:
-        first, second = (process.communicate(timeout=300)[1] for process in processes)
+        first, second = (process.communicate(timeout=60)[1] for process in processes)
     finally:
         for process in processes:
             process.kill()

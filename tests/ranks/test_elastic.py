@@ -127,7 +127,7 @@ def test_both_have_the_same_model_at_the_end(ran):
 
 def test_no_process_is_left(ran):
     *_, folder = ran
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 10
     while left := [*processes(folder, RANK), *processes(folder, COORDINATOR)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)

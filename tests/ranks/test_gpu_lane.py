@@ -189,7 +189,7 @@ def test_answers_are_those_of_the_cpu(tmp_path_factory):
     ):
         words = [sys.executable, "-m", "brigade", verb, str(folder / "run"), *more]
         environment = os.environ | fake_gpu.environment(1)
-        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, (verb, done.stdout[-1000:], done.stderr[-3000:])
 
 
@@ -198,10 +198,10 @@ def test_a_rank_that_is_killed_costs_that_step_and_no_more(tmp_path, monkeypatch
     more = as_flags(max_steps=4, save_steps=1, attn_implementation="varlen", async_save=False)
     flags = [*runs.write_inputs(tmp_path), *more, "--ds_config", "none", "--output_dir", str(tmp_path / "run")]
     monkeypatch.setenv("BRIGADE_TEST_FAULT", "killed-in-forward")
-    assert run_ranks("testing.hanging", *flags, ranks=2, timeout=300, gpus=True).returncode == -signal.SIGKILL
+    assert run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True).returncode == -signal.SIGKILL
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     monkeypatch.delenv("BRIGADE_TEST_FAULT")
-    again = run_ranks("testing.hanging", *flags, ranks=2, timeout=300, gpus=True)
+    again = run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True)
     assert again.returncode == 0, again.stderr[-2000:]
     assert json.loads((tmp_path / "run/success.json").read_text())["steps"] == 4
 
@@ -211,7 +211,7 @@ def test_a_rank_that_hangs_is_named(tmp_path, monkeypatch):
     more = as_flags(max_steps=4, attn_implementation="varlen", hang_timeout=15, save_steps="null")
     flags = [*runs.write_inputs(tmp_path), *more, "--ds_config", "none", "--output_dir", str(tmp_path / "run")]
     monkeypatch.setenv("BRIGADE_TEST_FAULT", "sleeping-in-forward")
-    done = run_ranks("testing.hanging", *flags, ranks=2, timeout=300, gpus=True)
+    done = run_ranks("testing.hanging", *flags, ranks=2, timeout=200, gpus=True)
     assert done.returncode == 1, done.stderr[-3000:]
     said = r"rank 1 on \S+ has hung in the forward pass since step 3; rank 0 waits for it in "
     assert re.search(said, done.stderr), done.stderr
@@ -223,7 +223,7 @@ def test_a_rank_that_hangs_is_named(tmp_path, monkeypatch):
 def test_ranks_that_see_one_gpu_each_train_as_those_that_see_all(tmp_path, results):
     case = gpu_lane.run_case("zero3")
     flags = [*runs.write_inputs(tmp_path), *case["flags"], "--output_dir", str(tmp_path / "run")]
-    done = run_ranks("testing.one_gpu_each", *flags, ranks=2, timeout=300, gpus=True)
+    done = run_ranks("testing.one_gpu_each", *flags, ranks=2, timeout=200, gpus=True)
     assert done.returncode == 0, done.stderr[-3000:]
     log = json.loads((tmp_path / "run/trainer_state.json").read_text())["log_history"]
     assert [entry["loss"] for entry in log if "loss" in entry] == results["zero3"]["loss"]
@@ -259,7 +259,7 @@ def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_pa
         | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=250,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout

@@ -27,7 +27,7 @@ def test_steps_are_traced_beside_noise_and_z_loss(tmp_path):
         "train.py",
     ]
     command = [sys.executable, "-m", "testing.fake_gpu", "--gpus", "1", *launcher, *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     (traced,) = [line for line in events if line["event"] == "profile"]

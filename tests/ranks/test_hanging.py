@@ -25,7 +25,7 @@ def flags(tmp_path_factory):
 
 
 def train(flags, output, ranks=4):
-    return run_ranks("testing.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=300)
+    return run_ranks("testing.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=120)
 
 
 @pytest.mark.parametrize("axis", [[], pytest.param(STAGES, marks=pytest.mark.slow)], ids=["data", "pipeline"])
@@ -51,7 +51,7 @@ def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, t
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *flags]
     command += [*axis, "--output_dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1
     said = r"rank 1 on \S+ has been stopped \(SIGSTOP, or a debugger\) since step \d; rank 0 waits for it in"
     assert re.search(said, done.stderr), done.stderr

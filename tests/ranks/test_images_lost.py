@@ -27,7 +27,7 @@ def test_all_ranks_end_with_one_message(name, tmp_path, monkeypatch):
     lost = tmp_path / next(part["image"] for part in rows[number]["messages"][0]["content"] if part["type"] == "image")
     monkeypatch.setenv("BRIGADE_TEST_LOST", str(lost) if content is None else f"{lost}={content}")
     case = Case("smolvlm", strategy, ranks).run(tmp_path, "--dataloader_num_workers", str(readers))
-    done = run_ranks("testing.losing_images", *case["flags"], ranks=ranks, timeout=300)
+    done = run_ranks("testing.losing_images", *case["flags"], ranks=ranks, timeout=100)
     assert done.returncode == 2, done.stderr[-3000:]
     problem = SAID.get(content, "it has changed since data was prepared")
     place = f"{tmp_path}/train.jsonl, line {number + 1}: image {lost}"

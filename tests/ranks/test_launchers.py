@@ -84,7 +84,7 @@ def run(name, tmp_path, hall):
     }
     bare |= {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
     bare |= {"PYTHONPROFILEIMPORTTIME": "1"} if name == "python" else {}
-    done = subprocess.run(command, cwd=hall, env=bare, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=hall, env=bare, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout
     assert f"strategy       {strategy} " in done.stdout

@@ -80,13 +80,13 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 200
         while "\nstep 3/" not in out.read_text():
             assert time.monotonic() < deadline and process.poll() is None, err.read_text()
             time.sleep(0.1)
         for each in marked(mark) if number == signal.SIGINT else [process]:
             each.send_signal(number)
-        code, at = process.wait(timeout=300), time.time()
+        code, at = process.wait(timeout=60), time.time()
         assert not surviving(mark, patience=10)
     finally:
         for survivor in marked(mark):
@@ -195,7 +195,7 @@ def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main,
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 200
         while not (run / "checkpoint-10" / "brigade.json").exists() and not list(run.glob("checkpoint-??0")):
             assert time.monotonic() < deadline and launcher.poll() is None
             time.sleep(0.1)

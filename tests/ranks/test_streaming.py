@@ -57,7 +57,7 @@ def two_ranks(folder):
     for name in CONTINUED:
         resumed = ["--resume_from_checkpoint", str(folder / "outputs" / name / f"checkpoint-{SAVED}")]
         cases.append({"name": f"{name}, continued", "flags": [*shared, *RUNS[name], *resumed]})
-    return runs.run_cases(2, cases, folder, timeout=300)
+    return runs.run_cases(2, cases, folder, timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def ask(exported, dtype, tmp_path_factory):
     finally:
         server.terminate()  # which ends its engine, a process of its own, too
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(300)
+            server.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()

@@ -78,9 +78,9 @@ def test_hosts_are_cured_one_after_another_and_one_that_is_sound_by_then_is_left
 
 def test_a_line_that_does_not_end_is_ended_with_what_it_started(tmp_path):
     pid = tmp_path / "pid"
-    found = fix_probe.run(f"echo begun; sleep 900 & echo $! > {pid}; wait", 1)
+    found = fix_probe.run(f"echo begun; sleep 300 & echo $! > {pid}; wait", 1)
     assert found == {"code": None, "said": ["begun"]}
-    status, deadline = Path(f"/proc/{pid.read_text().strip()}/status"), time.monotonic() + 300
+    status, deadline = Path(f"/proc/{pid.read_text().strip()}/status"), time.monotonic() + 10
     while alive := status.exists() and "State:\tZ" not in status.read_text():  # ended, but for whoever adopted it
         if time.monotonic() > deadline:
             break
@@ -94,7 +94,7 @@ def test_only_the_end_of_what_a_line_prints_is_kept():
 
 def command(*words):
     done = [sys.executable, "-m", "brigade", "check", *words]
-    return subprocess.run(done, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    return subprocess.run(done, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
 
 
 def test_a_yes_without_a_fix_and_an_unknown_check_are_refused(tmp_path):

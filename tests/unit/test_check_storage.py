@@ -300,5 +300,5 @@ def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
         assert "free" in process.stdout.readline()
         assert list(tmp_path.iterdir())
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=300)
+        process.wait(timeout=20)
     assert list(tmp_path.iterdir()) == []

@@ -108,5 +108,5 @@ def test_the_launchers_themselves_set_the_number_as_is_assumed(launcher, number,
     program = str(Path(sys.executable).with_name(launcher[0]))
     ranks = ["--standalone", "--nproc_per_node", "2"] if launcher[0] == "torchrun" else []
     command = [program, *launcher[1:], *ranks, str(tmp_path / "rank.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert sorted(done.stdout.splitlines()) == [f"1 {number == '1'}"] * 2, done.stderr

@@ -30,7 +30,7 @@ def test_what_cannot_be_elastic_is_refused_with_a_cure(name, tmp_path):
     flags, hosts, words = REFUSED[name]
     (tmp_path / "hostfile").write_text(hosts)
     command = [sys.executable, "-m", "brigade", "launch", RECIPE, "--hostfile", str(tmp_path / "hostfile"), "--elastic"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "cure: " in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not [word for word in words if word not in done.stderr], done.stderr
 

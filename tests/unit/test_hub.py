@@ -105,7 +105,7 @@ def told(hub, tmp_path_factory):
     def ask(what, cases, **env):
         env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path_factory.mktemp("home")), "PATH": os.environ["PATH"]} | env
         line = [sys.executable, "-c", ASK.format(ask=ASKED_FOR[what]), json.dumps(cases)]
-        done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=300)
+        done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=120)
         assert done.returncode == 0 and "hf_secret" not in done.stdout, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -147,7 +147,7 @@ def test_notice_of_the_end_stops_the_ranks_and_queues_again(batch):
     process = batch.start(script(), "hang")
     batch.wait_for(2)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     calls = [call for call in batch.calls if not call.startswith(("srun --", "scontrol show"))]
     assert calls == ["scancel --signal=TERM 41234", "scontrol requeue 41234"]
@@ -164,7 +164,7 @@ def test_a_job_whose_notice_comes_before_its_first_step_comes_back_so_often_and_
         process = batch.start(written, "hang")
         batch.wait_for(1 if restarts else 2)
         process.send_signal(signal.SIGUSR1)
-        assert process.communicate(timeout=300) and process.returncode == 0
+        assert process.communicate(timeout=30) and process.returncode == 0
         for path in batch.directory.glob("started-?"):
             path.unlink()
     requeued = batch.calls.count("scontrol requeue 41234")
@@ -189,7 +189,7 @@ def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
     process = batch.start(script(), "hang")
     batch.wait_for(2)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=300)
+    process.communicate(timeout=30)
     assert process.returncode == 0 and not any("requeue" in call for call in batch.calls)
 
 
@@ -222,7 +222,7 @@ def test_a_requeue_that_slurm_refuses_is_a_failure(batch):
     process = batch.start(script(), "hang")
     batch.wait_for(2)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=300)
+    process.communicate(timeout=30)
     assert process.returncode != 0
 
 

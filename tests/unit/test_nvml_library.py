@@ -59,7 +59,7 @@ def answers(tmp_path):
             subprocess.run(library, check=True)
         environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
         asked = [sys.executable, "-c", ASK]
-        done = subprocess.run(asked, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(asked, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

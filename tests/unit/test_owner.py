@@ -129,4 +129,4 @@ def test_who_was_taken_over_ends(elsewhere, tmp_path):
     first = elsewhere("node2")
     (tmp_path / owner.FILE).rename(tmp_path / "aside")
     (tmp_path / owner.FILE).write_text("node3 5 beats")
-    assert first.wait(timeout=300) == 1 and "taken this directory over" in first.stderr.read()
+    assert first.wait(timeout=20) == 1 and "taken this directory over" in first.stderr.read()

@@ -316,7 +316,7 @@ def test_a_name_on_the_hub_without_a_network_ends_at_once(tmp_path):
     """In a process of its own: it tells Hugging Face's libraries to stay offline."""
     unreachable = {"HF_ENDPOINT": "https://hub.invalid", "HF_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     words = [sys.executable, "-m", "brigade", "plan", "someone/nothing", "--gpu", "H100"]
-    told = subprocess.run(words, capture_output=True, text=True, env=unreachable, timeout=300)
+    told = subprocess.run(words, capture_output=True, text=True, env=unreachable, timeout=60)
     assert told.returncode == 2 and told.stdout == "" and len(told.stderr.splitlines()) == 3
     assert "hub.invalid does not resolve, and the cache does not have it" in told.stderr
 

@@ -83,7 +83,7 @@ def command(home, *flags):
         cwd=REPOSITORY,
         env=environment,
         text=True,
-        timeout=300,
+        timeout=120,
         capture_output=True,
     )
 
@@ -157,7 +157,7 @@ def on_a_terminal(home, *flags):
             break
         shown += part
     os.close(leader)
-    return process.wait(300), shown.decode()
+    return process.wait(60), shown.decode()
 
 
 @pytest.mark.slow

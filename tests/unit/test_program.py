@@ -36,7 +36,7 @@ def script(tmp_path):
 def test_the_runner_runs_a_program_from_anywhere_with_its_words_and_exit_code(script, tmp_path):
     """--local_rank=1 is what DeepSpeed's launcher puts before a program."""
     command = [sys.executable, str(program.RUNNER), "--local_rank=1", "own.py", "--max_steps", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
     words = ["--local_rank=1", "--max_steps", "1"]
     assert json.loads(done.stdout) == [
@@ -50,7 +50,7 @@ def test_the_runner_runs_a_program_from_anywhere_with_its_words_and_exit_code(sc
 @pytest.mark.parametrize("words", [[], ["nowhere.py"]])
 def test_the_runner_refuses_what_is_no_file(words):
     command = [sys.executable, "-m", "brigade.train", *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "cure: python -m brigade.train FILE" in done.stderr
 
 

@@ -52,7 +52,7 @@ def run():
 def test_before_the_first_step_it_ends_at_once(run, number):
     process = run("")
     process.send_signal(number)
-    said, told = process.communicate(timeout=300)
+    said, told = process.communicate(timeout=20)
     assert process.returncode == -number and said == ""
     by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     assert told == f"Stopped by {by} before its first step; the same command begins again\n"
@@ -64,7 +64,7 @@ def test_while_it_trains_it_is_asked_and_a_second_signal_ends_it(run, number):
     process.send_signal(number)
     assert process.stdout.readline() == "asked\n" and process.poll() is None
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=300)
+    _, told = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM and told.count("Stopped by SIGTERM") == 1
 
 
@@ -72,7 +72,7 @@ def test_one_that_never_comes_to_its_steps_end_is_ended(run):
     """Its peers are gone, and it waits for them in C."""
     process = run(IMPATIENT)
     process.send_signal(signal.SIGTERM)
-    assert "Stopped by SIGTERM" in process.communicate(timeout=300)[1] and process.returncode == -signal.SIGTERM
+    assert "Stopped by SIGTERM" in process.communicate(timeout=20)[1] and process.returncode == -signal.SIGTERM
 
 
 def test_what_its_launcher_hands_on_is_the_same_wish(run):
@@ -92,7 +92,7 @@ def test_a_storm_of_signals_is_one_wish_and_one_after_a_pause_another(run):
     assert process.poll() is None and process.stdout.readline() == "asked\n"
     time.sleep(0.7)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=300)
+    _, told = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM and "Stopped by SIGTERM (11 times) " in told
 
 
@@ -136,7 +136,7 @@ def test_the_readers_that_it_ends_raise_nothing_in_a_thread_that_waits(run):
     """torch's DataLoader takes each end of a reader for an error. The main thread may be about to leave by another one."""
     process = run(READS)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=300)
+    _, told = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM and "RuntimeError" not in told
 
 

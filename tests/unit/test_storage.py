@@ -119,13 +119,13 @@ def test_a_newer_one_takes_the_place_of_one_that_waits(directory, monkeypatch):
 
     def slow(contents):
         begun.set()
-        assert go.wait(300)
+        assert go.wait(20)
         put(contents)
 
     monkeypatch.setattr(up.storage, "put", slow)
     folders = [checkpoint(directory, step) for step in (2, 4, 6)]
     up.add(folders[0])
-    assert begun.wait(300)
+    assert begun.wait(20)
     up.add(folders[1])
     up.add(folders[2])
     assert [up.holds(folder) for folder in folders] == [True, False, True]

@@ -238,13 +238,13 @@ def test_on_a_terminal_it_goes_on_until_q_and_leaves_the_terminal_as_it_was(run)
         _read_until(ours, "1,234", top)
         os.write(ours, b"q")
         said = _read_until(ours, "\x1b[?1049l", top)
-        assert top.wait(300) == 0
+        assert top.wait(30) == 0
     assert termios.tcgetattr(theirs) == before
     os.close(theirs)
     os.close(ours)
 
 
-def _read_until(terminal, words, process, patience=300):
+def _read_until(terminal, words, process, patience=60):
     said, deadline = "", time.monotonic() + patience
     while words not in said:
         assert time.monotonic() < deadline and (process.poll() is None or words in said), said

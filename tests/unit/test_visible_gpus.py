@@ -169,5 +169,5 @@ def test_deepspeeds_launcher_itself(tmp_path, variables, words, said):
         words = ["--hostfile", str(tmp_path / "hosts"), "--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1"]
     command = [str(Path(sys.executable).parent / "deepspeed"), *words, str(tmp_path / "show.py")]
     environment = {name: value for name, value in os.environ.items() if name != visible.VISIBLE} | variables
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.count(said) == 2, done.stdout + done.stderr

@@ -168,7 +168,7 @@ def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept,
 
     def on_its_way(self, job):
         """A checkpoint in the background that is whole only once somebody waits for it."""
-        assert awaited.wait(300)
+        assert awaited.wait(60)
         return bring(self, job)
 
     def wait_for_it(self):

@@ -31,11 +31,11 @@ def test_a_launch_goes_on_without_its_terminal_and_is_followed(launch_there, tmp
     for named in ("run", "logs"):
         follow = [sys.executable, "-m", "brigade", "attach", str(tmp_path / named)]
         env = {"BRIGADE_CACHE": CACHE.name}
-        said = subprocess.run(follow, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
+        said = subprocess.run(follow, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
         assert said.returncode == 0 and "\ntrained\n" in said.stdout and "succeeded: " in said.stdout, said
     assert oct((tmp_path / "logs/launch.log").stat().st_mode & 0o777) == "0o600"
     said = subprocess.run(
-        [*follow[:-1], str(tmp_path)], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300
+        [*follow[:-1], str(tmp_path)], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60
     )
     assert said.returncode == 2 and "no launch of it is known here" in said.stderr
 

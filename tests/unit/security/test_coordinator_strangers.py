@@ -22,7 +22,7 @@ class Replica:
     """A connection of a replica, or of somebody who would like to be one."""
 
     def __init__(self, port, number=0, token=TOKEN):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=300)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
         self.lines = self.socket.makefile("rb")
         ours, self.theirs = sealed.nonce(), self.lines.readline()
         self.socket.sendall(ours)
@@ -85,7 +85,7 @@ def begins(port):
 
 
 def stranger(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=300)
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
 
 
 def test_idle_connections_do_not_silence_it(coordinator):
