@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-    from .loop.trainer import Trainer
+    from .step.trainer import Trainer
 
 
 def main(argv: Sequence[Any] | None = None, callbacks: Sequence["TrainerCallback"] = ()) -> "Trainer | None":

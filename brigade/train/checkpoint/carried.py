@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .. import files
+from ..host import files
 from ..model.base_files import Stored, stored_in
 from ..model.base_weights import weight_files
 from ..model.config_json import prediction_layers, read_config, with_dtype, without_prediction_layers

@@ -1,5 +1,6 @@
 """Read slices of tensors from a torch.distributed.checkpoint without ranks: from each file only the chunks that overlap."""
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ..upstream import unpickling
+
+Where = tuple[Any, ...]  # the path of an entry in the saved state dict: keys, and places in lists
 
 
 class Chunks:
@@ -25,13 +28,13 @@ class Chunks:
         metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         entries: dict[str, Any] = metadata.state_dict_metadata
-        paths: dict[str, tuple[Any, ...]] = metadata.planner_data
+        paths: dict[str, Where] = metadata.planner_data
         self._key = {tuple(path): key for key, path in paths.items() if key in entries}
         self._entries = {path: entries[key] for path, key in self._key.items()}
         tensors = ((path, entry) for path, entry in self._entries.items() if isinstance(entry, TensorStorageMetadata))
-        self.shapes: dict[tuple[Any, ...], torch.Size] = {path: entry.size for path, entry in tensors}
+        self.shapes: dict[Where, torch.Size] = {path: entry.size for path, entry in tensors}
 
-    def read(self, path: tuple[Any, ...], start: int, stop: int) -> torch.Tensor:
+    def read(self, path: Where, start: int, stop: int) -> torch.Tensor:
         """Elements start..stop of the flattened tensor at `path`. Memory holds the rows that they lie in, and one chunk."""
         shape, entry = self.shapes[path], self._entries[path]
         if start >= stop:
@@ -46,13 +49,13 @@ class Chunks:
         self._reader.read_data(LoadPlan(items), into).wait()
         return into.tensor.reshape(-1)[start - first * row : stop - first * row]
 
-    def value(self, path: tuple[Any, ...]) -> Any:
+    def value(self, path: Where) -> float | None:
         """A number that was saved at `path`, or None where there is none."""
         if path not in self._key:
             return None
         if path in self.shapes:
             return self.read(path, 0, 1).item()
-        index, none, into = MetadataIndex(self._key[path]), torch.Size([0]), _Into(None)
+        index, none, into = MetadataIndex(self._key[path]), torch.Size([0]), _Into(torch.empty(0))
         item = ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)
         self._reader.read_data(LoadPlan([item]), into).wait()
         return into.value
@@ -61,9 +64,10 @@ class Chunks:
 class _Into(DefaultLoadPlanner):
     """Puts what is read into one tensor, or into `value`."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
-        self.tensor, self.value = tensor, None
+        self.tensor = tensor
+        self.value: float | None = None
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         place = zip(read_item.dest_offsets, read_item.lengths, strict=True)
@@ -72,5 +76,5 @@ class _Into(DefaultLoadPlanner):
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Do nothing: the tensor is in its place already."""
 
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.value = torch.load(value, weights_only=True)

@@ -1,9 +1,9 @@
-"""Whether a run's engine reads a checkpoint by itself, whether it has to be resharded (loop/resharding.py), or neither."""
+"""Whether a run's engine reads a checkpoint by itself, whether it has to be resharded (engines/resharding.py), or neither."""
 
 from pathlib import Path
-from typing import Any
 
 from ...errors.console import counted
+from ...errors.tables import Fields
 from ..run import directory as runs
 from ..strategy.accelerate_config import mesh_sizes
 from ..strategy.axes import NONE, Axes
@@ -65,7 +65,8 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
 
 def ranks_of(folder: Path) -> int | None:
     """How many ranks wrote the checkpoint; None where that is not known."""
-    if ranks := _run(folder).get("run", {}).get("ranks"):
+    ranks = _run(folder).get("run", {}).get("ranks")
+    if ranks:
         return int(ranks)
     return len(list(folder.glob("global_step*/*_optim_states.pt"))) or len(list(folder.glob("rng_state*.pth"))) or None
 
@@ -96,7 +97,7 @@ def _engine(run: runs.Run) -> str:
     return "DeepSpeed" if run.strategy.is_deepspeed else "FSDP2" if by_fsdp else ONE
 
 
-def _run(folder: Path) -> dict[str, Any]:
+def _run(folder: Path) -> Fields:
     return recorded(folder).get("run") or {}
 
 
@@ -105,7 +106,7 @@ def _stage(folder: Path) -> int | None:
     return (_ds_config(folder) or {}).get("zero_optimization", {}).get("stage")
 
 
-def _ds_config(folder: Path) -> dict[str, Any] | None:
+def _ds_config(folder: Path) -> Fields | None:
     """The ds_config of the run that wrote the checkpoint, with its "auto"s, or None."""
     config = (_run(folder).get("cluster") or {}).get("ds_config")
     return config if isinstance(config, dict) else None

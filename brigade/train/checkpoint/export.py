@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,10 +19,13 @@ from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
-from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
-from ..upstream import file_modes
+from ..recipe.settings import Settings
+from ..upstream import file_modes, peft_layers
 from . import carried, reading, saved_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _written(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> str:
+def _complete(settings: Settings, config: "PreTrainedConfig", folder: Path, source: Path) -> str:
     """Add what no module takes, from a base, a run's model or a checkpoint, to a model just written. Return a sentence on it."""
     found = carried.in_checkpoint(source)
     if not found and saved_weights.in_hugging_face_format(source):
@@ -124,7 +127,9 @@ def _complete(settings: Settings, config: Any, folder: Path, source: Path) -> st
 
 
 # Each returns the model, and the adapters' weights if these stay adapters; the model then takes no memory. base: of adapters
-def _whole(settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None) -> tuple[Any, None]:
+def _whole(
+    settings: Settings, config: "PreTrainedConfig", source: Path, base: str, dtype: torch.dtype | None
+) -> tuple["PreTrainedModel", None]:
     if dtype is None and not settings.recipe.model.from_scratch:
         dtype = config.dtype
     if saved_weights.in_hugging_face_format(source):
@@ -133,7 +138,8 @@ def _whole(settings: Settings, config: Any, source: Path, base: str, dtype: torc
     state = saved_weights.load(source, dtype)
     left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
     model.tie_weights()
-    if empty := [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]:
+    empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]
+    if empty:
         raise UserError(str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", saved_weights.OTHER_STEP)
     model.config.dtype = next(model.parameters()).dtype
     _generate_as_its_base(model, settings)
@@ -141,30 +147,30 @@ def _whole(settings: Settings, config: Any, source: Path, base: str, dtype: torc
 
 
 def _adapters(
-    settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None
-) -> tuple[Any, dict[str, Any]]:
+    settings: Settings, config: "PreTrainedConfig", source: Path, base: str, dtype: torch.dtype | None
+) -> tuple["PreTrainedModel", dict[str, torch.Tensor]]:
     model = empty_model(settings, config)
     _generate_as_its_base(model, settings)
     model = adapters.wrap(model, settings, base)
     return model, reading.read_adapters(model, source, dtype)
 
 
-def _merged(settings: Settings, config: Any, source: Path, base: str, dtype: torch.dtype | None) -> tuple[Any, None]:
+def _merged(
+    settings: Settings, config: "PreTrainedConfig", source: Path, base: str, dtype: torch.dtype | None
+) -> tuple["PreTrainedModel", None]:
     """The base with its adapters merged. One in 4 bits is dequantised first: the adapters were trained on its rounded weights,
     not on the original ones."""
-    from peft import set_peft_model_state_dict
-
     loaded = half_or_full(settings)
     dtype = dtype or loaded
-    model: Any = load_base(settings, base, loaded, device_map="cpu")
+    model: PreTrainedModel = load_base(settings, base, loaded, device_map="cpu")
     if settings.recipe.model.load_in_4bit:
         model = model.dequantize(dtype=dtype)
     model = adapters.wrap(model.to(dtype), settings, base)
-    set_peft_model_state_dict(model, reading.read_adapters(model, source, None))
+    peft_layers.import_peft().set_peft_model_state_dict(model, reading.read_adapters(model, source, None))
     return model.merge_and_unload().to(dtype), None
 
 
-def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
+def _save_adapters(model: "PreTrainedModel", state: dict[str, torch.Tensor], folder: Path) -> None:
     """Save adapters as PEFT does."""
     from safetensors.torch import save_file
 
@@ -175,7 +181,7 @@ def _save_adapters(model: Any, state: dict[str, Any], folder: Path) -> None:
     save_file(state, folder / saved_weights.ADAPTER, metadata={"format": "pt"})
 
 
-def _generate_as_its_base(model: Any, settings: Settings) -> None:
+def _generate_as_its_base(model: "PreTrainedModel", settings: Settings) -> None:
     from transformers import GenerationConfig
 
     if objective_of(settings.recipe.training).scores:

@@ -7,21 +7,18 @@ too. upstream/unpickling.py finds what a stranger has put into a file.
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import xxhash
-
-from ..files import LINE, odd, read_text
-from ..files import read as read_file
-from ..files import write as write_file
-from ..run import directory as runs
-from ..run import versions
+from ...errors.tables import Document, Fields
+from ..host import checksums
+from ..host.files import LINE, odd, read_text
+from ..host.files import read as read_file
+from ..host.files import write as write_file
+from ..run import on_disk, versions
 from ..strategy.ds_keys import value_at
 from ..upstream.unpickling import is_inside
 
-RECORD = "brigade.json"  # the last file of a checkpoint; write() says what is in it
+RECORD = on_disk.MANIFEST  # write() says what is in it
 FORMAT = 2  # 1: sizes without checksums, {"run": run.yaml, "base": digests, "files": {name: bytes}}
-CHECKSUM = "xxh3_128"  # 5.6 GiB/s on one core, where CRC-32 has 1.6 and SHA-256 has 1.0
 ONE = "one process or DDP"
 # The files of each engine's checkpoint; the first pattern identifies it. For checkpoints of earlier versions, without a record.
 _PARTS = {
@@ -30,7 +27,7 @@ _PARTS = {
     ONE: ("*model*.safetensors", "optimizer.pt"),
 }
 _DIRECTORIES = ("global_step*", "pytorch_model_fsdp*", "optimizer*")
-_PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
+_PARTS_OF_ALL = (on_disk.STATE, "scheduler.pt")
 # Types that the readers of a record rely on, where the key is there.
 _KINDS: dict[str, type] = {
     "base": dict,
@@ -46,13 +43,9 @@ _KINDS: dict[str, type] = {
     "run.cluster.accelerate_config.parallelism_config": dict,
     "run.cluster.ds_config.zero_optimization": dict,
 }
-_NO_DIGEST = "0" * 32
-_BLOCK = 16 * 2**20
 
 
-def write(
-    folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]], folders: Iterable[str] = ()
-) -> None:
+def write(folder: Path, document: Document, files: Mapping[str, Document], folders: Iterable[str] = ()) -> None:
     """Write the record of a checkpoint: its files, and the run it belongs to.
 
     document: `step`; `samples` and `tokens` seen; `position`: where the data goes on; `world`: ranks and hosts; `base`: digests
@@ -61,9 +54,8 @@ def write(
     folders: those without a file, which object storage has not and ZeRO looks for
     """
     document = {**document, "folders": sorted(folders)} if folders else document
-    head = {"format": FORMAT, "checksum": CHECKSUM, "itself": _NO_DIGEST}
-    text = json.dumps({**head, **document, "files": dict(sorted(files.items()))}, indent=1, default=str)
-    write_file(folder / RECORD, text.replace(_NO_DIGEST, _digest(text), 1))
+    head = {"format": FORMAT, "checksum": checksums.ALGORITHM}
+    write_file(folder / RECORD, checksums.sealed({**head, **document, "files": dict(sorted(files.items()))}))
 
 
 def flaw(folder: Path) -> str | None:
@@ -72,14 +64,17 @@ def flaw(folder: Path) -> str | None:
     if not finished(folder):
         return "it was not written to its end"
     try:
-        if strange := odd_file(folder):
+        strange = odd_file(folder)
+        if strange:
             return f"{strange.name} is a pipe, a socket or a device, and no file"
         record = _whole_record(folder)
-        if absent := missing(folder, sizes(record)):
+        absent = missing(folder, sizes(record))
+        if absent:
             return " ".join(absent)
         tag_of(folder)
         parts = () if record else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
-        if pattern := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
+        pattern = next((pattern for pattern in parts if not any(folder.glob(pattern))), None)
+        if pattern:
             return f"{pattern} is missing"
         if record.get("format", 1) < 2:
             _open_what_has_no_checksum(folder)
@@ -109,7 +104,7 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
         files = _whole_record(folder).get("files", {})
         for name in files if names is None else names:
             written = files[name]
-            if isinstance(written, dict) and checksum(folder / name) != written["checksum"]:
+            if isinstance(written, dict) and checksums.of_file(folder / name) != written["checksum"]:
                 return f"{name} is not what was written: its checksum is another"
     except (OSError, ValueError, RecursionError) as error:
         return f"it cannot be read: {error}"
@@ -131,15 +126,6 @@ def tag_of(folder: Path) -> Path:
     return folder / tag
 
 
-def checksum(path: Path) -> str:
-    """The xxh3_128 of a file, in hexadecimal digits."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def shares(files: Mapping[str, int], ranks: int) -> list[list[str]]:
     """The files that each rank has to read, so that all read about as much. The same on all ranks. files: name -> bytes"""
     loads, names = [0] * ranks, [list[str]() for _ in range(ranks)]
@@ -150,7 +136,7 @@ def shares(files: Mapping[str, int], ranks: int) -> list[list[str]]:
     return names
 
 
-def sizes(record: Mapping[str, Any]) -> dict[str, int]:
+def sizes(record: Document) -> dict[str, int]:
     """{name: bytes} of the files in a record of any format."""
     files = record.get("files", {})
     return {name: entry["bytes"] if isinstance(entry, dict) else entry for name, entry in files.items()}
@@ -158,7 +144,15 @@ def sizes(record: Mapping[str, Any]) -> dict[str, int]:
 
 def finished(folder: Path) -> bool:
     """Whether a checkpoint was written to its end, by the file that is written last."""
-    return any((folder / name).is_file() for name in (RECORD, runs.STATE))
+    return any((folder / name).is_file() for name in (RECORD, on_disk.STATE))
+
+
+def oddity(folder: Path) -> str:
+    """Return what a user has to know of a checkpoint that a run continues from, in words, or ""."""
+    if not (folder / RECORD).is_file():
+        return f"without its manifest, {RECORD}, so that its files could not be compared with what was written"
+    step = on_disk.step_of(folder)
+    return "" if step == on_disk.named_step(folder.name) else f"it holds step {step}, by its manifest"
 
 
 def engine_of(folder: Path) -> str:
@@ -166,7 +160,7 @@ def engine_of(folder: Path) -> str:
     return next((name for name, (sign, *_) in _PARTS.items() if any(folder.glob(sign))), ONE)
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def recorded(folder: Path) -> Fields:
     """The record of a checkpoint; {} where it has none."""
     path = folder / RECORD
     return json.loads(path.read_text()) if path.is_file() else {}
@@ -181,7 +175,7 @@ def other_versions(folder: Path) -> str:
     return "; ".join(f"{name} {was}, now {now[name]}" for name, was in changed.items())
 
 
-def _whole_record(folder: Path) -> dict[str, Any]:
+def _whole_record(folder: Path) -> Fields:
     """As recorded(), with every byte as it was written. Raises ValueError where it is not, or where a later version wrote it."""
     path = folder / RECORD
     if not path.is_file():
@@ -189,7 +183,7 @@ def _whole_record(folder: Path) -> dict[str, Any]:
     return parsed(read_file(path).decode())  # read_text would change line endings
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> Fields:
     """The record in a text, with every byte as it was written. Raises ValueError where it is not, or where a later version
     wrote it."""
     record = json.loads(text)
@@ -197,32 +191,28 @@ def parsed(text: str) -> dict[str, Any]:
     wrong = [key for key, value in kinds.items() if value is not None and not isinstance(value, _KINDS[key])]
     if not isinstance(record, dict) or wrong:
         raise ValueError(f"{RECORD} is not what was written: {', '.join(wrong) or 'it is no table'}")
-    if (version := record.get("format", 1)) not in range(1, FORMAT + 1):
+    version = record.get("format", 1)
+    if version not in range(1, FORMAT + 1):
         raise ValueError(f"{RECORD} has format {version}, and this version of Brigade knows {FORMAT}")
     files = record.get("files")
     plain = isinstance(files, dict) and all(isinstance(size, int) for size in files.values())
     if not all(map(_is_entry, (files or {}).values())):
         raise ValueError(f"{RECORD} is not what was written: files")
-    itself = str(record.get("itself"))
-    if not plain and (len(itself) != len(_NO_DIGEST) or _digest(text.replace(itself, _NO_DIGEST, 1)) != itself):
+    if not plain and not checksums.is_itself(text, record.get("itself")):
         raise ValueError(f"{RECORD} is not what was written: its checksum is another")
     return record
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(entry: object) -> bool:
     known = isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("checksum"), str)
     return known or isinstance(entry, int)
-
-
-def _digest(text: str) -> str:
-    return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
 def _open_what_has_no_checksum(folder: Path) -> None:
     """Raise ValueError or OSError where a file is not even what its name says."""
     from safetensors import SafetensorError, safe_open
 
-    json.loads((folder / runs.STATE).read_bytes())
+    json.loads((folder / on_disk.STATE).read_bytes())
     for path in folder.glob("*.safetensors"):
         try:
             with safe_open(path, framework="numpy"):

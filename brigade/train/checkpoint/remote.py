@@ -11,26 +11,24 @@ waits, so training never waits for the network.
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...errors import UserError
 from ...errors.console import counted
-from .. import storage
-from ..cluster import World
 from ..distributed import ranks
+from ..host import storage
+from ..host.cluster import World
+from ..host.storage import in_words
 from ..recipe.files import parse_yaml, read_yaml
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from ..run import directory as runs
+from ..run import on_disk
 from ..run.leftovers import SAVING
-from ..storage import in_words
-from ..upstream.unpickling import is_inside
 from . import manifest
-from .uploads import MARKERS, Uploads, best_of, is_record
+from .uploads import MARKERS, There, Uploads, best_of, checkpoints_there, is_record
 
 PLACE = "flag --output_dir"
 
@@ -57,10 +55,11 @@ def bring_records(settings: Settings, world: World) -> None:
         if (directory / runs.RECORD).is_file():
             with in_words(settings.remote, PLACE):
                 _check_same(settings, directory, remote.read(runs.RECORD))
-        newest = max(_whole(remote, there), default=0) if runs.SUCCESS not in there else sys.maxsize
-        if (directory / runs.RECORD).is_file() and newest <= max(runs.whole_checkpoints(directory), default=0):
+        newest = max((found.step for found in _whole(remote, there)), default=0)
+        newest = sys.maxsize if runs.SUCCESS in there else newest
+        if (directory / runs.RECORD).is_file() and newest <= max(on_disk.whole_checkpoints(directory), default=0):
             return  # this host was there when it was written
-        if (directory / runs.SUCCESS).is_file():
+        if runs.SUCCESS not in runs.unfinished(directory):
             return
         records = [name for name in there if is_record(name)]
         with in_words(settings.remote, PLACE):
@@ -81,19 +80,20 @@ def bring_checkpoint(run: runs.Run) -> None:
         remote = storage.open_storage(settings.remote, PLACE)
         with in_words(settings.remote, PLACE):
             whole = _whole(remote, remote.sizes())
-        here = [path for path in runs.checkpoints(run.directory) if manifest.flaw(path) is None]
-        newest = runs.step_of(here[0]) if here else -1
-        for step in sorted(whole, reverse=True):
-            if step <= newest:
+        here = [path for path in on_disk.checkpoints(run.directory) if manifest.flaw(path) is None]
+        newest = on_disk.step_of(here[0]) if here else -1
+        for found in whole:
+            if found.step <= newest:
                 return
             with in_words(settings.remote, PLACE):
-                folder = _download(remote, f"checkpoint-{step}", whole[step], run.directory)
+                folder = _download(remote, found, run.directory)
             if folder is None:
                 continue
-            best = best_of(folder)
-            if best in whole and not (run.directory / f"checkpoint-{best}").exists():
+            step = best_of(folder)
+            best = next((each for each in whole if each.step == step), None)
+            if best and step not in on_disk.whole_checkpoints(run.directory):
                 with in_words(settings.remote, PLACE):
-                    _download(remote, f"checkpoint-{best}", whole[best], run.directory)
+                    _download(remote, best, run.directory)
             return
 
     _on_each_host(run.world, bring)
@@ -138,38 +138,34 @@ def _check_same(settings: Settings, directory: Path, text: bytes) -> None:
         raise UserError(settings.remote, problem, cure)
 
 
-def _whole(remote: storage.Storage, there: Mapping[str, int]) -> dict[int, dict[str, Any]]:
-    """Return step -> manifest of each checkpoint of which every file is there with its size."""
-    found = {}
-    for name in there:
-        folder, _, file = name.partition("/")
-        step = folder.removeprefix("checkpoint-")
-        if file != manifest.RECORD or not step.isdecimal() or not folder.startswith("checkpoint-"):
-            continue
-        with suppress(ValueError):  # no manifest of ours
-            record = manifest.parsed(remote.read(name).decode())
-            sizes, folders = manifest.sizes(record), record.get("folders", ())
-            if all(map(is_inside, (*sizes, *folders))) and all(
-                there.get(f"{folder}/{file}") == sizes[file] for file in sizes
-            ):
-                found[int(step)] = record
-    return found
+def _whole(remote: storage.Storage, there: Mapping[str, int]) -> list[There]:
+    """Return the whole checkpoints of a storage, newest first."""
+
+    def read(name: str) -> bytes:
+        with in_words(remote.url, PLACE):
+            return remote.read(name)
+
+    return [found for found in checkpoints_there(there, read) if found.whole]
 
 
-def _download(remote: storage.Storage, name: str, record: Mapping[str, Any], directory: Path) -> Path | None:
+def _download(remote: storage.Storage, found: There, directory: Path) -> Path | None:
     """Return the checkpoint, downloaded and compared with its manifest; None where its bytes are other ones."""
+    name, record = f"checkpoint-{found.step}", found.record or {}
     aside, final = directory / SAVING / f"{name}.brought", directory / name
-    print(f"Downloading {name} from {remote.url}.", flush=True)
+    renamed = f", which holds step {found.step}, by its manifest" if found.name != name else ""
+    print(f"Downloading {found.name} from {remote.url}{renamed}.", flush=True)
     began, files = time.perf_counter(), manifest.sizes(record)
     for file in (*files, manifest.RECORD):
-        remote.get(f"{name}/{file}", aside / file)
+        remote.get(f"{found.name}/{file}", aside / file)
     for folder in record.get("folders", ()):
         (aside / folder).mkdir(parents=True, exist_ok=True)
-    if problem := manifest.flaw(aside) or manifest.damage(aside):
-        print(f"warning: {remote.url}/{name} is left out: {problem}", file=sys.stderr, flush=True)
+    problem = manifest.flaw(aside) or manifest.damage(aside)
+    if problem:
+        print(f"warning: {remote.url}/{found.name} is left out: {problem}", file=sys.stderr, flush=True)
         return None
-    if final.exists():  # it is not whole, or it would not have been downloaded
-        final.rename(directory / SAVING / f"{name}.flawed")
+    if final.exists():  # it is not whole, or holds another step: else this one would not have been downloaded
+        own = directory / f"checkpoint-{on_disk.step_of(final)}"
+        final.rename(directory / SAVING / f"{name}.flawed" if own.exists() else own)
     aside.rename(final)
     gib, seconds = sum(files.values()) / 2**30, time.perf_counter() - began
     print(f"Downloaded {gib:.2f} GiB in {seconds:.1f} s.", flush=True)
@@ -184,14 +180,18 @@ def begin(run: runs.Run) -> runs.Run:
         return run
     with ranks.agreed(run.world):
         if run.world.is_main_rank:
-            limit = run.settings.recipe.training.save_total_limit
-            uploads = Uploads(storage.open_storage(run.settings.remote, PLACE), run.directory, limit)
+            uploads = _uploads(run.settings, run.directory)
             with in_words(run.settings.remote, PLACE):
                 uploads.storage.remove(marker for marker in MARKERS if not (run.directory / marker).exists())
                 uploads.put_records()
             uploads.add_newest()
             run = replace(run, uploads=uploads)
     return run
+
+
+def _uploads(settings: Settings, directory: Path) -> Uploads:
+    remote = storage.open_storage(settings.remote, PLACE)
+    return Uploads(remote, directory, settings.recipe.training.save_total_limit)
 
 
 def finish(run: runs.Run) -> None:
@@ -210,9 +210,7 @@ def upload_rest(settings: Settings, world: World) -> None:
         directory = settings.directory("")
         if not world.is_main_rank or not (directory / runs.SUCCESS).is_file():
             return
-        uploads = Uploads(
-            storage.open_storage(settings.remote, PLACE), directory, settings.recipe.training.save_total_limit
-        )
+        uploads = _uploads(settings, directory)
         with in_words(settings.remote, PLACE):
             there = runs.SUCCESS in uploads.storage.sizes() and uploads.storage.read(runs.SUCCESS)
         if there != (directory / runs.SUCCESS).read_bytes():

@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...errors.console import counted
+from ...errors.tables import Fields
 from ..distributed import ranks
 from ..recipe.files import read_yaml
 from ..run import directory as runs
-from ..run import same_run
+from ..run import on_disk, same_run
 from ..upstream import unpickling
 from . import compatibility, saved_weights
-from .manifest import RECORD, damage, finished, flaw, recorded, shares, sizes
+from .manifest import RECORD, damage, finished, flaw, oddity, recorded, shares, sizes
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 Choice = tuple[Path | None, tuple[str, ...]]  # a checkpoint or None; in words, the ones that are left out, and why
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
@@ -30,12 +34,20 @@ def agree(run: runs.Run, fingerprint: str, base: Mapping[str, str]) -> Choice:
     while True:
         with ranks.agreed(run.world):
             folder, skipped = choose(run, fingerprint, base, damaged)
-        if not any(folders := ranks.gather(folder and folder.name)):
+        folders = ranks.gather(folder.name if folder else None)
+        if not any(folders):
             return None, skipped
         problems = ranks.gather(problem_together(run, folder, folders))
         if not any(problems):
+            problem = None
             with ranks.agreed(run.world):
-                check_pickles(run, folder)
+                try:
+                    check_pickles(run, folder)
+                except unpickling.Damaged as error:  # one without a checksum
+                    assert folder
+                    problem = folder.name, f"{Path(error.place).name}: {error.problem}"
+            problems = ranks.gather(problem)
+        if not any(problems):
             return folder, skipped
         damaged |= dict(filter(None, problems))
 
@@ -56,16 +68,18 @@ def choose(
             _check(newest, str(newest), run, base)
         return newest, skipped
     folder = Path(named)
-    if number := run.replica.replica:
+    number = run.replica.replica
+    if number:
         own = folder.parent / f"replica-{number}" / folder.name
         folder = own if flaw(own) is None else folder
     if not finished(folder):
         cure = "name a checkpoint-N directory, or leave the flag out to take the newest"
-        raise UserError(_FLAG, f"{named!r} is not a checkpoint: no {runs.STATE} in it", cure)
+        raise UserError(_FLAG, f"{named!r} is not a checkpoint: no {on_disk.STATE} in it", cure)
     if fresh and run.directory.resolve() in folder.resolve().parents:
         cure = "drop one of the two, or give another --output_dir"
         raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first", cure)
-    if problem := damaged.get(folder.name) or flaw(folder):
+    problem = damaged.get(folder.name) or flaw(folder)
+    if problem:
         cure = "name another checkpoint, or leave the flag out to take the newest whole one"
         raise UserError(_FLAG, f"{named!r} cannot be continued from: {problem}", cure)
     _check_run(folder, run, fingerprint)
@@ -87,7 +101,7 @@ def problem_together(run: runs.Run, folder: Path | None, folders: list[str | Non
     """
     if folder is None or None in folders:
         return None  # directory.claim() says on which host there is none
-    oldest = min(map(Path, filter(None, folders)), key=runs.step_of).name
+    oldest = min(map(Path, filter(None, folders)), key=on_disk.step_of).name
     if folder.name != oldest:
         return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
     size, rank = _readers(run)
@@ -108,43 +122,50 @@ def _readers(run: runs.Run) -> tuple[int, int]:
     return (here.size, here.rank) if run.strategy.writes_in_parts else (here.local_size, here.local_rank)
 
 
-def how_to_continue(run: runs.Run, state: Any) -> str:
+def how_to_continue(run: runs.Run, state: "TrainerState") -> str:
     """Where a run that stops now stands, and how it can go on, in words. state: of its Trainer"""
     here = f"at step {state.global_step} of {state.max_steps}"
     if run.settings.recipe_path.name == REHEARSAL:
         return f"{here} of a rehearsal. The same command begins it anew."
-    newest = next((folder for folder in runs.checkpoints(run.directory) if flaw(folder) is None), None)
+    newest = next((folder for folder in on_disk.checkpoints(run.directory) if flaw(folder) is None), None)
     if newest is None:
         return f"{here}. There is no checkpoint yet: the same command begins at step 0."
     flags = {"--fresh": run.settings.fresh, "--resume_from_checkpoint": run.settings.resume_from_checkpoint}
     given = [flag for flag, value in flags.items() if value]
     without = f" without {' and '.join(given)}" if given else ""
-    lost = state.global_step - runs.step_of(newest)
+    lost = state.global_step - on_disk.step_of(newest)
     again = f", {counted(lost, 'step')} before this one" if lost else ""
     return f"{here}. The same command{without} continues from {newest}{again}."
 
 
 def _newest(run: runs.Run, damaged: Mapping[str, str]) -> Choice:
     """The newest whole checkpoint; None where there is no checkpoint at all. Raises UserError where all are damaged."""
-    every = {path.name: path for path in runs.checkpoints(run.directory)}
+    every = {path.name: path for path in on_disk.checkpoints(run.directory)}
     if run.own_directory != run.directory:  # where a replica has no part of a checkpoint, it takes the first one's
-        every |= {path.name: path for path in runs.checkpoints(run.own_directory) if flaw(path) is None}
-    newest_first = sorted(every.values(), key=runs.step_of, reverse=True)
+        every |= {path.name: path for path in on_disk.checkpoints(run.own_directory) if flaw(path) is None}
+    newest_first = sorted(every.values(), key=on_disk.step_of, reverse=True)
     problems = {path: damaged.get(path.name) or flaw(path) for path in newest_first}
     whole = next((path for path, problem in problems.items() if problem is None), None)
-    newer = [path for path in problems if whole is None or runs.step_of(path) > runs.step_of(whole)]
+    newer = [path for path in problems if whole is None or on_disk.step_of(path) > on_disk.step_of(whole)]
     if newer and whole is None:
         more = f", and so are {len(newer) - 1} older" if len(newer) > 1 else ""
         problem = f"the newest checkpoint is damaged ({problems[newer[0]]}){more}: there is none to continue from"
         cure = "bring its files back from a copy; without one, --fresh moves this run aside and begins anew"
         raise UserError(str(newer[0]), problem, cure)
-    return whole, tuple(f"{path.name}: {problems[path]}" for path in newer)
+    known = {path.name: problems[path] for path in newer}
+    renamed = {
+        path.name: oddity(path)
+        for path in newest_first
+        if on_disk.step_of(path) != on_disk.named_step(path.name) and path != whole
+    }
+    return whole, tuple(f"{name}: {problem}" for name, problem in (renamed | known).items())
 
 
 def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     """Raise UserError where a named checkpoint was written by a run that computes something else."""
     beside = folder.resolve().parent / runs.RECORD
-    if not (old := _record_of(folder)):
+    old = _record_of(folder)
+    if not old:
         return
     other, _ = same_run.another_run(old, run.settings, run.strategy, with_strategy=False)
     if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
@@ -156,7 +177,7 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
         raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}", cure)
 
 
-def _record_of(folder: Path) -> dict[str, Any]:
+def _record_of(folder: Path) -> Fields:
     """The run.yaml of the run that wrote a checkpoint; {} where it is not known."""
     beside = folder.resolve().parent / runs.RECORD
     return recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else {})
@@ -169,7 +190,7 @@ def _start_from(folder: Path, run: runs.Run) -> str:
         return f"--model_name_or_path {folder}{own}"
     if (folder.resolve().parent / runs.RECORD).is_file():
         merge = " --merge" if (folder / saved_weights.ADAPTER).is_file() else ""
-        export = f"python -m brigade export {folder.parent} MODEL --step {runs.step_of(folder)}{merge}"
+        export = f"python -m brigade export {folder.parent} MODEL --step {on_disk.step_of(folder)}{merge}"
         return f"{export}, and then --model_name_or_path MODEL"
     return "make a whole model of it with the tool that wrote it, and name that: --model_name_or_path MODEL"
 
@@ -190,7 +211,8 @@ def _check(folder: Path, place: str, run: runs.Run, base: Mapping[str, str]) -> 
     """Raise UserError at `place` where this run can neither read nor reshard the checkpoint's states, and where its
     adapters were trained on another base."""
     _check_method(folder, place, run)
-    if refused := compatibility.refusal(folder, run):
+    refused = compatibility.refusal(folder, run)
+    if refused:
         raise UserError(place, *refused)
     before = recorded(folder).get("base", base)
     if run.settings.recipe.model.use_peft and base != before:

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
-from ..run.directory import RECORD, SUCCESS, check_exists, whole_checkpoints
+from ..run import on_disk
+from ..run.directory import RECORD, SUCCESS, check_exists, unfinished
 from ..upstream import unpickling
 from .manifest import odd_file, tag_of
+
+if TYPE_CHECKING:
+    import torch
 
 FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
 OTHER_STEP = "name another step: --step N"
@@ -20,26 +24,37 @@ def find(output: Path, step: int | None) -> Path:
     step is another model), where nothing is whole, and where something is no file.
     """
     folder = _find(output, step)
-    if strange := odd_file(folder):
+    strange = odd_file(folder)
+    if strange:
         raise UserError(str(strange), "it is a pipe, a socket or a device, and no file", "remove it")
     return folder
 
 
 def _find(output: Path, step: int | None) -> Path:
     check_run(output)
-    whole = whole_checkpoints(output)
+    whole = on_disk.whole_checkpoints(output)
     steps = f"checkpoints there are: {', '.join(map(str, sorted(whole))) or 'none'}"
     if step is not None:
         if step not in whole:
-            broken = (output / f"checkpoint-{step}").is_dir()
-            died = f"checkpoint-{step} is incomplete: its run died while it was saved"
-            raise UserError("flag --step", f"{died if broken else f'no step {step}'} in {output}", steps)
+            there = output / f"checkpoint-{step}"
+            problem = (
+                f"checkpoint-{step} is incomplete: its run died while it was saved"
+                if there.is_dir()
+                else f"no step {step}"
+            )
+            if (there / on_disk.STATE).is_file() and on_disk.step_of(there) != step:
+                problem = f"checkpoint-{step} holds step {on_disk.step_of(there)}, by its manifest,"
+            raise UserError("flag --step", f"{problem} in {output}", steps)
         return whole[step]
-    if (output / SUCCESS).exists():
+    problem = unfinished(output)
+    if SUCCESS not in problem:  # it has reached its end
         if not _reader(output):
             problem = "the run is finished, and its model is gone: no *.safetensors"
             cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
             raise UserError(str(output), problem, cure)
+        if problem:
+            cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
+            raise UserError(str(output), f"the run is finished, and its model is not whole: {problem}", cure)
         return output
     if not whole:
         cure = "wait for its first (save_steps), or start the run's command again"
@@ -55,7 +70,7 @@ def check_run(output: Path) -> None:
         raise UserError(str(output), problem, "name the directory that train.py printed as its output")
 
 
-def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
+def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.Tensor"]:
     """{name: whole tensor} on the CPU: all weights, or the trained ones of a run with adapters.
 
     dtype: the torch.dtype that floating-point tensors get, one after another; None: they keep theirs
@@ -86,7 +101,7 @@ def in_hugging_face_format(folder: Path) -> bool:
     return any(folder.glob(FULL))
 
 
-def _reader(folder: Path) -> Callable[[Path], dict[str, Any]] | None:
+def _reader(folder: Path) -> Callable[[Path], dict[str, "torch.Tensor"]] | None:
     if in_hugging_face_format(folder) or (folder / ADAPTER).is_file():
         return _safetensors
     if (folder / "latest").is_file():
@@ -94,14 +109,14 @@ def _reader(folder: Path) -> Callable[[Path], dict[str, Any]] | None:
     return _fsdp if (folder / "pytorch_model_fsdp_0").is_dir() else None
 
 
-def _safetensors(folder: Path) -> dict[str, Any]:
+def _safetensors(folder: Path) -> dict[str, "torch.Tensor"]:
     from safetensors.torch import load_file
 
     files = sorted(folder.glob(FULL)) or [folder / ADAPTER]
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def _deepspeed(folder: Path) -> dict[str, Any]:
+def _deepspeed(folder: Path) -> dict[str, "torch.Tensor"]:
     """The weights under ZeRO-1, 2 and 3: fp32 master copies, put together from each rank's slices."""
     unpickling.data_only()
     unpickling.check(unpickling.pickled(tag_of(folder)))
@@ -110,7 +125,7 @@ def _deepspeed(folder: Path) -> dict[str, Any]:
     return get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
 
 
-def _fsdp(folder: Path) -> dict[str, Any]:
+def _fsdp(folder: Path) -> dict[str, "torch.Tensor"]:
     """The weights under FSDP2 and HSDP: shards of DTensors in torch's distributed checkpoint."""
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
@@ -118,7 +133,7 @@ def _fsdp(folder: Path) -> dict[str, Any]:
 
     unpickling.data_only()
     unpickling.check(unpickling.pickled(folder / "pytorch_model_fsdp_0"))
-    state: dict[str, Any] = {}
+    state: dict[str, torch.Tensor] = {}
     reader = FileSystemReader(folder / "pytorch_model_fsdp_0")
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     return state["model"]

@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, BinaryIO
 
 import xxhash
 
 from ...errors import UserError, whose
 from ...errors.disk import of_disk
+from ...errors.tables import Document, Fields
 from ..distributed import ranks
 from ..distributed.board import Board, board
 from ..run import directory as runs
-from ..run import events, mark
+from ..run import events, mark, on_disk
 from ..run.leftovers import REPLACED, SAVING
 from ..upstream import file_modes
 from . import manifest, memory_stage
@@ -49,12 +50,12 @@ class _Job:
     key: str  # in torch's store
     stage: Path
     sources: dict[str, BinaryIO | Path]  # this rank's share: open files that no longer have a name, or paths
-    document: dict[str, Any]
+    document: Fields
     best: Path | None
     began: float
     blocked: float = 0.0  # seconds
     in_memory: bool = False
-    failure: dict[str, Any] | None = None  # {"rank": where it failed, "error": a UserError's parts}
+    failure: Fields | None = None  # {"rank": where it failed, "error": a UserError's parts}
 
 
 class Saving:
@@ -72,10 +73,11 @@ class Saving:
         )
         self._on_host = expected  # then the bytes of the last checkpoint on this host
         self._memory: Path | None = None
+        self._in_use: IO[str] | None = None
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None
 
-    def save(self, step: int, write: Callable[[Path], None], document: dict[str, Any], best: Path | None) -> None:
+    def save(self, step: int, write: Callable[[Path], None], document: Fields, best: Path | None) -> None:
         """Write checkpoint-`step`. A collective, on the main thread.
 
         write: writes all files of this rank into a directory; document: as in manifest.write(); best: a checkpoint to keep
@@ -149,7 +151,7 @@ class Saving:
         fits = all(ranks.gather(bool(wanted) and self._on_host <= memory_stage.room()))
         if fits and self._memory is None:
             if self.world.local_rank == 0:
-                memory_stage.make(self.name)
+                self._in_use = memory_stage.make(self.name)
             ranks.barrier()
             self._memory = memory_stage.path(self.name)
         parent = self._memory if fits and self._memory else self.run.directory / SAVING
@@ -182,7 +184,7 @@ class Saving:
             with suppress(OSError):  # the last host's
                 (self.run.directory / SAVING).rmdir()
 
-    def _brought(self, job: _Job) -> dict[str, Any]:
+    def _brought(self, job: _Job) -> Fields:
         target = self._unnamed(job.step)
         try:
             return {"files": {name: _bring(source, target / name) for name, source in job.sources.items()}}
@@ -193,9 +195,9 @@ class Saving:
                 if not isinstance(source, Path):
                     source.close()
 
-    def _close(self, job: _Job, notes: Board) -> dict[str, Any]:
+    def _close(self, job: _Job, notes: Board) -> Fields:
         """Give the checkpoint its name when all parts are there, or return what failed."""
-        files: dict[str, Any] = {}
+        files: dict[str, Fields] = {}
         writers: dict[str, int] = {}
         for rank in self.group:
             brought = notes.get(f"{job.key}/{rank}")
@@ -207,7 +209,8 @@ class Saving:
         target, final = self._unnamed(job.step), directory / name
         try:
             self.run.check_directory()
-            if unseen := self._unseen(job, files, writers):
+            unseen = self._unseen(job, files, writers)
+            if unseen:
                 return unseen
             folders = [path for path in target.rglob("*") if path.is_dir()]
             empty = [str(path.relative_to(target)) for path in folders if not any(path.iterdir())]
@@ -233,7 +236,7 @@ class Saving:
             events.add(directory, "checkpoint", step=job.step, **figures, through="memory" if job.in_memory else "disk")
         return {}
 
-    def _unseen(self, job: _Job, files: Mapping[str, Any], writers: Mapping[str, int]) -> dict[str, Any] | None:
+    def _unseen(self, job: _Job, files: Mapping[str, Document], writers: Mapping[str, int]) -> Fields | None:
         """Wait until every file of a checkpoint is there with its size. Returns what failed if one does not appear: its host has
         written it to another directory with the same path."""
         target, deadline = self._unnamed(job.step), time.monotonic() + SEEN
@@ -260,20 +263,17 @@ class Saving:
         limit = self.run.settings.recipe.training.save_total_limit
         if limit is None:
             return
-        room = limit - 1
-        if best and best != newest and manifest.flaw(best) is None:
-            room -= 1
-        for path in runs.checkpoints(self.run.directory):
-            if path in (newest, best):
-                continue
-            if room > 0 and manifest.flaw(path) is None:
-                room -= 1
-            elif runs.step_of(path) < runs.step_of(newest) and not (self.run.uploads and self.run.uploads.holds(path)):
-                gone = self.run.directory / SAVING / f"{path.name}.removed"
+        paths = on_disk.checkpoints(self.run.directory)
+        whole = {path: path == newest or manifest.flaw(path) is None for path in paths}
+        found = [on_disk.Found(path.name, on_disk.step_of(path), whole[path]) for path in paths]
+        for name in on_disk.beyond(limit, found, newest.name, best.name if best else None):
+            path = self.run.directory / name
+            if not (self.run.uploads and self.run.uploads.holds(path)):
+                gone = self.run.directory / SAVING / f"{name}.removed"
                 path.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
 
-    def _failed(self, error: BaseException, job: _Job) -> dict[str, Any]:
+    def _failed(self, error: BaseException, job: _Job) -> Fields:
         """An error on this rank, as _Job.failure has it."""
         known = error if isinstance(error, UserError) else of_disk(error, self.run.directory)
         if known is None and isinstance(error, FileNotFoundError):
@@ -305,7 +305,7 @@ def _no_second_checksum() -> Iterator[None]:
         serialization.set_crc32_options(before)
 
 
-def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
+def _bring(source: BinaryIO | Path, target: Path) -> Fields:
     """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
     digest, size = xxhash.xxh3_128(), 0
     if isinstance(source, Path):

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from ..upstream import unpickling, without_zero3
 from . import saved_weights
 from .chunks import Chunks
 from .manifest import ONE, engine_of, tag_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg, exp_avg_sq, momentum_buffer
 
@@ -123,7 +126,8 @@ class _Whole(States):
         self._state = {order[number]: state for number, state in kept["state"].items()}
         names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
         self.sizes = {name: self._weight(name).numel() for name in names}
-        if first := next(iter(self._state), None):
+        first = next(iter(self._state), None)
+        if first:
             self.moments = _like(self.sizes[first], self._state[first])
 
     def moments_of(self, name: str) -> tuple[str, ...]:
@@ -164,7 +168,7 @@ def _fused(folder: Path, in_files: Set[str], trained: Set[str] = frozenset()) ->
 
 
 @torch.no_grad()
-def complete(model: Any, folder: Path) -> None:
+def complete(model: "PreTrainedModel", folder: Path) -> None:
     """Load into a model what the files of a checkpoint of one process or DDP hold under other names: load_state_dict() has passed
     over it without an error (transformers/trainer.py: _load_from_checkpoint, strict=False)."""
     from safetensors import safe_open
@@ -211,7 +215,8 @@ class _Zero(States):
                 takes = [size + padding for size, padding in zip(sizes, paddings[number], strict=True)]
             for name, size, offset in zip(shapes, sizes, accumulate([0, *takes]), strict=False):
                 self._size[name], self._place[name] = size, (number, offset)
-        if state := first[self._moments]["state"]:
+        state = first[self._moments]["state"]
+        if state:
             self.moments = self._moments_in(min(state))
 
     def _moments_in(self, number: int) -> tuple[str, ...]:
@@ -322,7 +327,8 @@ class _Sharded(States):
         self._weights, self._optimizer = Chunks(folder / "pytorch_model_fsdp_0"), Chunks(folder / "optimizer_0")
         self._saved_as = saved_as
         back = {saved: name for name, saved in saved_as.items()}
-        self.sizes = {back.get(path[1], path[1]): shape.numel() for path, shape in self._weights.shapes.items()}
+        weights = {str(path[1]): shape for path, shape in self._weights.shapes.items()}
+        self.sizes = {back.get(name, name): shape.numel() for name, shape in weights.items()}
         states = [path[2:] for path in self._optimizer.shapes if path[1] == "state"]
         self._kept = dict[str, list[str]]()
         for name, key in states:

@@ -5,22 +5,27 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ...errors import UserError
-from .. import storage
+from ...errors.tables import Document
 from ..distributed import heartbeat, stop
+from ..host import files, storage
 from ..run import directory as runs
-from ..run import events, owner, starts
+from ..run import events, on_disk, owner, starts
 from ..run.leftovers import SAVING
+from ..upstream.unpickling import is_inside
 from . import manifest
 
 PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds before each further try of a request that failed
 MARKERS = (runs.SUCCESS, runs.STOPPED)  # uploaded last, as they speak of all the rest
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+T = TypeVar("T")
 _OWN = (owner.FILE, starts.FILE, stop.FILE, SAVING, heartbeat.FOLDER, "nvme_offload")  # of this host
 
 
@@ -37,8 +42,50 @@ def is_record(name: str) -> bool:
 def best_of(checkpoint: Path) -> int | None:
     """Return the step of the best checkpoint so far, as the state in a checkpoint names it; None where it names none."""
     with suppress(OSError, ValueError, AttributeError):
-        named = json.loads((checkpoint / runs.STATE).read_text()).get("best_model_checkpoint")
-        return runs.step_of(Path(named)) if named else None
+        state = json.loads((checkpoint / on_disk.STATE).read_text())
+        named, step = state.get("best_model_checkpoint"), state.get("best_global_step")
+        if named:
+            return step if isinstance(step, int) else on_disk.named_step(named)
+    return None
+
+
+@dataclass(frozen=True)
+class There(on_disk.Found):
+    """A checkpoint in object storage. record: its manifest; None where it is not whole"""
+
+    record: Document | None
+
+
+def checkpoints_there(there: Mapping[str, int], read: Callable[[str], bytes]) -> list[There]:
+    """Every checkpoint-N in a storage, newest first by the steps of their manifests, as on_disk.checkpoints() has those of a
+    directory: there, too, one may have been renamed or copied.
+
+    there: {name of an object: bytes}; read: returns an object's content, and raises no OSError but for one that is not there
+    """
+    found, read = {}, cache(read)  # each manifest is a request, and says both its step and what is whole
+    for folder in {name.partition("/")[0] for name in there if "/" in name}:
+        if on_disk.is_named(folder):
+            step = on_disk.recorded_step(folder, partial(_read_small, there, read, folder))
+            record = _whole_record(there, read, folder)
+            found[folder] = There(folder, step, record is not None, record)
+    return [found[name] for name in on_disk.newest_first({name: each.step for name, each in found.items()})]
+
+
+def _read_small(there: Mapping[str, int], read: Callable[[str], bytes], folder: str, file: str) -> bytes:
+    name = f"{folder}/{file}"
+    if there.get(name, files.MOST + 1) > files.MOST:
+        raise FileNotFoundError(name)
+    return read(name)
+
+
+def _whole_record(there: Mapping[str, int], read: Callable[[str], bytes], folder: str) -> Document | None:
+    """Return the manifest of a checkpoint of which every file is there with its size; else None."""
+    with suppress(OSError, ValueError, RecursionError):  # there is none of ours
+        record = manifest.parsed(_read_small(there, read, folder, manifest.RECORD).decode())
+        sizes, folders = manifest.sizes(record), record.get("folders", ())
+        inside = all(map(is_inside, (*sizes, *folders)))
+        if inside and all(there.get(f"{folder}/{file}") == size for file, size in sizes.items()):
+            return record
     return None
 
 
@@ -74,7 +121,8 @@ class Uploads:
 
     def add_newest(self) -> None:
         """Upload the newest whole checkpoint of the directory, unless it is there."""
-        if newest := self._newest():
+        newest = self._newest()
+        if newest:
             self.add(newest)
 
     def holds(self, checkpoint: Path) -> bool:
@@ -130,55 +178,54 @@ class Uploads:
                 self.late = checkpoint, known
                 text = f"warning: {checkpoint.name} could not be uploaded: {known.problem}. Training goes on"
                 print(f"{text}; the next checkpoint is tried anew", file=sys.stderr, flush=True)
-                step = runs.step_of(checkpoint)
+                step = on_disk.step_of(checkpoint)
                 events.add(self.directory, "upload failed", step=step, text=known.problem)
 
     def _newest(self) -> Path | None:
-        return next((path for path in runs.checkpoints(self.directory) if manifest.flaw(path) is None), None)
+        return next((path for path in on_disk.checkpoints(self.directory) if manifest.flaw(path) is None), None)
 
     def _upload_with_best(self, checkpoint: Path) -> None:
         """Upload a checkpoint, and the best one, whose place a newer one may have taken while it waited; remove too many."""
         step = best_of(checkpoint)
-        self._upload(checkpoint)
-        best = checkpoint.with_name(f"checkpoint-{step}")
-        if best != checkpoint and manifest.finished(best):
+        newest = self._upload(checkpoint)
+        best = on_disk.whole_checkpoints(self.directory).get(-1 if step is None else step, checkpoint)
+        if best != checkpoint:
             self._upload(best)
-        self._rotate(runs.step_of(checkpoint), step)
+        self._rotate(newest, step)
 
-    def _upload(self, checkpoint: Path) -> None:
-        """Upload a whole checkpoint, its manifest last, unless it is there."""
-        began, name = time.perf_counter(), checkpoint.name
+    def _upload(self, checkpoint: Path) -> str:
+        """Upload a whole checkpoint, its manifest last, unless it is there. Return its name there: its step's, whatever the
+        directory is called."""
+        began, step = time.perf_counter(), on_disk.step_of(checkpoint)
+        name = f"checkpoint-{step}"
         text = (checkpoint / manifest.RECORD).read_bytes()
-        files = manifest.sizes(manifest.recorded(checkpoint))
+        sizes = manifest.sizes(manifest.recorded(checkpoint))
         there = self._again(self.storage.sizes)
         head = f"{name}/{manifest.RECORD}"
-        complete = all(there.get(f"{name}/{file}") == size for file, size in files.items())
+        complete = all(there.get(f"{name}/{file}") == size for file, size in sizes.items())
         if head in there and complete and self._again(self.storage.read, head) == text:
-            return
+            return name
         # One of the same step: without its manifest it is none any more, and then its files may change.
         self._again(self.storage.remove, [head] if head in there else [])
-        self._put([(checkpoint / file, f"{name}/{file}") for file in files])
+        self._put([(checkpoint / file, f"{name}/{file}") for file in sizes])
         self._put([(checkpoint / manifest.RECORD, head)])
-        seconds, size = round(time.perf_counter() - began, 3), sum(files.values())
-        events.add(self.directory, "upload", step=runs.step_of(checkpoint), seconds=seconds, bytes=size)
+        seconds, size = round(time.perf_counter() - began, 3), sum(sizes.values())
+        events.add(self.directory, "upload", step=step, seconds=seconds, bytes=size)
+        return name
 
-    def _rotate(self, newest: int, best: int | None) -> None:
+    def _rotate(self, newest: str, best: int | None) -> None:
         """Remove checkpoints beyond save_total_limit, as Saving does here, and what was cut while it was uploaded."""
         there = self._again(self.storage.sizes)
-        steps: dict[int, list[str]] = {}
-        for name in there:
-            folder = name.partition("/")[0]
-            if "/" in name and folder.startswith("checkpoint-") and folder.removeprefix("checkpoint-").isdecimal():
-                steps.setdefault(int(folder.removeprefix("checkpoint-")), []).append(name)
-        kept = {newest} | ({best} if best is not None else set())
-        room = sys.maxsize if self.limit is None else self.limit - len(kept & steps.keys())
-        for step in sorted(steps.keys() - kept, reverse=True):
-            head = f"checkpoint-{step}/{manifest.RECORD}"
-            if head in there and (room > 0 or step > newest):
-                room -= 1
-                continue
+        gone = {name.partition("/")[0] for name in there if on_disk.is_named(name.partition("/")[0])}
+        gone = {name for name in gone if f"{name}/{manifest.RECORD}" not in there}
+        if self.limit is not None:
+            found = checkpoints_there(there, partial(self._again, self.storage.read))
+            names = [each.name for each in found if each.step == best]
+            gone.update(on_disk.beyond(self.limit, found, newest, names[0] if names else None))
+        for folder in sorted(gone):
+            head = f"{folder}/{manifest.RECORD}"
             self._again(self.storage.remove, [head] if head in there else [])  # its name first, as it were
-            self._again(self.storage.remove, [name for name in steps[step] if name != head])
+            self._again(self.storage.remove, [name for name in there if name.startswith(f"{folder}/") and name != head])
 
     def _put_all(self) -> None:
         """Upload everything but checkpoints, markers last."""
@@ -204,8 +251,10 @@ class Uploads:
         for each in contents:
             self._again(self.storage.put, [each])
 
-    def _again(self, request: Callable[..., Any], *about: Any) -> Any:
-        """Return what a request to the storage returns, which is tried again where it fails; not where a file is gone here."""
+    def _again(self, request: Callable[..., T], *about: object) -> T:
+        """Return what a request to the storage returns, which is tried again where it fails; not where a file is gone here. Raise
+        UserError, which says how long it was tried."""
+        began = time.monotonic()
         for pause in PAUSES:
             try:
                 return request(*about)
@@ -213,4 +262,9 @@ class Uploads:
                 raise
             except Exception:
                 time.sleep(pause)
-        return request(*about)
+        try:
+            return request(*about)
+        except Exception as error:
+            known = storage.explained(error, self.storage.url)
+            tried = f"tried {len(PAUSES) + 1} times within {time.monotonic() - began:.0f} s"
+            raise replace(known, problem=f"{known.problem} ({tried})") from error

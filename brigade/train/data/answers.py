@@ -1,13 +1,10 @@
 """What an objective has to know of a micro-batch's answers, beside the model's inputs."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 
 from ..recipe.objectives import JUDGED
-from .store import IGNORED, TokenSequence
+from .store import IGNORED, MicroBatch, TokenSequence
 
 ANSWERS = "answers"  # a key of a micro-batch that is not for the model
 # Its keys. RUNS: int64 (samples,), how many targets each sample has, one sample after the other; WHICH: int64 (answers,), the
@@ -30,8 +27,8 @@ def samples_of(sequence: TokenSequence) -> list[TokenSequence]:
 
 
 def answers_of(
-    sequences: list[TokenSequence], samples: list[TokenSequence], batch: Mapping[str, Any], rows: str, scores: bool
-) -> dict[str, Any]:
+    sequences: list[TokenSequence], samples: list[TokenSequence], batch: MicroBatch, rows: str, scores: bool
+) -> MicroBatch:
     """Return what ANSWERS holds of a micro-batch, without MISMATCHED.
 
     sequences: as they were fetched; samples: theirs, in order; batch: the model's inputs; rows: objectives.PAIRS or JUDGED

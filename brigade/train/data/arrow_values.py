@@ -2,13 +2,18 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ...errors.tables import Fields
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Read = Callable[[Any], Any]
 HUGGINGFACE = b"huggingface"  # key of a schema's metadata: the features of the datasets library, as JSON
 
 
-def reader_of(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
     """Return what reads a row of a table, as to_pylist(maps_as_pydicts="strict") gives it. It raises ValueError for JSON that
     cannot be read.
 
@@ -20,7 +25,7 @@ def reader_of(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     readers = {field.name: _reader(field.type, _inner(features, field.name)) for field in schema}
     needed = {name: read for name, read in readers.items() if read is not None}
 
-    def read_row(row: dict[str, Any]) -> dict[str, Any]:
+    def read_row(row: Fields) -> Fields:
         for name, read in needed.items():
             try:
                 row[name] = None if row[name] is None else read(row[name])
@@ -33,14 +38,14 @@ def reader_of(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return read_row
 
 
-def _features(schema: Any) -> Any:
+def _features(schema: "pyarrow.Schema") -> Any:
     try:
         return json.loads((schema.metadata or {}).get(HUGGINGFACE, b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _inner(feature: Any, key: str) -> Any:
+def _inner(feature: object, key: str) -> Any:
     return feature.get(key) if isinstance(feature, dict) else None
 
 
@@ -71,10 +76,10 @@ def _reader(kind: Any, feature: Any) -> Read | None:
     return None
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-def _struct(value: dict[str, Any], inner: dict[str, Read | None]) -> dict[str, Any]:
+def _struct(value: Fields, inner: dict[str, Read | None]) -> Fields:
     present = ((key, content, inner[key]) for key, content in value.items() if content is not None)
     return {key: read(content) if read else content for key, content, read in present}

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError, console
-from .. import cache
-from ..recipe.flags import Settings
-from ..recipe.objectives import JUDGED
+from ...errors.tables import Document, Fields
+from ..host import cache
+from ..host.checksums import Manifest
+from ..recipe.settings import Settings
 from . import chat_template, encode, mixing, packing, sources, stream
 from .image_store import StoredImages
 from .images import folder_of_images
 from .keys import names_of, without_weight
-from .layout import ENCODING, FORMAT, META, folder_of, is_whole
+from .layout import ENCODING, FORMAT, META, folder_of, outdated
 from .places import files_of
 from .rows import Files, Rows
 from .tokenise import encoded, encoder_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> dict[str, Any]:
+def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> Fields:
     """Prepare data in the cache; returns what a run has to know of it: fingerprint, folder, names of the sources, and how chats
     are written. Raises UserError as `prepare` does.
 
@@ -41,19 +41,14 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any 
         store = _store
     encoder, origins, fingerprint = plan(settings, tokenizer, images)
     folder = folder_of(_with_folders(fingerprint, origins) if encoder.images is not None else fingerprint)
-    if folder.is_dir() and not is_whole(folder):
-        message = f"{folder} was written by another version of Brigade, or not to its end: preparing anew."
-        print(message, file=sys.stderr)
 
     def whole(aside: Path) -> None:
-        if is_whole(folder):
-            print(f"images have changed since {folder} was prepared: preparing anew.", file=sys.stderr)
         writer = Writer(aside, encoder.rows, encoder.images is not None)
         facts = store(settings, encoder, origins, writer)
         writer.close()
-        (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
+        (aside / META).write_text(json.dumps(facts))
 
-    cache.once(folder, _is_current, whole)
+    cache.once(folder, whole, _outdated)
     if encoder.images is not None:
         fingerprint = _digest([fingerprint, StoredImages(folder).digest()])
     chat_format = asdict(chat_template.chat_format(tokenizer, encoder.templates))
@@ -61,9 +56,11 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any 
     return {"fingerprint": fingerprint, "folder": folder.name, **known}
 
 
-def _is_current(folder: Path) -> bool:
-    """Whether a folder holds prepared data that is whole, and whose images are still the same files."""
-    return is_whole(folder) and not (StoredImages.are_in(folder) and StoredImages(folder).changed())
+def _outdated(folder: Path) -> str:
+    """Return why a folder's prepared data has to be made anew, in words, as its images are no longer the same files, too."""
+    manifest = Manifest(folder)
+    changed = StoredImages.are_in(manifest) and StoredImages(folder, manifest).changed()
+    return outdated(folder) or (f"the image {changed.path} has changed since it was prepared" if changed else "")
 
 
 def _with_folders(fingerprint: str, origins: list[sources.Origin]) -> str:
@@ -73,7 +70,7 @@ def _with_folders(fingerprint: str, origins: list[sources.Origin]) -> str:
     return _digest([fingerprint, [str(folder_of_images(given, str(path))) for given, path in places]])
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -119,9 +116,7 @@ def _refuse_files_on_both_sides(origins: list[sources.Origin]) -> None:
             )
 
 
-def _store(
-    settings: Settings, encoder: encode.Encoder, origins: list[sources.Origin], writer: Writer
-) -> dict[str, Any]:
+def _store(settings: Settings, encoder: encode.Encoder, origins: list[sources.Origin], writer: Writer) -> Fields:
     """Store the training and held-out items of all sources. Returns their figures."""
     data = settings.recipe.data
     train: list[np.ndarray] = []
@@ -141,7 +136,7 @@ def _store(
             limit = data.most_held_out
             held, *_ = _encode_all(origin, origin.heldout, settings, encoder, writer, limit, trained=False)
         else:
-            row_of, fewest = writer.of_items(samples)["row"][:, 0], 2 if encoder.rows == JUDGED else 1
+            row_of, fewest = writer.of_items(samples)["row"][:, 0], writer.kind.fewest
             samples, held = mixing.split(samples, row_of, share, data.most_held_out, fewest)
             if len(samples) and not len(held):
                 cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
@@ -151,8 +146,7 @@ def _store(
                 problem = f"it yields no {name} samples with a supervised token within {data.max_length} tokens"
                 cure = "check that it has rows with answers, or raise max_length or the number of samples"
                 raise UserError(rows.place, problem, cure)
-        if encoder.rows == JUDGED:
-            _refuse_single(held, origin.heldout or origin.train, writer, settings)
+        _refuse(held, False, origin.heldout or origin.train, writer, settings)
         train.append(samples)
         dropped.append(lost)
         sizes.append(size)
@@ -162,13 +156,11 @@ def _store(
     chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
     if data.packing:
         lengths = writer.of_items(chosen)["length"].sum(axis=1)
-        sequences = packing.best_fit(lengths, data.max_length * writer.per_item)
+        sequences = packing.best_fit(lengths, data.max_length * writer.kind.samples)
         sequences = packing.Sequences(chosen[sequences.samples], sequences.sizes)
     else:
         sequences = packing.Sequences.of_single(chosen)
-    if encoder.rows == JUDGED:
-        _refuse_one_label(chosen, origins[0].train, writer, settings)
-        _refuse_single(chosen, origins[0].train, writer, settings)
+    _refuse(chosen, True, origins[0].train, writer, settings)
     writer.split("train", sequences)
     used = [chosen[np.isin(chosen, samples)] for samples in train]
     beside = [
@@ -186,7 +178,7 @@ def _store(
     }
 
 
-def _without_images(rows: Rows, facts: dict[str, Any], settings: Settings) -> UserError:
+def _without_images(rows: Rows, facts: Document, settings: Settings) -> UserError:
     """Return the error of a recipe with data.images whose training samples have no image."""
     place, unread = settings.place("images"), ", ".join(facts["unread"]) or "nothing"
     problem = (
@@ -196,26 +188,11 @@ def _without_images(rows: Rows, facts: dict[str, Any], settings: Settings) -> Us
     return UserError(place, problem, f"{cure}texts alone: images: false")
 
 
-def _refuse_one_label(chosen: np.ndarray, rows: Rows, writer: Writer, settings: Settings) -> None:
-    """Raise UserError for judged answers that are all labelled good, or all bad."""
-    labels = writer.of_items(chosen)["desirable"]
-    if labels.all() or not labels.any():
-        label, other = ("good", "bad") if labels.all() else ("bad", "good")
-        problem = (
-            f"all {len(chosen):,} answers that are trained on are labelled {label}, and there is none that is {other}"
-        )
-        cure = f"add answers that are {other}: {settings.recipe.training.objective} learns from both"
-        raise UserError(rows.place, problem, cure)
-
-
-def _refuse_single(items: np.ndarray, rows: Rows, writer: Writer, settings: Settings) -> None:
-    """Raise UserError for judged answers that are all of one row: to each prompt belongs another row's answer, too."""
-    if len(np.unique(writer.of_items(items)["row"])) < 2:
-        problem = (
-            f"objective {settings.recipe.training.objective} compares with answers of other rows, and there is one row"
-        )
-        cure = "train on at least two rows, and hold out two: raise validation_split, or give a validation_file"
-        raise UserError(rows.place, problem, cure)
+def _refuse(items: np.ndarray, learned: bool, rows: Rows, writer: Writer, settings: Settings) -> None:
+    """Raise UserError for items of a split that their kind cannot use. learned: whether they are trained on"""
+    flaw = writer.kind.flaw(writer.table(), items, learned, settings.recipe.training.objective)
+    if flaw:
+        raise UserError(rows.place, *flaw)
 
 
 def _encode_all(
@@ -234,7 +211,7 @@ def _encode_all(
     """
     first, read, seen = writer.items, 0, 0
     columns = origin.columns if trained else without_weight(origin.columns)
-    most = limit and limit * writer.per_item
+    most = limit and limit * writer.kind.samples
     absent, processes = names_of(columns), settings.recipe.data.dataset_num_proc
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
@@ -242,7 +219,7 @@ def _encode_all(
         for part in encoded(rows, columns, encoder, processes, most, origin.image_folder):
             seen += part.rows
             absent &= part.absent
-            dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.per_item, 1])
+            dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.kind.samples, 1])
             writer.add(part)
             bar.update(part.size)
             read += part.size

@@ -6,17 +6,26 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
-from ..limits import TEMPLATE_SECONDS, time_limit
-from ..recipe.files import find, read_yaml
-from ..recipe.flags import Settings
+from ...errors import UserError, first_line
+from ..host.limits import (
+    TEMPLATE_BYTES,
+    TEMPLATE_GROWTH,
+    TEMPLATE_LETTERS,
+    TEMPLATE_SECONDS,
+    gib,
+    memory_limit,
+    time_limit,
+)
+from ..recipe.files import find, read_yaml, text_of
+from ..recipe.settings import Settings
 from . import template_forms
 from .layout import NONE, TEMPLATES, ChatFormat
+from .rows import BadRow, Message, Variables
 from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
 
@@ -73,26 +82,40 @@ class ChatTemplates:
         """Return the template for chats with tools."""
         return self.with_tools or self.template
 
-    def turn_by_turn(self, tools: Any) -> bool:
+    def turn_by_turn(self, tools: object) -> bool:
         """Whether chats with these tools (None: without any) are rendered turn by turn, for want of generation marks."""
         template = self.for_tools() if tools else self.template
         return bool(template) and not _MARK.search(template)
 
-    def error(self, tools: Any) -> UserError | None:
+    def error(self, tools: object) -> UserError | None:
         """Return the reason why a chat with these tools (None: without any) has no template, or None where it has one."""
         return self.no_template or (self.no_with_tools if tools else None)
 
 
 @contextmanager
-def bounded_template() -> Iterator[None]:
-    """Raise UserError where templates take longer to render than any honest one does."""
+def bounded_template(memory: bool = True) -> Iterator[None]:
+    """Raise UserError where templates take longer to render than any honest one does, or more memory. memory: False where the
+    caller has such a limit, for it costs more than a short chat's rendering."""
     try:
-        with time_limit(TEMPLATE_SECONDS):
+        with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES) if memory else nullcontext():
             yield
-    except TimeoutError as error:
-        problem = f"{error} to render (TEMPLATE_SECONDS in brigade/train/limits.py)"
-        cure = "look for loops within loops in it, or name another one: chat_template"
+    except (TimeoutError, MemoryError) as error:
+        if isinstance(error, TimeoutError):
+            what, limit = str(error), "TEMPLATE_SECONDS"
+        elif memory:
+            what, limit = f"it takes more than {gib(TEMPLATE_BYTES)}", "TEMPLATE_BYTES"
+        else:
+            raise
+        problem = f"{what} to render ({limit} in brigade/train/host/limits.py)"
+        cure = "look for loops within loops and products in it, or name another one: chat_template"
         raise UserError("the chat template", problem, cure) from None
+
+
+def check_length(text: str, *chat: object) -> None:
+    """Raise BadRow for a rendered chat that is far longer than what it was made of: to tokenise it takes 100 bytes a letter."""
+    if len(text) > TEMPLATE_LETTERS and len(text) > TEMPLATE_LETTERS + TEMPLATE_GROWTH * len(repr(chat)):
+        problem = f"the chat template writes {len(text):,} letters for a chat that has {len(repr(chat)):,}"
+        raise BadRow(problem, "look for loops and products in it, or name another one: chat_template")
 
 
 @bounded_template()
@@ -132,7 +155,11 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
         path = find(name, place, f"chat template (or one of: {', '.join(known)})")
         if not path.is_file():
             raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
-        template = path.read_text()
+        try:
+            template = text_of(path).removeprefix("\ufeff")  # with which some editors begin a file
+        except (OSError, UnicodeDecodeError) as why:
+            cure = "write it in UTF-8, as a file that you may read"
+            raise UserError(place, f"{name!r} cannot be read: {first_line(why)}", cure) from None
         if not _MARK.search(template):
             raise error(f"the chat template {unmarked}")
         return ChatTemplates(template)
@@ -161,7 +188,7 @@ def _keeping(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates, pla
         )
         raise UserError(place, problem, "name a chat_template")
 
-    def render(messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def render(messages: list[Message], variables: Variables) -> str:
         return str(
             tokenizer.apply_chat_template(messages, chat_template=templates.template, tokenize=False, **variables)
         )
@@ -176,7 +203,7 @@ def _keeping(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates, pla
     return replace(templates, template="".join(map(_default, found.items())) + templates.template, own=False)
 
 
-def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str, str]:
+def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[Message]) -> tuple[str, str, str]:
     """Return name and text of a template of ours that renders as this one does; ("", itself) where it has marks, or can be
     rendered turn by turn; else "", "" and the reason."""
     if _MARK.search(own):
@@ -225,7 +252,7 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
     return _stops(tokenizer, template, PROBES) or _stops(tokenizer, template, IMAGE_PROBES)
 
 
-def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dict[str, Any]]) -> set[int]:
+def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Message]) -> set[int]:
     if not _MARK.search(template):
         return try_probes(tokenizer, template, probes)[0]
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
@@ -234,8 +261,10 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
     forms = template_forms.of_tokenizer(tokenizer, template)
     for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
+            probe = probe | {"conversation": forms.of(probe["conversation"])}
+            check_length(_render(tokenizer, probe, chat_template=template) or "", probe)
             whole = tokenizer.apply_chat_template(
-                **probe | {"conversation": forms.of(probe["conversation"])},
+                **probe,
                 chat_template=template,
                 return_dict=True,
                 return_assistant_tokens_mask=True,
@@ -254,7 +283,7 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dic
 
 
 def stand_in(
-    tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[dict[str, Any]] = PROBES
+    tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[Message] = PROBES
 ) -> tuple[str, str]:
     """Return name and text of the template of ours that renders the probes as the tokenizer's own does, or ("", "").
 
@@ -278,7 +307,7 @@ def stand_in(
         return "", ""
     dates = [{"date_string": time.strftime(form)} for form in ("%d %b %Y", "%d %B %Y", "%Y-%m-%d")]
 
-    def renders_the_same(template: str, variables: dict[str, Any]) -> bool:
+    def renders_the_same(template: str, variables: Variables) -> bool:
         for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
             ours = _render(tokenizer, probe, chat_template=template, **variables)
             refused = number > 0 and (theirs[0] is None or (ours is None and not _with_images([probe])))
@@ -297,7 +326,7 @@ def stand_in(
     return "", ""
 
 
-def _with_images(probes: list[dict[str, Any]]) -> bool:
+def _with_images(probes: list[Message]) -> bool:
     """Whether there are chats with images among these."""
     return any(isinstance(turn["content"], list) for probe in probes for turn in probe["conversation"])
 
@@ -307,14 +336,14 @@ def _default(variable: tuple[str, Any]) -> str:
     return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
 
 
-def _with_json_arguments(probe: dict[str, Any]) -> dict[str, Any]:
+def _with_json_arguments(probe: Message) -> Message:
     probe = copy.deepcopy(probe)
     for call in (call for turn in probe["conversation"] for call in turn.get("tool_calls", [])):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
     return probe
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", probe: dict[str, Any], **variables: Any) -> str | None:
+def _render(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: Any) -> str | None:
     with suppress(Exception):  # it refuses a system turn, or tools
         return tokenizer.apply_chat_template(**probe, tokenize=False, **variables)
     return None

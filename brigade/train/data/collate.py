@@ -4,9 +4,8 @@ Attention learns where samples begin in each way that an implementation of Trans
 again (eager, SDPA, flex) and from cumulative lengths (flash, varlen). Neither works with an attention mask or a cache.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ import torch
 from ...errors import UserError
 from ..recipe import objectives
 from .answers import ANSWERS, MISMATCHED, answers_of, last_tokens, samples_of
-from .store import IGNORED, TokenSequence
+from .store import IGNORED, MicroBatch, TokenSequence
 
+Inputs = Mapping[str, Any]  # likewise, of who only reads it
 FILLER = -1  # the index of a sequence of two unsupervised tokens, which fills up an epoch's last step
 
 
@@ -61,15 +61,20 @@ class WithFiller(torch.utils.data.Dataset):
     def __getitem__(self, index: Any) -> TokenSequence:
         return self.filler if index == FILLER else self.sequences[index]
 
-    def __getitems__(self, indices: Any) -> tuple[list[TokenSequence], float | None]:
+    def __getitems__(self, indices: Any) -> tuple[list[TokenSequence], float | None] | UserError:
+        """Return them, or in their place the UserError of reading them, for CarriesErrors."""
         supervised = getattr(indices, "supervised", None)
-        if supervised is None and getattr(indices, "sequences", None):
-            supervised = self.sequences.step_supervised(indices.sequences)  # type: ignore[attr-defined]
-        return [self[index] for index in indices], supervised
+        try:
+            if supervised is None and getattr(indices, "sequences", None):
+                supervised = self.sequences.step_supervised(indices.sequences)  # type: ignore[attr-defined]
+            return [self[index] for index in indices], supervised
+        except UserError as error:
+            return error
 
 
-class Collate:
-    """Micro-batches as a model's inputs, with ABOUT.
+@dataclass(frozen=True)
+class Layout:
+    """How samples lie in a micro-batch.
 
     padding_free: sequences lie end to end, in tensors of shape (1, tokens), and logits are computed only where a label follows
         (logits_to_keep, shift_labels); else tensors are (sequences, longest), padded on the right
@@ -81,48 +86,56 @@ class Collate:
     rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
         ANSWERS tells of them
     scores: whether what is asked for is not the token behind each one, but a score at each answer's last
-    processor: the model's processor of images (images/processor.py), which adds to a micro-batch what forward() takes of images;
-        None where rows have none
+    processor: the model's processor of images (model/images/processor.py), which adds to a micro-batch what forward() takes of
+        images; None where rows have none
     always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
         runs the tower that turns images into embeddings, all ranks have to
     """
 
-    def __init__(
-        self,
-        pad_token_id: int,
-        padding_free: bool,
-        packed: bool,
-        cumulative: bool,
-        multiple: int = 1,
-        squares: bool = False,
-        marks: bool = False,
-        rows: str = objectives.ANSWERS,
-        scores: bool = False,
-        processor: Any = None,
-        always_image: bool = False,
-    ) -> None:
-        # Attention that reads cumulative lengths reads no position ids, and takes a single sequence only.
-        self.pad_token_id, self.packed = pad_token_id, packed
-        self.padding_free = padding_free or (packed and cumulative)
-        self.cumulative, self.multiple, self.squares, self.marks = cumulative, multiple, squares, marks
-        self.scores, self.rows, self.compares = scores, rows, rows != objectives.ANSWERS
-        self.processor, self.always_image = processor, always_image and processor is not None
+    padding_free: bool = False
+    packed: bool = False
+    cumulative: bool = False
+    multiple: int = 1
+    squares: bool = False
+    marks: bool = False
+    rows: str = objectives.ANSWERS
+    scores: bool = False
+    processor: Any = None
+    always_image: bool = False
 
-    def __call__(self, fetched: tuple[list[TokenSequence], float | None]) -> dict[str, Any]:
+    @property
+    def end_to_end(self) -> bool:
+        """Whether sequences lie end to end: attention that reads cumulative lengths reads no position ids, and takes a single
+        sequence only."""
+        return self.padding_free or (self.packed and self.cumulative)
+
+    @property
+    def compares(self) -> bool:
+        """Whether samples are answers that are compared."""
+        return self.rows != objectives.ANSWERS
+
+
+class Collate:
+    """Micro-batches as a model's inputs, with ABOUT."""
+
+    def __init__(self, pad_token_id: int, layout: Layout) -> None:
+        self.pad_token_id, self.layout = pad_token_id, layout
+
+    def __call__(self, fetched: tuple[list[TokenSequence], float | None]) -> MicroBatch:
         fetched_sequences, step_supervised = fetched
-        sequences = fetched_sequences
-        if self.compares:
+        sequences, how = fetched_sequences, self.layout
+        if how.compares:
             sequences = [sample for sequence in sequences for sample in samples_of(sequence)]
-        if self.always_image and not any(sequence.get("images") for sequence in sequences):
-            sequences = [*sequences, self.processor.blank()]
-        padded = self.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
-        batch = self._flat(sequences) if self.padding_free and not padded else self._padded(sequences)
+        if how.always_image and how.processor is not None and not any(sequence.get("images") for sequence in sequences):
+            sequences = [*sequences, how.processor.blank()]
+        padded = how.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
+        batch = self._flat(sequences) if how.end_to_end and not padded else self._padded(sequences)
         if any((sequence["weights"] != 1).any() for sequence in sequences if "weights" in sequence):
             batch[WEIGHTS] = _weights(sequences, batch)
-        if self.marks:
+        if how.marks:
             batch[REAL] = _real(sequences, batch["input_ids"])
-        if self.compares:
-            batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, self.rows, self.scores)
+        if how.compares:
+            batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, how.rows, how.scores)
         slots = batch["input_ids"].numel()
         real = [sequence for sequence in sequences if (sequence["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
@@ -135,27 +148,26 @@ class Collate:
             length=batch["input_ids"].shape[1],
             logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else slots,
         )
-        if self.rows == objectives.JUDGED:  # beside a filler stands the same one
+        if how.rows == objectives.JUDGED:  # a filler's answer to another prompt is the filler itself
             others: list[Any] = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences]
-            beside = copy.copy(self)
-            beside.rows = objectives.PAIRS  # these have no labels
-            batch[ANSWERS][MISMATCHED] = beside((others, None))
-        if self.processor is not None:
-            self.processor.add_to(batch, sequences)
+            unlabelled = Collate(self.pad_token_id, replace(how, rows=objectives.PAIRS))
+            batch[ANSWERS][MISMATCHED] = unlabelled((others, None))
+        if how.processor is not None:
+            how.processor.add_to(batch, sequences)
         return batch
 
-    def _flat(self, sequences: list[TokenSequence]) -> dict[str, Any]:
+    def _flat(self, sequences: list[TokenSequence]) -> MicroBatch:
         ids, labels, lengths = (
             np.concatenate([sequence[key] for sequence in sequences]) for key in ("input_ids", "labels", "lengths")
         )
-        missing = -len(ids) % self.multiple
+        missing = -len(ids) % self.layout.multiple
         if missing:
             ids = np.append(ids, np.full(missing, self.pad_token_id, dtype=ids.dtype))
             labels = np.append(labels, np.full(missing, IGNORED))
             lengths = np.append(lengths, missing)
         kept = np.flatnonzero(labels[1:] != IGNORED)
         targets = labels[1:][kept]
-        if self.scores:
+        if self.layout.scores:
             kept = last_tokens(sequences, self.pad_token_id)
             targets = np.zeros_like(kept)
         if not len(kept):  # only filler: one logit without a label keeps every parameter in the graph
@@ -166,12 +178,12 @@ class Collate:
             "position_ids": torch.from_numpy(positions(lengths))[None],
             "logits_to_keep": torch.from_numpy(kept),
             "shift_labels": torch.from_numpy(targets)[None],
-            **(cumulative(lengths) if self.cumulative else {}),
+            **(cumulative(lengths) if self.layout.cumulative else {}),
         }
 
-    def _padded(self, sequences: list[TokenSequence]) -> dict[str, Any]:
+    def _padded(self, sequences: list[TokenSequence]) -> MicroBatch:
         longest = max(len(sequence["input_ids"]) for sequence in sequences)
-        longest += -longest % self.multiple
+        longest += -longest % self.layout.multiple
         shape = (len(sequences), longest)
         batch = {
             "input_ids": torch.full(shape, self.pad_token_id),
@@ -183,7 +195,7 @@ class Collate:
             batch["input_ids"][number, :length] = torch.from_numpy(sequence["input_ids"])
             batch["labels"][number, :length] = torch.from_numpy(sequence["labels"])
             batch["attention_mask"][number, :length] = 1
-        if self.packed and not self.compares:  # then padding is one more sample of its sequence
+        if self.layout.packed and not self.layout.compares:  # then padding is one more sample of its sequence
             del batch["attention_mask"]
             lengths = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
             batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
@@ -230,21 +242,21 @@ class CarriesErrors:
     def __init__(self, collate: Any) -> None:
         self.collate = collate
 
-    def __call__(self, fetched: Any) -> Any:
+    def __call__(self, fetched: object) -> Any:
         try:
-            return self.collate(fetched)
+            return fetched if isinstance(fetched, UserError) else self.collate(fetched)
         except UserError as error:
             return error
 
 
-def drawn(micro_batch: Any) -> Any:
+def drawn(micro_batch: object) -> Any:
     """Return a micro-batch of a Loader. Raises the UserError that stands in its place."""
     if isinstance(micro_batch, UserError):
         raise micro_batch
     return micro_batch
 
 
-def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> MicroBatch:
     """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
 
     Micro-batches within it move, too. Tensors that tell where samples begin remember the ones on the host: see on_host(). Raises
@@ -282,7 +294,7 @@ def positions(lengths: np.ndarray) -> np.ndarray:
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(begins, lengths)
 
 
-def cumulative(lengths: np.ndarray) -> dict[str, Any]:
+def cumulative(lengths: np.ndarray) -> MicroBatch:
     """Return where samples begin, under the names by which flash attention's variable-length kernels take it."""
     ends = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32))
     longest = int(lengths.max())

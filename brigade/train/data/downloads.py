@@ -9,8 +9,8 @@ import hashlib
 from pathlib import Path, PurePosixPath
 
 from ...errors import UserError
-from .. import cache
-from ..storage import Storage, in_words, open_storage
+from ..host import cache
+from ..host.storage import Storage, in_words, open_storage
 
 
 def downloaded(pattern: str, place: str) -> list[Path]:
@@ -26,7 +26,7 @@ def downloaded(pattern: str, place: str) -> list[Path]:
     remote = open_storage(fixed, place)
     with in_words(fixed, place):
         names = sorted(name for name in remote.sizes() if _matches(name, wild))
-        copies = [_copy(remote, name) for name in names]
+        copies = [_copy(remote, name, place) for name in names]
     if not copies:
         raise UserError(place, f"there is no object {pattern!r}", "check the bucket and the path")
     return copies
@@ -39,10 +39,13 @@ def _matches(name: str, wild: str) -> bool:
     return name.count("/") == wild.count("/") and fnmatch.fnmatchcase(name, wild)
 
 
-def _copy(remote: Storage, name: str) -> Path:
+def _copy(remote: Storage, name: str, place: str) -> Path:
     version = f"{remote.url}/{name} {remote.version(name)}"
     folder = cache.cache_directory("objects") / hashlib.sha256(version.encode()).hexdigest()[:32]
     file = PurePosixPath(name).name
-    return (
-        cache.once(folder, lambda there: (there / file).is_file(), lambda aside: remote.get(name, aside / file)) / file
-    )
+
+    def fetch(aside: Path) -> None:
+        print(f"fetching {f'{remote.url}/{name}'!r} ({place})", flush=True)  # a recipe may be a stranger's
+        remote.get(name, aside / file)
+
+    return cache.once(folder, fetch) / file

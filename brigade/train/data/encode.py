@@ -1,23 +1,28 @@
 """Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ..recipe.objectives import ANSWERS
-from . import preferences, rendered, token_pairs
-from .chat_template import ChatTemplates
+from . import rendered
+from .chat_template import ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .image_tokens import ImageTokens
 from .images import NO_RULES, ImageReader, ImageRules, ImageSource, folder_of_images
 from .keys import Columns, names_of
+from .kinds import KINDS
 from .rendering import Chats
-from .rows import BadRow, Chunk, bounded
-from .samples import Text, convert
+from .rows import BadRow, Chunk, Message, bounded
+from .samples import Text
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class LoadedEncoder:
     def __init__(self, encoder: Encoder) -> None:
         from tokenizers import Tokenizer
 
-        self.encoder = encoder
+        self.encoder, self.kind = encoder, KINDS[encoder.rows]
         self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         last_only, images = encoder.train_on_last_turn_only, encoder.images
@@ -70,15 +75,18 @@ class LoadedEncoder:
         self.chats = Chats(encoder.templates, encoder.variables, tokens, how, last_only, images, own)
         self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
-    def prompt(self, messages: list[dict[str, Any]], images: Sequence[ImageSource] = ()) -> list[int]:
+    def prompt(self, messages: list[Message], images: Sequence[ImageSource] = ()) -> list[int]:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
         template refuses the chat. images: those whose images.MARK stands in the messages"""
-        text = self.chats.render(messages, None, {"add_generation_prompt": True}, images=images)
-        return next(iter(self._ids([text])))[0].tolist()
+        with bounded_template():
+            text = self.chats.render(messages, None, {"add_generation_prompt": True}, images=images)
+        with no_panic("the question"):
+            return next(iter(self._ids([text])))[0].tolist()
 
     def beginning(self, text: str) -> list[int]:
         """Return the token ids of a text that goes on: those of a sample without a chat template, but for its end."""
-        ids = self.tokenizer.encode(text, add_special_tokens=True).ids
+        with no_panic("the question"):
+            ids = self.tokenizer.encode(text, add_special_tokens=True).ids
         ids = ids[self._once(ids)]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.encoder.end else ids
 
@@ -92,7 +100,7 @@ class LoadedEncoder:
             for number, row in chunk.rows():
                 rows.append((number, self._texts(row, columns, reader)))
                 absent = absent.difference(row) if absent and isinstance(row, dict) else absent
-        encodings = iter(self._ids([text for _, texts in rows if isinstance(texts, tuple) for text in texts]))
+        encodings = iter(self._encodings(rows, chunk))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         samples: list[tuple[float, ...]] = []
@@ -143,31 +151,35 @@ class LoadedEncoder:
             images if self.image_tokens else [],
         )
 
-    def _refusal(self, texts: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> BadRow | None:
+    def _refusal(
+        self, texts: "tuple[Text, ...] | BadRow | None", parts: list[tuple[np.ndarray, np.ndarray]]
+    ) -> BadRow | None:
         """Return why token ids and masks of a row cannot be used; None where they can."""
         if self.image_tokens:
-            for text, part in zip(texts if parts else (), parts, strict=True):
-                if refusal := self.image_tokens.refusal(text, *part):
+            for text, part in zip(texts if isinstance(texts, tuple) else (), parts, strict=True):
+                refusal = self.image_tokens.refusal(text, *part)
+                if refusal:
                     return refusal
         longest = max((len(ids) for ids, _ in parts), default=0)
         if longest > self.encoder.max_length and not self.encoder.truncation:
             problem = f"{longest:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             return BadRow(problem, "raise max_length, drop the row, or set truncation: true")
-        return token_pairs.refusal(parts, self.encoder.max_length) if parts and self.encoder.rows != ANSWERS else None
+        return self.kind.refusal(parts, self.encoder.max_length) if parts else None
 
-    def _texts(self, row: Any, columns: Columns, reader: ImageReader | None) -> tuple[Text, ...] | BadRow | None:
+    def _texts(self, row: object, columns: Columns, reader: ImageReader | None) -> tuple[Text, ...] | BadRow | None:
         """Return the texts of a row: one, or two of a pair."""
         if isinstance(row, BadRow):
             return row
         try:
-            if self.encoder.rows == ANSWERS:
-                text = convert(row, columns, self.chats, reader)
-                return (self._checked(text),) if text else None
-            return tuple(map(self._checked, preferences.convert(row, columns, self.chats, self.encoder.rows)))
+            return tuple(map(self._checked, self.kind.texts(row, columns, self.chats, reader))) or None
         except BadRow as error:
             return error
-        except UnicodeEncodeError:
-            return BadRow(r"half a surrogate pair (\ud800 to \udfff), which is no character", "fix or drop the row")
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
+            whose = "the row" if half in ascii(row) else "what the chat template writes of the row"
+            return BadRow(
+                f"{whose} has half a surrogate pair ({half}), which is no character", f"fix {whose}, or drop it"
+            )
 
     def _checked(self, text: Text) -> Text:
         """Return a text with the control tokens counted that it spells out. Raises BadRow and UnicodeEncodeError."""
@@ -214,6 +226,20 @@ class LoadedEncoder:
         """What ends a text."""
         return () if self.encoder.end is None else (str(self.tokenizer.id_to_token(self.encoder.end)),)
 
+    def _encodings(
+        self, rows: list[tuple[int, tuple[Text, ...] | BadRow | None]], chunk: Chunk
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the _ids of all texts of rows. Raises UserError at the first row at which the tokenizer fails."""
+        given = [(number, texts) for number, texts in rows if isinstance(texts, tuple)]
+        try:
+            with no_panic(chunk.where.place(0)):
+                return list(self._ids([text for _, texts in given for text in texts]))
+        except UserError:
+            for number, texts in given:
+                with no_panic(chunk.where.place(number)):
+                    list(self._ids(list(texts)))
+            raise
+
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Yield the token ids (int32) of each text, and which of them are supervised (bool)."""
         rendered = [text.text for text in texts if text.rendered]
@@ -246,7 +272,9 @@ class LoadedEncoder:
         ends_twice = len(behind) > 0 and ids[-2 * len(behind) :] == behind * 2
         return slice(len(front) * twice, len(ids) - len(behind) * ends_twice)
 
-    def _spelled_out(self, text: Text, encoding: Any, ids: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _spelled_out(
+        self, text: Text, encoding: "Encoding", ids: np.ndarray, mask: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask where special tokens within `text.plain` are the tokens of their letters."""
         parts, masks = [], []
         for token, own, (begin, end) in zip(ids, mask, encoding.offsets, strict=True):
@@ -258,7 +286,7 @@ class LoadedEncoder:
         return np.array(parts, dtype=np.int32), np.array(masks, dtype=bool)
 
     @functools.cached_property
-    def letters(self) -> Any:
+    def letters(self) -> "Tokenizer":
         """The tokenizer, but to it no text is a special token."""
         from tokenizers import Tokenizer
 
@@ -267,7 +295,20 @@ class LoadedEncoder:
         return tokenizer
 
 
-def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
+@contextmanager
+def no_panic(place: str) -> Iterator[None]:
+    """Raise UserError at `place` where the Rust library of tokenizers panics, as its patterns do that backtrack too far. PyO3
+    raises a BaseException then, whose class no module has."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        cure = "look at that text, or name another tokenizer: tokenizer_name_or_path"
+        raise UserError(place, f"the tokenizer fails at it: {first_line(error)}", cure) from None
+
+
+def _tokens_of(encoding: "Encoding", begin: int, stop: int) -> slice:
     """Return the tokens of characters [begin, stop). A token that began before them, at a blank for instance, belongs to them:
     who writes them writes that token."""
     first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)

@@ -1,14 +1,15 @@
 """Which columns of a row hold its images, and which others seem to. Imports no torch."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import shown
+from ...errors.tables import Document
 from .image_places import is_named_as_image
 from .images import BASE64
 from .keys import IMAGES, Row, says_nothing
-from .rows import BadRow
+from .rows import BadRow, Message
 
 HOLDING = ("bytes", "path", "url")  # keys of an image that is an object, as the datasets library stores it
 # What other sets call a column of images, but for what stands before or behind: image_path, img_url, image_1, jpg.
@@ -30,7 +31,8 @@ def given(row: Row) -> tuple[str, list[Any]]:
     if isinstance(value, str) and value.lstrip().startswith("["):  # a list, as CSV holds it
         value = _list_of(value)
     values = value if isinstance(value, list) else [value]
-    if (bad := next((each for each in values if not _may_be_image(each)), values)) is not values:
+    bad = next((each for each in values if not _may_be_image(each)), values)
+    if bad is not values:
         name = row.name(there[0])
         raise BadRow(
             f"column {name!r} holds {shown(bad)}, which is no image", "give paths, or lists of them; or ignore it"
@@ -38,7 +40,7 @@ def given(row: Row) -> tuple[str, list[Any]]:
     return row.name(there[0]), values
 
 
-def refuse_overlooked(row: Row, messages: list[dict[str, Any]]) -> None:
+def refuse_overlooked(row: Row, messages: list[Message]) -> None:
     """Raise BadRow for a row in which no image was found, and of which another column seems to hold one, or a key of a turn."""
     columns = list(likely({name: row.content[name] for name in row.unread()}))
     if columns:
@@ -49,14 +51,15 @@ def refuse_overlooked(row: Row, messages: list[dict[str, Any]]) -> None:
         )
         raise BadRow(problem, f"columns: {{images: {name}}}; to leave it out on purpose: columns: {{ignore: {name}}}")
     for turn in messages:
-        if name := next(likely({key: value for key, value in turn.items() if key not in ("role", "content")}), ""):
+        name = next(likely({key: value for key, value in turn.items() if key not in ("role", "content")}), "")
+        if name:
             problem = (
                 f"no image was found in the row, and the key {name!r} of a {turn['role']!r} turn seems to hold one"
             )
             raise BadRow(problem, "write it as a part of the content, or in a column images (docs/images.md)")
 
 
-def likely(content: Mapping[str, Any]) -> Iterator[str]:
+def likely(content: Document) -> Iterator[str]:
     """Yield the names whose values are images by their look, or may be some and are named so."""
     for name, value in content.items():
         values = value if isinstance(value, list) else [value]
@@ -72,7 +75,7 @@ def _named_so(name: str) -> bool:
     return words[-1].rstrip("0123456789") in STEMS
 
 
-def _looks_like_image(value: Any) -> bool:
+def _looks_like_image(value: object) -> bool:
     if isinstance(value, dict):
         return isinstance(value.get("bytes"), bytes) or any(likely(value))
     if isinstance(value, bytes):
@@ -90,7 +93,7 @@ def _list_of(text: str) -> Any:
         return text
 
 
-def _may_be_image(value: Any) -> bool:
+def _may_be_image(value: object) -> bool:
     if isinstance(value, dict):
         return any(not says_nothing(value.get(key)) for key in HOLDING)
     return isinstance(value, (str, bytes)) and bool(value)

@@ -91,6 +91,7 @@ def refuse_pictures(text: str, role: str, images: bool = False) -> set[str]:
 
 def _is_markup(mark: str, text: str) -> bool:
     """Whether a mark is a tag of HTML: text has the one that closes it, and no image's name stands between the two."""
-    if file := re.fullmatch(_FILE, mark, re.IGNORECASE):
+    file = re.fullmatch(_FILE, mark, re.IGNORECASE)
+    if file:
         return not is_named_as_image(file["path"].strip())
     return any(f"</{word}>" in text.replace(mark, "") for word in re.findall(r"\w+", mark)[:1])

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..host.checksums import Manifest
 from .images import ImageSource
+from .stored_files import Flat, array
 
 # An image: where its path (is_file) or its encoded bytes stand in DATA, and what else ImageSource says of it.
 IMAGE = np.dtype(
@@ -62,15 +64,19 @@ class ImageWriter:
 class StoredImages:
     """The images in a folder's store, each read when it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        empty = not (folder / DATA).stat().st_size  # which cannot be mapped
-        self._data = np.zeros(0, np.uint8) if empty else np.memmap(folder / DATA, np.uint8, "r")
-        self._table, self._begins = (np.load(folder / name, mmap_mode="r") for name in (TABLE, BEGINS))
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        """Raises DamagedFile, as reading an image does, where a file is not what was written.
+
+        manifest: the folder's, where it was read already
+        """
+        manifest = manifest or Manifest(folder)
+        self._data = Flat(manifest, DATA, np.uint8)
+        self._table, self._begins = array(manifest, TABLE), array(manifest, BEGINS)
 
     @staticmethod
-    def are_in(folder: Path) -> bool:
+    def are_in(manifest: Manifest) -> bool:
         """Whether the samples of a folder may have images."""
-        return (folder / BEGINS).is_file()
+        return BEGINS in manifest
 
     def of(self, sample: int) -> list[ImageSource]:
         """Return the images of a sample, in the order of their tokens."""

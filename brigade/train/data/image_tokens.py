@@ -1,6 +1,6 @@
 """Where the tokens of images stand in a sample: for the check that they are as many as their features, and for cuts."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,11 +9,14 @@ from .images import ImageSource
 from .rows import BadRow
 from .samples import Text
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 class ImageTokens:
     """Tokens of images, as a processor's expansions have them. tokenizer: a Rust tokenizer; special: ids of special tokens"""
 
-    def __init__(self, processor: Any, tokenizer: Any, special: set[int]) -> None:
+    def __init__(self, processor: Any, tokenizer: "Tokenizer", special: set[int]) -> None:
         self.processor, self.tokenizer, self.special = processor, tokenizer, special
         self._layouts: dict[tuple[int, int], tuple[int, int, int]] = {}
 
@@ -25,7 +28,8 @@ class ImageTokens:
         """
         own = ids == self.processor.image_token_id
         wanted = sum(self._layout(text, number)[1] for number in range(len(text.images)))
-        if (there := int(own.sum())) != wanted:
+        there = int(own.sum())
+        if there != wanted:
             token = self.tokenizer.id_to_token(self.processor.image_token_id)
             problem = (
                 f"tokens that stand for images: {there:,}, where the row's have {wanted:,}: a text spells {token} out"

@@ -15,14 +15,14 @@ import time
 import warnings
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from ...errors import UserError, Whose, first_line, shown, whose
-from ..files import LFS_CURE, is_lfs_pointer
-from ..limits import IMAGE_BYTES
+from ..host.files import LFS_CURE, is_lfs_pointer
+from ..host.limits import IMAGE_BYTES, time_limit
 from .rows import BadRow
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ STILL = ("MPO",)  # a camera's JPEG, behind whose picture its previews lie
 DEEP = ("I", "F")  # modes of PIL, or their beginnings, whose values have more than 8 bits
 DROP = "replace the image, or drop the row"
 FETCH_SECONDS, FETCH_TRIES = 30.0, 3
+FETCH_WHOLE = 300.0  # seconds for all of an image, however slowly it comes
 _BUSY = (408, 429)  # answers of a server that may give another one later, as those from 500 on
 # How JPEG, PNG, GIF, WebP, BMP and TIFF begin in base64. Paths have a point, which base64 has not.
 BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkq|TU0A)[A-Za-z0-9+/\s]{48,}={0,2}\s*")
@@ -240,7 +241,8 @@ def _size_of(content: bytes, called: str) -> tuple[int, int]:
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=_formats()) as image:
-                if (frames := getattr(image, "n_frames", 1)) > 1 and image.format not in STILL:
+                frames = getattr(image, "n_frames", 1)
+                if frames > 1 and image.format not in STILL:
                     raise BadRow(f"{called} has {frames:,} frames", f"give the one that is meant; {DROP}")
                 if image.mode.startswith(DEEP):
                     raise BadRow(f"{called} has values of more than 8 bits (mode {image.mode})", "save it with 8 bits")
@@ -260,7 +262,7 @@ def _size_of(content: bytes, called: str) -> tuple[int, int]:
 
 def _refuse_bytes(size: int, called: str) -> None:
     if size > IMAGE_BYTES:
-        limit = f"{IMAGE_BYTES / 2**20:g} MiB (IMAGE_BYTES in brigade/train/limits.py)"
+        limit = f"{IMAGE_BYTES / 2**20:g} MiB (IMAGE_BYTES in brigade/train/host/limits.py)"
         raise BadRow(f"{called} has {size / 2**20:,.0f} MiB, more than {limit}", DROP)
 
 
@@ -278,9 +280,9 @@ def _fetched(address: str) -> bytes:
     for left in reversed(range(FETCH_TRIES)):
         try:
             request = Request(address, headers={"User-Agent": "Mozilla/5.0 (compatible; Brigade)"})
-            with urlopen(request, timeout=FETCH_SECONDS) as answer:
-                content: bytes = answer.read(IMAGE_BYTES + 1)
-                return content
+            # As a whole, headers too: a connection's timeout begins anew with each byte.
+            with time_limit(FETCH_WHOLE), urlopen(request, timeout=FETCH_SECONDS) as answer:
+                return cast(bytes, answer.read(IMAGE_BYTES + 1))
         except HTTPError as error:
             if error.code < 500 and error.code not in _BUSY:
                 raise BadRow(f"the image {address} cannot be fetched: {error.code} {error.reason}", DROP) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import UserError
-from ..limits import DOCUMENT_BYTES, ROW_BYTES, gib
+from ..host.limits import DOCUMENT_BYTES, ROW_BYTES, gib
 from . import rows
 from .rows import NEWLINE, BadRow, Chunk, Files, Row, Where
 
@@ -18,7 +18,7 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout
 WRAPPERS = ("data", "rows", "examples", "samples", "instances", *SPLITS)
 
 
-def _with_single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_single_keys(pairs: list[tuple[str, object]]) -> Row:
     """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -91,7 +91,7 @@ def _rest_of_line(file: IO[bytes], path: Path) -> bytes:
     line = file.readline(ROW_BYTES)
     if len(line) == ROW_BYTES and not line.endswith(NEWLINE):
         number = Where(str(path), begin, of_lines=True).row(0)
-        problem = f"the line is longer than {ROW_BYTES // 2**20} MiB (ROW_BYTES in brigade/train/limits.py)"
+        problem = f"the line is longer than {ROW_BYTES // 2**20} MiB (ROW_BYTES in brigade/train/host/limits.py)"
         raise UserError(f"{path}, line {number}", problem, "divide that row, or write one object a line")
     return line
 
@@ -110,7 +110,8 @@ class JsonDocuments(Files):
 
 
 def _text_of(path: Path) -> str:
-    if (size := path.stat().st_size) > DOCUMENT_BYTES:
+    size = path.stat().st_size
+    if size > DOCUMENT_BYTES:
         problem = f"{gib(size)} of JSON in one document, of which {gib(DOCUMENT_BYTES)} are read"
         raise UserError(str(path), problem, "write one object a line (.jsonl), which is read in parts")
     try:
@@ -152,7 +153,8 @@ def _elements(text: str, at: int) -> Iterator[Row]:
         if not closed and not text.startswith(",", at):
             raise json.JSONDecodeError("',' or ']' wanted after a row", text, at)
         at = at if closed else _after_blanks(text, at + 1)
-    if (end := _after_blanks(text, at + 1)) < len(text):
+    end = _after_blanks(text, at + 1)
+    if end < len(text):
         raise json.JSONDecodeError("more behind the array's end", text, end)
 
 
@@ -170,7 +172,7 @@ def _after_blanks(text: str, at: int) -> int:
     return next((i for i in range(at, len(text)) if text[i] not in " \t\r\n"), len(text))
 
 
-def _wrapped(document: Any, path: Path) -> list[Row] | None:
+def _wrapped(document: object, path: Path) -> list[Row] | None:
     """Return the rows of an object that holds all of them under one key, or None for an object that is a row itself. Raises
     UserError for one that holds those of several splits."""
     if not isinstance(document, dict):

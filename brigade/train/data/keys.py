@@ -1,11 +1,13 @@
 """The keys of a row, of its messages and of their parts: which were read, and whether others are refused or counted."""
 
+import math
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ...errors import shown
+from ...errors.tables import Fields
 from ..recipe.files import read_yaml
 from ..recipe.objectives import ANSWERS
 from .rows import BadRow
@@ -22,13 +24,17 @@ _BLANK = re.compile(
 )
 
 
+# How tables and programs print a value that is missing: pandas, Python, SQL and JavaScript.
+_MISSING = frozenset(("nan", "NaN", "NAN", "<NA>", "NaT", "None", "null", "NULL", "N/A", "#N/A", "undefined"))
+
+
 class _Known:
     """The keys of one part of known_keys.yaml: the values that are refused (None: all) and why."""
 
-    def __init__(self, entries: list[dict[str, Any]]) -> None:
+    def __init__(self, entries: list[Fields]) -> None:
         self.entries = {key: entry for entry in entries for key in entry["keys"]}
 
-    def refuse(self, content: dict[str, Any], where: str, but: Container[str] = ()) -> None:
+    def refuse(self, content: Fields, where: str, but: Container[str] = ()) -> None:
         """Raise BadRow for the first key of `content` that is known to mean something.
 
         where: begins the message; but: keys that were read
@@ -55,7 +61,7 @@ def _read_by(rows: str, images: bool) -> set[str]:
     return {key for key, entry in ROWS.entries.items() if readers.intersection(entry.get("read_by", ()))}
 
 
-def says_nothing(value: Any) -> bool:
+def says_nothing(value: object) -> bool:
     """Whether a value is as good as absent, for sets give all rows the same columns. 0 and false do say something."""
     return value is None or value in ("", [], {})
 
@@ -83,15 +89,20 @@ class Row:
     """A row's columns, by our names.
 
     rows: what it is read as, ANSWERS, PAIRS or JUDGED; images: whether IMAGES are read
+    said: what readers have to say of the row, in words
     """
 
-    def __init__(self, content: dict[str, Any], columns: Columns, rows: str = ANSWERS, images: bool = False) -> None:
+    def __init__(self, content: Fields, columns: Columns, rows: str = ANSWERS, images: bool = False) -> None:
         ignored = columns.get(IGNORE, ())
         ignored = (ignored,) if isinstance(ignored, str) else ignored
         self.columns = columns
         self.content = {key: value for key, value in content.items() if key not in ignored} if ignored else content
-        self.asked: set[str] = set()
-        ROWS.refuse(self.content, "column", but=names_of(columns) | _read_by(rows, images))
+        self.asked, self.said = set[str](), set[str]()
+        nulls = [name for name, value in self.content.items() if isinstance(value, float) and math.isnan(value)]
+        self.content = {**self.content, **dict.fromkeys(nulls)} if nulls else self.content  # pandas writes null so
+        named = names_of(columns)
+        self._counted = named.union(nulls)  # where they are null; elsewhere null is as good as absent
+        ROWS.refuse(self.content, "column", but=named | _read_by(rows, images))
 
     def name(self, key: str) -> str:
         """Return the source's own name of a column."""
@@ -99,8 +110,11 @@ class Row:
 
     def get(self, key: str) -> Any:
         """Return the value of a column by our name, which then counts as read; None where there is none."""
-        self.asked.add(self.name(key))
-        return self.content.get(self.name(key))
+        name = self.name(key)
+        self.asked.add(name)
+        if name in self._counted and name in self.content and self.content[name] is None:
+            self.said.add(f"null in column {name!r}, read as no value")
+        return self.content.get(name)
 
     def there(self, keys: Iterable[str]) -> str | None:
         """Return the first of these columns that holds something, else the first that there is; None where there is none."""
@@ -111,6 +125,20 @@ class Row:
         """Raise BadRow for a column that is known to mean something, and that nobody asked for."""
         ROWS.refuse(self.content, "column", but=self.asked | names_of(self.columns))
 
+    def _missing(self) -> Iterator[str]:
+        """Yield in words which texts that were asked for are what tables print of a missing value. They may be meant."""
+        for name in self.asked & self.content.keys():
+            value = self.content[name]
+            turns = [turn for turn in value if isinstance(turn, dict)] if isinstance(value, list) else ()
+            texts = [value, *(turn[key] for turn in turns for key in ("content", "value") if key in turn)]
+            for text in texts:
+                if isinstance(text, str) and text.strip() in _MISSING:
+                    yield f"{text.strip()!r} as a text of column {name!r} (tables print missing values so), read as letters"
+
     def unread(self) -> list[str]:
         """Return the columns that hold something and that nobody asked for."""
         return [key for key, value in self.content.items() if key not in self.asked and not says_nothing(value)]
+
+    def notes(self) -> set[str]:
+        """Return all that is to be said of the row, in words."""
+        return self.said | {f"column {name!r}" for name in self.unread()} | {*self._missing()}

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import cache
+from ..host import cache
+from ..host.urls import is_remote
 from ..recipe.files import find
-from ..urls import is_remote
 from .downloads import downloaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING = 9  # raise it when the same input would be encoded differently: an unfinished run then has other data
-FORMAT = 12  # of the cache: raise it when it would be stored differently, or only rare rows encoded differently
+FORMAT = 13  # of the cache: raise it when it would be stored differently, or only rare rows encoded differently
 META = "meta.json"
 NONE = "none"  # a recipe's chat_template where there is none: prompts and completions are joined as they are
 TEMPLATES = Path(__file__).with_name("templates")
@@ -49,7 +49,8 @@ class ChatFormat:
         if self.template and generation is not None:
             there = generation.eos_token_id
             ends = [*(there if isinstance(there, list) else [there]), tokenizer.eos_token_id, *self.stops]
-            if stops := list(dict.fromkeys(token for token in ends if token is not None)):
+            stops = list(dict.fromkeys(token for token in ends if token is not None))
+            if stops:
                 generation.eos_token_id = stops if len(stops) > 1 else stops[0]
 
 
@@ -58,12 +59,10 @@ def folder_of(fingerprint: str) -> Path:
     return cache.cache_directory("prepared") / fingerprint
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a directory holds prepared data that was written to its end, in this version's format."""
-    try:
-        return json.loads((folder / META).read_text())["format"] == FORMAT
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def outdated(folder: Path) -> str:
+    """Return why prepared data in a directory, where it is what was written, is not this version's, in words; "" where it is."""
+    there = json.loads((folder / META).read_text())["format"]
+    return "" if there == FORMAT else f"another version of Brigade wrote it (format {there}, now {FORMAT})"
 
 
 def paths_of(name: str, place: str = "") -> list[Path]:

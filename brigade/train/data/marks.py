@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import UserError
-from .messages import THOUGHTS, Message
-from .rows import BadRow
+from ...errors.tables import Fields
+from .messages import THOUGHTS
+from .rows import BadRow, Message, Tools, Variables
 from .turn_by_turn import SHOWN, difference
 
 AS_SAMPLE = "as_sample"  # our templates then write a chat's last answer behind its prompt, with its end
@@ -75,7 +76,7 @@ class Marks:
     render: of Chats, without AS_SAMPLE; control_tokens: the tokenizer's special tokens, longest first; tool: a definition
     """
 
-    def __init__(self, render: Render, control_tokens: tuple[str, ...], tool: dict[str, Any]) -> None:
+    def __init__(self, render: Render, control_tokens: tuple[str, ...], tool: Fields) -> None:
         self.render, self.control_tokens, self.tool = render, control_tokens, tool
         self.control = re.compile("|".join(map(re.escape, control_tokens)) or "(?!)")
         self.tried = functools.lru_cache(KINDS)(self._tried)
@@ -84,8 +85,8 @@ class Marks:
     def check(
         self,
         messages: list[Message],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        tools: Tools | None,
+        variables: Variables,
         learned: Sequence[bool],
         text: str,
         spans: list[tuple[int, int]],
@@ -212,7 +213,7 @@ def _thoughts(message: Message) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _kind_of(messages: list[Message], number: int, tools: bool, variables: dict[str, Any]) -> Kind:
+def _kind_of(messages: list[Message], number: int, tools: bool, variables: Variables) -> Kind:
     message, behind = messages[number], messages[number + 1 :]
     asked = any(turn["role"] == "user" for turn in behind)
     question = max((turn for turn in range(number) if messages[turn]["role"] == "user"), default=-1)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from ...errors import shown
+from ...errors.tables import Fields
 from . import image_places, keys
 from .row_images import TYPES, RowImages
-from .rows import BadRow, not_text
+from .rows import BadRow, Message, not_text
 from .tool_calls import calls_of, from_json, one_of
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
@@ -28,9 +29,8 @@ UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale",
              "calculate_loss", "compute_loss", "output_with_loss")  # fmt: skip
 MASKED = ("masked", "no_loss", "ignore_loss", "mask_loss")
 FLAGS = frozenset((*UNTRAINED, *MASKED))
-_MAY_FLAG = re.compile(
-    r"train|loss|mask|learn|supervis", re.IGNORECASE
-)  # a key that is true or false, in other spellings
+# A key that is true or false, in other spellings; `constrained` and `glossary` are others.
+_MAY_FLAG = re.compile(r"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?i:(?:un)?(?:train|loss|mask|learn|supervis))")
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
@@ -54,8 +54,6 @@ _PYTHON = re.compile(
 )
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
-Message = dict[str, Any]
-
 
 def check_order(messages: list[Message]) -> None:
     """Raise BadRow for turns that do not alternate, and for a chat without an assistant's turn."""
@@ -75,7 +73,9 @@ def check_order(messages: list[Message]) -> None:
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
 
-def turns(messages: Any, unread: set[str], called: str = "messages", images: RowImages | None = None) -> list[Message]:
+def turns(
+    messages: object, unread: set[str], called: str = "messages", images: RowImages | None = None
+) -> list[Message]:
     """Return messages in one form; a call that is a message of its own joins the assistant's turn before it.
 
     unread: a set to which the keys that nobody reads are added; called: the column, for what is wrong with it
@@ -131,7 +131,15 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
     return read if _are_turns(read) else value
 
 
-def _turns_within(value: dict[str, Any], called: str) -> Any:
+def _is_list_of_turns(text: str) -> bool:
+    """Whether a content spells a list of turns. It may well be what was asked for."""
+    try:
+        return not isinstance(turns_from_text(text), str)
+    except BadRow:
+        return True
+
+
+def _turns_within(value: Fields, called: str) -> Any:
     role = _role(value)
     if isinstance(role, list):
         alike = all(isinstance(column, list) and len(column) == len(role) for column in value.values())
@@ -194,7 +202,7 @@ def _is_json_and_more(text: str) -> bool:
     return True
 
 
-def _are_turns(value: Any, roles: Collection[str] = ROLES) -> bool:
+def _are_turns(value: object, roles: Collection[str] = ROLES) -> bool:
     """Whether a value is a list of turns: objects with one of these roles, and what was said."""
     return isinstance(value, list) and bool(value) and all(_is_turn(turn, roles) for turn in value)
 
@@ -206,7 +214,7 @@ def _is_turn(value: Any, roles: Collection[str]) -> bool:
     return role in roles or (roles is not ROLES and role.lower() in roles)
 
 
-def _role(message: Any) -> Any:
+def _role(message: object) -> Any:
     if not isinstance(message, dict):
         return None
     return message["from"] if message.get("role") is None and "from" in message else message.get("role")
@@ -237,6 +245,8 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if "<" in content:
         marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
+    if role not in RESULTS and _is_list_of_turns(content):
+        unread.add(f"contents of {ROLES[role]!r} that are a list of turns as text, read as letters")
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
@@ -250,7 +260,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     return whole | {"tool_calls": calls} if calls else whole
 
 
-def _calls(message: Message, role: str, content: Any, unread: set[str]) -> list[dict[str, Any]]:
+def _calls(message: Message, role: str, content: object, unread: set[str]) -> list[Fields]:
     given = {
         "tool_calls": message.get("tool_calls"),
         "function_call": message.get("function_call"),
@@ -276,13 +286,13 @@ def _content(message: Message, role: str, unread: set[str]) -> Any:
     return _said(message, ("content", "value"), f"of a {role!r} turn")
 
 
-def _said(given: dict[str, Any], names: tuple[str, ...], of: str) -> Any:
+def _said(given: Fields, names: tuple[str, ...], of: str) -> Any:
     """Return what stands under the first of these names that says something, else under the first that there is."""
     said = one_of({name: given[name] for name in names if not keys.says_nothing(given.get(name))}, of)
     return next((given[name] for name in names if given.get(name) is not None), None) if said is None else said
 
 
-def _flags(content: dict[str, Any], role: str, called: str = "a {} turn") -> dict[str, bool]:
+def _flags(content: Fields, role: str, called: str = "a {} turn") -> dict[str, bool]:
     """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
     and 1."""
     flags: dict[str, bool] = {}

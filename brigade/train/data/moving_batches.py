@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors.tables import Document, Fields
 from .sampling import FILLER, GlobalBatches, Indices
 
 Share = tuple[int, int]
@@ -53,10 +54,10 @@ class Shares:
         self.due = self.due[max(0, number - self.steps) * self.replicas :] + lost
         self.at, self.begun, self.missed = step, min(number, self.steps), self.missed + len(lost)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Fields:
         return {key: getattr(self, key) for key in ("steps", "replicas", "at", "begun", "missed", "due")}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Document) -> None:
         """Take over what state() returned, in a run that may have had another length."""
         self.at, self.begun, self.missed = state["at"], state["begun"], state["missed"]
         self.due = [(step, replica) for step, replica in state["due"]]

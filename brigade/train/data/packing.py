@@ -4,13 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..recipe.objectives import PAIRS
-
-
-def samples_of_item(rows: str) -> int:
-    """Return how many samples an item has, which a sequence holds together: two for PAIRS. rows: ANSWERS, PAIRS or JUDGED"""
-    return 2 if rows == PAIRS else 1
-
 
 @dataclass(frozen=True)
 class Sequences:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...errors import shown
+from ...errors.tables import Fields
 from .images import MARK
 from .keys import says_nothing
-from .messages import THOUGHTS, Message
-from .rows import BadRow
+from .messages import THOUGHTS
+from .rows import BadRow, Message, Tools
 from .thinking import MARK as THINK
 from .thinking import ends_thoughts
 
@@ -34,14 +35,14 @@ class Piece(NamedTuple):
     place: Place | None
 
 
-def pieces_of(messages: list[Message], tools: list[Any] | None) -> list[Piece]:
+def pieces_of(messages: list[Message], tools: Tools | None) -> list[Piece]:
     """Return all words of a chat. Raises BadRow for thoughts that are no text."""
     return [*_of_messages(messages), *_of_tools(tools)]
 
 
 def planted(
-    messages: list[Message], tools: list[Any] | None, marks: dict[Place, str]
-) -> tuple[list[Message], list[Any] | None]:
+    messages: list[Message], tools: Tools | None, marks: dict[Place, str]
+) -> tuple[list[Message], Tools | None]:
     """Return a chat of the same shape whose words are marks, which are numbers."""
     return [_planted_message(number, turn, marks) for number, turn in enumerate(messages)], _planted_tools(tools, marks)
 
@@ -53,7 +54,8 @@ def _of_messages(messages: list[Message]) -> Iterator[Piece]:
         thoughts = _thoughts(segments)[0] if message["role"] == "assistant" and len(segments) > 1 else set()
         marks = tuple(segments[1::2])
         for at in range(0, len(segments), 2):
-            if words := segments[at].strip():
+            words = segments[at].strip()
+            if words:
                 yield Piece(THOUGHT if at in thoughts else TEXT, number, words, (number, "content", marks, at))
         only_tags = len(segments) > 1 and not "".join(segments[::2]).strip()
         if only_tags and not _NO_TAG.search(message["content"]):
@@ -65,7 +67,8 @@ def _of_messages(messages: list[Message]) -> Iterator[Piece]:
             if not isinstance(thought, str):
                 problem = f"the {key} of message {number + 1} is {shown(thought)}, not text"
                 raise BadRow(problem, "write the thoughts of a turn as one text")
-            if words := thought.strip():
+            words = thought.strip()
+            if words:
                 yield Piece(THOUGHT, number, words, (number, key))
         for at, call in enumerate(message.get("tool_calls") or ()):
             function = call["function"]
@@ -121,7 +124,7 @@ def answer_with_a_mark(message: Message) -> tuple[str, str]:
     return "".join(segments[first:]).strip(), mark
 
 
-def _leaves(value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+def _leaves(value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Yield kind and words of all names and values of a call's arguments."""
     inner = "nested " if depth > 1 else ""
     if isinstance(value, dict):
@@ -138,20 +141,21 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
         yield f"{inner}number", json.dumps(value)
 
 
-def _of_tools(tools: list[Any] | None) -> Iterator[Piece]:
+def _of_tools(tools: Tools | None) -> Iterator[Piece]:
     for tool in tools or ():
         function = tool.get("function", tool)
         if not isinstance(function, dict):
             continue
         wrapped = "function" in tool
         for key in "name", "description":
-            if isinstance(words := function.get(key), str) and words.strip():
+            words = function.get(key)
+            if isinstance(words, str) and words.strip():
                 yield Piece(TOOL if key == "name" else DEFINITION, -1, words.strip(), (-1, wrapped, key))
         for key, words in _of_schema(function.get("parameters")):
             yield Piece(DEFINITION, -1, words, (-1, wrapped, key))
 
 
-def _of_schema(schema: Any) -> Iterator[tuple[str, str]]:
+def _of_schema(schema: object) -> Iterator[tuple[str, str]]:
     """Yield the names and descriptions of a JSON schema's properties, each with what it is."""
     if isinstance(schema, list):
         for below in schema:
@@ -173,7 +177,8 @@ def _planted_message(number: int, message: Message, marks: dict[Place, str]) -> 
     segments = _segments(message["content"])
     tags = tuple(segments[1::2])
     for at in range(0, len(segments), 2):
-        if mark := marks.get((number, "content", tags, at)):
+        mark = marks.get((number, "content", tags, at))
+        if mark:
             segments[at] = segments[at].replace(segments[at].strip(), mark)
     turn = message | {"content": "".join(segments)}
     turn |= {key: marks[number, key] for key in THOUGHTS if (number, key) in marks}
@@ -182,9 +187,9 @@ def _planted_message(number: int, message: Message, marks: dict[Place, str]) -> 
     return turn
 
 
-def _planted_call(number: int, at: int, call: dict[str, Any], marks: dict[Place, str]) -> dict[str, Any]:
+def _planted_call(number: int, at: int, call: Fields, marks: dict[Place, str]) -> Fields:
     kinds = {place[3]: mark for place, mark in marks.items() if place[:3] == (number, "call", at)}
-    arguments: dict[str, Any] = {}
+    arguments: Fields = {}
     for kind, mark in kinds.items():
         if kind == "name":
             continue
@@ -194,7 +199,7 @@ def _planted_call(number: int, at: int, call: dict[str, Any], marks: dict[Place,
     return call | {"function": call["function"] | {"name": kinds["name"], "arguments": arguments}}
 
 
-def _planted_tools(tools: list[Any] | None, marks: dict[Place, str]) -> list[Any] | None:
+def _planted_tools(tools: Tools | None, marks: dict[Place, str]) -> Tools | None:
     if not tools:
         return tools
     definitions = list[Any]()

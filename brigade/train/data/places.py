@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from ..recipe.data_section import DataSection, Source
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from .builtin import BUILT_IN, TRAIN
 from .images import LostImage
 from .layout import paths_of
@@ -26,7 +27,7 @@ def files_of(data: DataSection) -> list[str]:
     return [str(path) for path in (*files, *built_in)]
 
 
-def places_of(data: Any, sequences: Iterable[int], settings: Settings) -> list[dict[str, Any]]:
+def places_of(data: Any, sequences: Iterable[int], settings: Settings) -> list[Fields]:
     """Return the place of each sample of some sequences: {"source": file or data set, "row": line of a .jsonl file, else the
     row's number from 1; None where the file is gone}.
 

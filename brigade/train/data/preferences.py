@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
+from ...errors.tables import Fields
 from ..recipe.objectives import PAIRS
 from . import verdicts
 from .keys import Columns, Row, blank, says_nothing
-from .messages import NO_ANSWER, THOUGHTS, Message, turns, turns_from_text
+from .messages import NO_ANSWER, THOUGHTS, turns, turns_from_text
 from .rendered import repeats, transcript
-from .rows import BadRow
+from .rows import BadRow, Message
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, usual, with_unread
 from .thinking import thoughts
 
@@ -33,7 +34,7 @@ SAME = "chosen and rejected are the same, so neither is the better answer"
 DROP = "drop the row"
 
 
-def convert(content: Any, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
+def convert(content: object, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
     """Return the answers of a row, each behind its prompt and the only part of its text that is supervised: the better and the
     worse one (PAIRS); the one that is labelled, or both of a pair (JUDGED). Raises BadRow."""
     row, unread = _row(content, columns, rows), set[str]()
@@ -42,7 +43,7 @@ def convert(content: Any, columns: Columns, templates: Templates, rows: str) -> 
     return with_unread(texts[0], row, unread.union(*(text.unread for text in texts))), *texts[1:]
 
 
-def check_columns(content: Any, columns: Columns, rows: str) -> None:
+def check_columns(content: object, columns: Columns, rows: str) -> None:
     """Raise BadRow for a row in which no preference stands, whatever its columns hold. rows: PAIRS or JUDGED"""
     row = _row(content, columns, rows)
     if _is_pair(row, rows):
@@ -51,7 +52,7 @@ def check_columns(content: Any, columns: Columns, rows: str) -> None:
         _label(row)
 
 
-def _row(content: Any, columns: Columns, rows: str) -> Row:
+def _row(content: object, columns: Columns, rows: str) -> Row:
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
     return Row(_flat(content), columns, rows)
@@ -61,7 +62,7 @@ def _is_pair(row: Row, rows: str) -> bool:
     return rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
 
 
-def _flat(content: dict[str, Any]) -> dict[str, Any]:
+def _flat(content: Fields) -> Fields:
     """Return a row with the messages and tools that OpenAI's rows hold in `input`."""
     given = content.get("input")
     if "preferred_output" not in content or not isinstance(given, dict):
@@ -118,7 +119,8 @@ def _no_pair(row: Row) -> BadRow:
     """Return the error of a row without a column for the worse answer."""
     there = ", ".join(map(repr, row.content)) or "nothing"
     cure = WRITE_A_PAIR
-    if three := verdicts.options(row.content):
+    three = verdicts.options(row.content)
+    if three:
         first, second, which = three
         cure = (
             f"write each row's better answer into a column chosen and the other into rejected, as {which!r} says; "
@@ -127,14 +129,14 @@ def _no_pair(row: Row) -> BadRow:
     return BadRow(f"no better and worse answer here, only {there}", cure)
 
 
-def _turns(value: Any, role: str, unread: set[str], called: str) -> list[Message]:
+def _turns(value: object, role: str, unread: set[str], called: str) -> list[Message]:
     """Return a text, a message or a list of messages as turns. role: of the turn that a text becomes; called: the column"""
     value = {"role": role, "content": value} if isinstance(value, str) else value
     return turns([value] if isinstance(value, dict) else value, unread, called)
 
 
 def _divided(
-    row: Row, prompt: Any, better: list[Message], worse: list[Message], unread: set[str], templates: Templates
+    row: Row, prompt: object, better: list[Message], worse: list[Message], unread: set[str], templates: Templates
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the prompt's turns, and those of each answer behind it.
 
@@ -175,7 +177,7 @@ def _divided(
     return before, better[same:], worse[same:]
 
 
-def _refuse_transcripts(names: list[str], answers: list[Any], prompt: Any) -> None:
+def _refuse_transcripts(names: list[str], answers: list[Any], prompt: object) -> None:
     """Raise BadRow for answers that are whole chats in one text, as HH-RLHF's are, and no dialogues that a prompt asks for."""
     texts = [answer for answer in answers if isinstance(answer, str)]
     signs = [sign for sign in map(transcript, texts) if sign]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from .. import cache
+from ..host import cache
 from ..recipe.data_section import DataSection, Source
 from ..recipe.files import find
-from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
+from ..recipe.settings import Settings
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
-from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
+from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, outdated, paths_of
 from .store import Samples
 from .stream import Stream
 
@@ -55,7 +55,7 @@ class Prepared:
 def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> Prepared:
     """Return the training and held-out samples of a recipe, from the cache where the same was prepared before.
 
-    images: the model's processor, of a recipe with data.images (brigade/train/images/processor.py)
+    images: the model's processor, of a recipe with data.images (brigade/train/model/images/processor.py)
 
     Raises UserError for missing, empty or broken data and for data without any supervised token.
     """
@@ -92,10 +92,8 @@ def _most_evaluated(data: DataSection, source: Source) -> int | None:
 
 
 def _is_there(known: str) -> bool:
-    try:
-        return is_whole(folder_of(json.loads(known)["folder"]))
-    except (ValueError, KeyError):  # not written to its end, or by another version
-        return False
+    folder = folder_of(json.loads(known)["folder"])
+    return not cache.flaw(folder) and not outdated(folder)
 
 
 def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:

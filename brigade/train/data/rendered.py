@@ -3,10 +3,10 @@
 import re
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..recipe.files import read_yaml
-from .rows import BadRow
+from .rows import BadRow, Message
 
 _TABLE = read_yaml(Path(__file__).with_name("rendered.yaml"))
 FIRSTS, ENDS, RESULTS = (tuple(_TABLE[key]) for key in ("firsts", "ends", "results"))
@@ -70,26 +70,32 @@ class Sign(NamedTuple):
 
 
 def look(
-    messages: list[dict[str, Any]], control: re.Pattern[str], around: tuple[str, str], own: Container[str] = ()
+    messages: list[Message],
+    control: re.Pattern[str],
+    around: tuple[str, str],
+    end: str = "",
+    own: Container[str] = (),
 ) -> tuple[str, ...]:
     """Return which marks stand at the ends of a chat's contents, in words, besides special tokens, which are counted as such.
     Raises BadRow for a content that has been rendered.
 
     control: finds this tokenizer's special tokens; around: what the run's own template writes before a question and behind it
-    own: tokens that the recipe adds, which are meant
+    end: what it writes behind an answer; own: tokens that the recipe adds, which are meant
     """
-    counted = set()
+    counted, ends = set(), (*ENDS, end) if end else ENDS
     for message in messages:
         role = message["role"]
         if role == "tool":
             mark = mark_at_beginning(message["content"].lstrip(), RESULTS)
-            if mark:
+            if mark and mark not in own:
                 counted.add(Sign(mark, "begins", "", False).counted("tool results"))
             continue
-        sign = answer(message["content"]) if role == "assistant" else question(message["content"], around)
+        sign = answer(message["content"], ends) if role == "assistant" else question(message["content"], around)
         if sign is None or sign.mark in own:
             continue
-        if sign.sure:
+        # A special token of this tokenizer that opens a turn, with the line's end that templates write behind it.
+        own_begin = control.match(sign.mark) and message["content"].lstrip().startswith(f"{sign.mark}\n")
+        if sign.sure or own_begin:
             raise sign.error(f"the {role} turn")
         if not control.search(sign.mark):
             counted.add(sign.counted("answers" if role == "assistant" else "questions"))
@@ -117,12 +123,12 @@ def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
     return likely or (Sign(closed, "ends", "", False) if closed else None)
 
 
-def answer(text: str) -> Sign | None:
+def answer(text: str, ends: tuple[str, ...] = ENDS) -> Sign | None:
     """Return the sign that an answer has been rendered: with its end, with the mark before it, or behind its whole prompt."""
     begin, end = _bare(text)
-    if not (begin.startswith(_BEGINNINGS) or end.endswith(ENDS)):
+    if not (begin.startswith(_BEGINNINGS) or end.endswith(ends)):
         return None
-    closed = mark_at_end(end, ENDS)
+    closed = mark_at_end(end, ends)
     if closed and _directly(end, closed):
         return Sign(closed, "ends", "", True)
     whole = transcript(text)

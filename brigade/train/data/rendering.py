@@ -11,12 +11,12 @@ from typing import Any
 
 from ...errors import UserError
 from . import rendered, template_errors, template_forms, thinking, turn_by_turn
-from .chat_template import TOOL, ChatTemplates, bounded_template
+from .chat_template import TOOL, ChatTemplates, bounded_template, check_length
 from .images import MARK, ImageSource
 from .keys import says_nothing
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
-from .rows import BadRow
+from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
 from .template_forms import ANSWERED, ASKED, Forms
 from .words import Words
@@ -47,10 +47,8 @@ class Chats:
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
         self.images, self.own_tokens = images, own_tokens
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
-        self.unmeant = tuple(
-            token for token in self.control_tokens if token not in own_tokens
-        )  # where users write them
-        self.control = re.compile("|".join(map(re.escape, self.unmeant)) or "(?!)")  # of none: matches nothing
+        unmeant = (token for token in self.control_tokens if token not in own_tokens)  # where users write them
+        self.control = re.compile("|".join(map(re.escape, unmeant)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
         self.marks = Marks(self._render, self.control_tokens, TOOL)
         self.words = Words(lambda messages, tools, variables: self._render(messages, tools, variables)[0])
@@ -59,23 +57,11 @@ class Chats:
     def joins(self) -> bool:
         return self.templates.joins
 
-    def refuse_rendered(self, prompt: str, completion: str) -> None:
-        """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
-        for side, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
-            first = rendered.mark_at_beginning(begin, self.unmeant)
-            token = first or rendered.mark_at_end(end, self.unmeant)
-            if not token:
-                continue
-            where = "begins" if first else "ends"
-            problem = f"the {side} {where} with the control token {token!r}, as if it had been through a chat template already"
-            cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
-            raise BadRow(problem, cure)
-
     def render(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        messages: list[Message],
+        tools: Tools | None,
+        variables: Variables,
         learned: Sequence[bool] | None = None,
         images: Sequence[ImageSource] = (),
     ) -> Text:
@@ -87,13 +73,17 @@ class Chats:
         Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
         """
-        if error := self.templates.error(tools):
+        error = self.templates.error(tools)
+        if error:
             raise error
         if images and not self.writes_images:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
             raise UserError("the chat template", problem, cure)
-        signs = () if learned is None else rendered.look(messages, self.control, self.around, self.own_tokens)
+        template = self.templates.for_tools() if tools else self.templates.template
+        signs = () if learned is None else rendered.look(messages, self.control, self.around, self.end, self.own_tokens)
+        formats = thinking.in_another_format(messages, template, self.thinking, self.own_tokens)
+        signs += () if learned is None else tuple(sorted({*formats}))
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
@@ -112,7 +102,6 @@ class Chats:
         except (BadRow, UserError, MemoryError):
             raise
         except Exception as error:  # the template refuses the chat, or fails at it
-            template = self.templates.for_tools() if tools else self.templates.template
             raise template_errors.explained(error, messages, template, bool(images)) from None
         if learned is not None:
             keeps = self.thinking == thinking.KEEP
@@ -130,11 +119,12 @@ class Chats:
             whole = Text(text, spans, rendered=True, plain=plain, counts=counts, unread=unread)
         return whole if self.images is None else self._with_images(whole, messages, tuple(images))
 
-    def _with_images(self, text: Text, messages: list[dict[str, Any]], images: tuple[ImageSource, ...]) -> Text:
+    def _with_images(self, text: Text, messages: list[Message], images: tuple[ImageSource, ...]) -> Text:
         """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow
         where there are not as many tokens as images."""
         token = self.images.image_token
-        if (most := getattr(self.images, "most_images", None)) and len(images) > most:
+        most = getattr(self.images, "most_images", None)
+        if most and len(images) > most:
             problem = (
                 f"it has {len(images)} images, and this model reads several images of a sample otherwise than here"
             )
@@ -188,10 +178,20 @@ class Chats:
         return "", ""
 
     @functools.cached_property
+    def end(self) -> str:
+        """The special token that the template writes behind an answer; "" where it writes none."""
+        with suppress(Exception):
+            turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+            behind = self._render(turns, None)[0].partition(ANSWERED)[2]
+            token = self.control.match(behind.lstrip())
+            return token[0] if token else ""
+        return ""
+
+    @functools.cached_property
     def forms(self) -> list[Forms]:
         """The forms that the templates for chats without and with tools take."""
 
-        def form(tools: list[Any] | None) -> Forms:
+        def form(tools: Tools | None) -> Forms:
             return template_forms.tried(lambda messages: self._rendered(messages, tools)[0])
 
         return [form(None), form([TOOL]) if self.templates.error([TOOL]) is None else Forms()]
@@ -208,14 +208,14 @@ class Chats:
     def _turns(
         self,
         text: str,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        messages: list[Message],
+        tools: Tools | None,
+        variables: Variables,
         learned: Sequence[bool],
     ) -> list[tuple[int, int]]:
         """Return the assistant's spans in a chat's text, whose template has no generation marks."""
 
-        def render(messages: list[dict[str, Any]], prompt: bool) -> str:
+        def render(messages: list[Message], prompt: bool) -> str:
             return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
 
         return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, self.closings[bool(tools)])
@@ -224,14 +224,12 @@ class Chats:
     def closings(self) -> list[str]:
         """What closes chats without and with tools, as turn_by_turn.closing_of() says."""
 
-        def closing(tools: list[Any] | None) -> str:
+        def closing(tools: Tools | None) -> str:
             return turn_by_turn.closing_of(lambda chat, _: self._render(chat, tools)[0], self.control_tokens)
 
         return [closing(None), closing([TOOL])]
 
-    def _unread(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
-    ) -> tuple[str, ...]:
+    def _unread(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> tuple[str, ...]:
         """Return the row's variables and the messages' further keys that the template does not read: names that it does not
         have, and keys without which the text is the same."""
         words = self._names_in_templates[bool(tools)]
@@ -248,26 +246,26 @@ class Chats:
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
-    def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _without_control_tokens(self, message: Message) -> Message:
         """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
         if message["role"] == "assistant":
             return message
         return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
+        self, messages: list[Message], tools: Tools | None, variables: Variables | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return a chat as its template writes it, and the spans that it marks."""
         messages = self.forms[bool(tools)].of(messages)
         return self._rendered(messages, tools, variables)
 
     def _rendered(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, variables: dict[str, Any] | None = None
+        self, messages: list[Message], tools: Tools | None = None, variables: Variables | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         templates, marked = self.templates, not self.turn_by_turn[bool(tools)]
-        with bounded_template():
+        with bounded_template(memory=False):
             texts, spans = render_jinja_template(
                 [messages],
                 tools=tools,
@@ -275,4 +273,5 @@ class Chats:
                 return_assistant_tokens_mask=marked,
                 **self.variables | ({AS_SAMPLE: True} if marked else {}) | (variables or {}),
             )
+        check_length(texts[0], messages, tools, variables)
         return texts[0], spans[0] if marked else []

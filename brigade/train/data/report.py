@@ -2,28 +2,28 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors.console import console, marking
+from ...errors.tables import Document, Fields
 from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
-from ..recipe.objectives import ANSWERS, JUDGED, PAIRS, objective_of
+from ..recipe.objectives import objective_of
 from ..recipe.training_section import TrainingSection
+from .kinds import KINDS
 from .marks import SAID
-from .packing import samples_of_item
 from .prepare import Prepared
-from .store import IGNORED, Samples
+from .store import IGNORED, Samples, TokenSequence
 
 if TYPE_CHECKING:
     from rich.text import Text
+    from transformers import PreTrainedTokenizerBase
 
 LONGEST = 700  # characters of the sample that is shown
 REPEATED = 8  # tokens of one kind, one behind the other, that are shown as one
 MOST_UNREAD = 12  # keys that are named
-CALLED = {ANSWERS: "samples", PAIRS: "pairs", JUDGED: "judged answers"}
-SIDES = {PAIRS: ("better", "worse"), JUDGED: ("good", "bad")}
 
 
 def figures(
@@ -33,13 +33,13 @@ def figures(
 
     squares: as of Collate
     """
-    facts, rows = prepared.facts, objective_of(training).rows
+    facts, kind = prepared.facts, KINDS[objective_of(training).rows]
     held = sum(map(len, prepared.heldout.values()))
     if not isinstance(prepared.train, Samples):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
     words = [
-        f"{facts['samples']:,} training and {held:,} held-out {CALLED[rows]}",
-        *answers(facts, rows),
+        f"{facts['samples']:,} training and {held:,} held-out {kind.called}",
+        *kind.words(facts),
         tokens(facts),
         *([f"weights from {facts['weights'][0]:g} to {facts['weights'][1]:g}"] if "weights" in facts else []),
         *([f"{facts['images']:,} images in {facts['with_images']:,} of them"] if "images" in facts else []),
@@ -52,7 +52,7 @@ def figures(
     return ", ".join(
         [
             *words,
-            *shapes(facts, data, padding(prepared.train, training, batch, squares=squares), samples_of_item(rows)),
+            *shapes(facts, data, padding(prepared.train, training, batch, squares=squares), kind.samples),
             *losses(facts),
         ]
     )
@@ -75,7 +75,7 @@ def chat_template(prepared: Prepared) -> str:
     return ", and for chats with tools ".join(words)
 
 
-def unread(facts: dict[str, Any]) -> str:
+def unread(facts: Document) -> str:
     """Return which columns and keys nobody read, each with the number of rows where it holds something; "" where there is
     none."""
     names = [entry for entry in _counted(facts) if entry[0] not in SAID]
@@ -83,42 +83,29 @@ def unread(facts: dict[str, Any]) -> str:
     return ", ".join([*words, *[f"and {len(names) - MOST_UNREAD:,} more"] * (len(names) > MOST_UNREAD)])
 
 
-def said(facts: dict[str, Any]) -> str:
+def said(facts: Document) -> str:
     """Return what of answers has no loss, or begins otherwise than at serving, each with the number of rows; "" where there is
     nothing."""
     return "; ".join(f"{words} ({count:,} row{'s' * (count > 1)})" for words, count in _counted(facts) if words in SAID)
 
 
-def _counted(facts: dict[str, Any]) -> list[tuple[str, int]]:
+def _counted(facts: Document) -> list[tuple[str, int]]:
     return sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-def tokens(facts: dict[str, Any]) -> str:
+def tokens(facts: Document) -> str:
     """The number of tokens and the supervised share, in words."""
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 
 
-def answers(facts: dict[str, Any], rows: str) -> list[str]:
-    """How many answers are good and bad (JUDGED), and how long both kinds are, in words: a model learns lengths, too."""
-    if rows == ANSWERS:
-        return []
-    sides = zip(SIDES[rows], (facts["better"], facts["worse"]), strict=True)
-    counts = [f"{side['answers']:,} {name}" for name, side in sides] if rows == JUDGED else []
-    lengths = [
-        f"{side['supervised'] / max(side['answers'], 1):,.0f} tokens in {name} answers"
-        for name, side in zip(SIDES[rows], (facts["better"], facts["worse"]), strict=True)
-    ]
-    return [*([" and ".join(counts)] if counts else []), f"on average {' and '.join(lengths)}"]
-
-
-def shapes(facts: dict[str, Any], data: DataSection, filler: float, samples: int = 1) -> list[str]:
+def shapes(facts: Document, data: DataSection, filler: float, samples: int = 1) -> list[str]:
     """How full packed sequences are, and how much is padding, in words. samples: of an item, for which there is room"""
     full = facts["tokens"] / (facts["sequences"] * samples * data.max_length)
     packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
     return [*packed, f"{filler:.0%} padding"]
 
 
-def losses(facts: dict[str, Any]) -> list[str]:
+def losses(facts: Document) -> list[str]:
     """How many samples were cut, split or dropped, in words."""
     words = {
         "cut": "longer than max_length cut",
@@ -167,7 +154,7 @@ def padding(
 
 def window_figures(
     samples: Samples,
-    facts: dict[str, Any],
+    facts: Fields,
     data: DataSection,
     training: TrainingSection,
     batch: Batch,
@@ -186,25 +173,22 @@ def window_figures(
     return f"{called} of the stream: {', '.join(words)}" if words else ""
 
 
-def first(prepared: Prepared) -> Any:
+def first(prepared: Prepared) -> TokenSequence:
     """Return the first sequence; of a stream, which begins with training, the first that is held out."""
     return next(iter(prepared.heldout.values()))[0] if prepared.train.streamed else prepared.train[0]
 
 
-def show_sample(prepared: Prepared, tokenizer: object) -> None:
+def show_sample(prepared: Prepared, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Print the first sample, or both of the first pair, under a heading, its lines unchanged: a terminal folds those that are
     too long."""
     out = console()
-    sequence, rows = first(prepared), next(iter(prepared.heldout.values())).rows
-    heading = {ANSWERS: "one sample", PAIRS: "one pair, the better answer", JUDGED: "one sample"}[rows]
-    if rows == JUDGED:
-        heading += f", judged {SIDES[rows][0 if sequence['desirable'][0] else 1]}"
-    for number in range(samples_of_item(rows)):
-        out.print(f"{heading if number == 0 else 'the worse answer'}, its supervised part {marking(out)}:")
+    kind = next(iter(prepared.heldout.values())).kind
+    for number, heading in enumerate(kind.headings(first(prepared))):
+        out.print(f"{heading}, its supervised part {marking(out)}:")
         out.print(sample(prepared, tokenizer, brackets=out.color_system is None, number=number), soft_wrap=True)
 
 
-def _decoded(ids: np.ndarray, tokenizer: Any, images: bool) -> Iterator[str]:
+def _decoded(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase", images: bool) -> Iterator[str]:
     """Yield the text of token ids. With images, a token that stands there many times, as theirs do, is written once."""
     borders = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
     runs = [(a, b) for a, b in itertools.pairwise(borders) if b - a >= REPEATED] if images else []
@@ -215,7 +199,7 @@ def _decoded(ids: np.ndarray, tokenizer: Any, images: bool) -> Iterator[str]:
     yield tokenizer.decode(ids[done:])
 
 
-def sample(prepared: Prepared, tokenizer: object, brackets: bool = True, number: int = 0) -> "Text":
+def sample(prepared: Prepared, tokenizer: "PreTrainedTokenizerBase", brackets: bool = True, number: int = 0) -> "Text":
     """Return a sample of the first sequence decoded, its supervised part green and underlined, or in brackets."""
     from rich.text import Text
 

@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...errors.tables import Fields
 from . import image_columns
-from .boxes import SAID as BOXES
-from .boxes import has_boxes
 from .image_places import PLACE, may_have_places, place_of, unknown_place
 from .images import DROP, MARK, ImageReader, ImageSource
 from .keys import Row, says_nothing
-from .rows import BadRow
-
-Message = dict[str, Any]
+from .rows import BadRow, Message
 
 ASKING = ("user", "tool")  # roles whose turns may have images
 TYPES = ("image", "image_url")  # of parts
@@ -22,6 +19,15 @@ INDICES = ("index", "image_index", "image_idx", "idx")
 # Keys by which other tools scale one image (Qwen's), and not all of them alike.
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 WRITE = 'write {"type": "image", "image": PATH}, or a column images and <image> for each in the texts'
+BOXES = "boxes or points in texts, which are not scaled where their images are"
+_NUMBER = r"\s*-?\d+(?:\.\d+)?\s*"
+# Qwen's <|box_start|> and bbox_2d, InternVL's <box>, PaliGemma's <loc0123>, Kosmos' <patch_index_0044>, Molmo's <point x=...>.
+_MARKS = (
+    r"<\|?(?:bbox|box|quad|point)(?:_start)?\|?>|<loc_?\d+>|<patch_index_\d+>|<points? x\d*=|bbox_2d|point_2d|\bbbox\b"
+)
+_FOUR = rf"[\[(]{_NUMBER}(?:,{_NUMBER}){{3}}[\])]"
+_PAIRS = rf"\({_NUMBER},{_NUMBER}\)\s*,\s*\({_NUMBER},{_NUMBER}\)"
+_BOX = re.compile(rf"{_MARKS}|{_FOUR}|{_PAIRS}")
 
 
 class Place(NamedTuple):
@@ -72,13 +78,14 @@ class RowImages:
             self._places.append(Place(own=self.reader.read(path)) if path else Place(number=number))
         return MARK
 
-    def part(self, part: dict[str, Any], role: str) -> tuple[str, set[str]]:
+    def part(self, part: Fields, role: str) -> tuple[str, set[str]]:
         """Return the MARK for a part of a message that is an image, and the keys of it that were read. Raises BadRow for an image
         in another turn than a question's, and for one that cannot be read."""
         if role not in ASKING:
             problem = f"an image in a {role!r} turn: a model reads images, and writes none"
             raise BadRow(problem, "put it into a user's turn, or drop the row")
-        if sizes := [key for key in SIZES if not says_nothing(part.get(key))]:
+        sizes = [key for key in SIZES if not says_nothing(part.get(key))]
+        if sizes:
             problem = f"a part of type {part['type']!r} sets {sizes[0]}, and all images are scaled alike"
             raise BadRow(problem, "remove it: max_pixels and min_pixels of the recipe's data section scale images")
         keys = [key for key in GIVEN if not says_nothing(part.get(key))]
@@ -87,7 +94,8 @@ class RowImages:
         if keys:
             self._places.append(Place(own=self.reader.read(part[keys[0]])))
             return MARK, set(GIVEN)
-        if name := next(image_columns.likely({key: part[key] for key in part if key != "type"}), ""):
+        name = next(image_columns.likely({key: part[key] for key in part if key != "type"}), "")
+        if name:
             problem = f"a part of type {part['type']!r} seems to hold its image under {name!r}, which is not read"
             raise BadRow(problem, 'write {"type": "image", "image": PATH}')
         self._places.append(
@@ -95,7 +103,7 @@ class RowImages:
         )
         return MARK, {*GIVEN, *INDICES}
 
-    def _index(self, value: Any) -> int | None:
+    def _index(self, value: object) -> int | None:
         """Return which of the column's images a part names; None where it names none."""
         if value is None:
             return None
@@ -167,10 +175,6 @@ class RowImages:
             raise BadRow(f"{problem}; {self._count()}{elsewhere}", cure)
         return every
 
-    def without_places(self, text: str) -> str:
-        """Return a text without its places for images, which some tokenizers have as special tokens."""
-        return PLACE.sub("", text) if self.given else text
-
     def refuse_any(self, kind: str) -> None:
         """Raise BadRow where the row has images and is no chat. kind: what it is, in words"""
         if self.given or self._places:
@@ -193,3 +197,8 @@ def _parts(content: str) -> Iterable[dict[str, str]]:
             yield {"type": "image"}
         if text:
             yield {"type": "text", "text": text}
+
+
+def has_boxes(text: str) -> bool:
+    """Whether a text seems to name boxes or points in an image: they are not scaled with it."""
+    return _BOX.search(text) is not None

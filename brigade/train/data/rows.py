@@ -10,20 +10,27 @@ import decimal
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...errors import UserError, first_line, shortened, shown
-from ..cache import digest
-from ..limits import DECODED_BYTES, ROW_BYTES, gib, memory_limit
+from ..host.cache import digest
+from ..host.limits import DECODED_BYTES, ROW_BYTES, gib, memory_limit
 from .arrow_values import reader_of
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import parquet
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
 NEWLINE = b"\n"
 
 Row = dict[str, Any]
+Message = dict[str, Any]  # a turn of a chat
+Tools = list[Any]  # definitions of functions that a chat may call
+Variables = dict[str, Any]  # what a chat template gets beside messages and tools
 
 
 class BadRow(Exception):
@@ -35,7 +42,7 @@ OF_TABLES = ((datetime.date, "a date"), (datetime.time, "a time"), (datetime.tim
              (decimal.Decimal, "a decimal number"))  # fmt: skip
 
 
-def not_text(called: str, value: Any, cure: str) -> BadRow:
+def not_text(called: str, value: object, cure: str) -> BadRow:
     """Return what says that a value is no text, and no list of messages where that may stand. called: where it is"""
     kind = next((name for types, name in OF_TABLES if isinstance(value, types)), None)
     if kind is None:
@@ -133,7 +140,7 @@ class RowChunk:
                 yield number, BadRow(str(error), "write that row again, as JSON")
 
 
-def _rows_of(table: Any) -> list[Row | BadRow]:
+def _rows_of(table: "pyarrow.Table") -> list[Row | BadRow]:
     """Return the rows of an Arrow table; what is wrong with it instead of one that Python cannot hold: a text that is not UTF-8,
     a map with a key twice, a date beyond the year 9999."""
     try:
@@ -147,11 +154,12 @@ def _rows_of(table: Any) -> list[Row | BadRow]:
 
 def refuse_twice(names: Iterable[str], place: str) -> None:
     """Raise UserError at `place` for two columns of one name: only one of them would be read."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
         raise UserError(place, f"two columns are called {twice[0]!r}", "rename one of them, or leave it out")
 
 
-def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
+def _arrow_chunk(batch: "pyarrow.RecordBatch", called: str, first: int, after: Any) -> RowChunk:
     """Return a record batch as bytes of its own: pickling a slice would take along the whole table."""
     import pyarrow
 
@@ -207,10 +215,26 @@ class Csv(Files):
                         cells = len([v for v in row.values() if v is not None])
                         raise ValueError(f"{cells} cells or more under a header of {len(names)}")
                     yield row
+            except UnicodeDecodeError as error:
+                problem = (
+                    f"not UTF-8: {error.object[error.start : error.start + 1]!r}, as in Latin-1 or Windows' code pages"
+                )
+                cure = "write the file in UTF-8: iconv -f WINDOWS-1252 -t UTF-8"
+                raise UserError(f"{path}, line {_line_that_is_not_utf_8(path)}", problem, cure) from None
             except (csv.Error, ValueError) as error:
                 line = reader.line_num + isinstance(error, csv.Error)  # the reader counts a line when it has read it
-                problem, cure = f"not CSV in UTF-8: {error}", "fix that line, or quote its cells"
+                problem, cure = f"not CSV: {error}", "fix that line, or quote its cells"
                 raise UserError(f"{path}, line {line}", problem, cure) from None
+
+
+def _line_that_is_not_utf_8(path: Path) -> int:
+    """Return the number of the first such line, from 1: a file is decoded in blocks, ahead of the line that is read."""
+    number = 0
+    with path.open("rb") as file, suppress(UnicodeDecodeError):
+        for line in file:
+            number += 1
+            line.decode()
+    return number
 
 
 class Parquet(Files):
@@ -221,7 +245,7 @@ class Parquet(Files):
         self.size = sum(self._open(path).metadata.num_rows for path in paths)
 
     @staticmethod
-    def _open(path: Path) -> Any:
+    def _open(path: Path) -> "parquet.ParquetFile":
         import pyarrow.parquet
 
         with _whole_parquet(path):
@@ -235,7 +259,7 @@ class Parquet(Files):
                 yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
             skipped = 0
 
-    def _batches(self, path: Path, done: int, rows: int) -> Iterator[tuple[Any, int]]:
+    def _batches(self, path: Path, done: int, rows: int) -> "Iterator[tuple[pyarrow.RecordBatch, int]]":
         """Yield the record batches after the first `done` rows, each with the number of rows up to its end. Where so many rows at
         a time expand to more than any honest ones, the rest is read row by row."""
         file, before = self._open(path), 0
@@ -256,7 +280,7 @@ class Parquet(Files):
             yield from self._batches(path, done, 1)
 
 
-def _decoded(batches: Iterator[Any], path: Path, row: int | None) -> Any:
+def _decoded(batches: "Iterator[pyarrow.RecordBatch]", path: Path, row: int | None) -> "pyarrow.RecordBatch | None":
     """Return the next batch, or None at the end. Raises MemoryError where it expands to more than DECODED_BYTES; UserError
     instead where it is a single row, which `row` others precede."""
     more = DECODED_BYTES + path.stat().st_size  # columns are read as they lie in the file, and then decoded
@@ -271,9 +295,7 @@ def bounded(place: Callable[[], str], more: int = DECODED_BYTES) -> Iterator[Non
         with memory_limit(more):
             yield
     except MemoryError:
-        problem = (
-            f"from here on it expands to more than {gib(DECODED_BYTES)} of memory (DECODED_BYTES in train/limits.py)"
-        )
+        problem = f"from here on it expands to more than {gib(DECODED_BYTES)} of memory (DECODED_BYTES in train/host/limits.py)"
         raise UserError(place(), problem, "look at that row, and write the file again without it") from None
 
 
@@ -325,7 +347,7 @@ class Table:
             state = rows.state_dict() if self.size is None else None
             yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))
 
-    def _next(self, tables: Iterator[Any], done: int) -> Any:
+    def _next(self, tables: "Iterator[pyarrow.Table]", done: int) -> "pyarrow.Table | None":
         """Return the next table, after `done` rows, or None at the end. Raises UserError for one that expands too far
         (bounded())."""
         with bounded(lambda: f"{self.place}, row {done + 1}"):

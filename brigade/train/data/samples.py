@@ -4,17 +4,17 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...errors import shown
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
-from .messages import NO_ANSWER, Message, check_order, turns, turns_from_text, wanted
+from .messages import NO_ANSWER, check_order, turns, turns_from_text, wanted
 from .rendered import repeats
 from .row_images import RowImages
-from .rows import BadRow, not_text
-from .tool_calls import from_json, tool_definitions
+from .rows import BadRow, Message, Tools, Variables, not_text
+from .tool_calls import from_json, holds_null, tool_definitions
 
 # What other sets call the columns, in small letters, for the cure of a row that has none of ours.
 USUAL = {
@@ -24,6 +24,7 @@ USUAL = {
     "text": ("content", "body", "article", "document"),
 }
 KINDS = ("messages", "prompt", "text")
+NULLS = "in CSV, dataset_name reads the words NULL, None, nan and NA as null, and train_file reads them as texts"
 HEAVIEST = 1e9  # a weight: a step's sum of them stays far from the end of fp32
 SIDES = ("user", "assistant")
 ALPACA = "instruction"  # a prompt's column of this name is joined with one called input
@@ -74,8 +75,8 @@ class Templates(Protocol):
     def render(
         self,
         messages: list[Message],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        tools: Tools | None,
+        variables: Variables,
         learned: Sequence[bool] | None = None,
         images: Sequence[ImageSource] = (),
     ) -> Text:
@@ -87,10 +88,6 @@ class Templates(Protocol):
         """
         ...
 
-    def refuse_rendered(self, prompt: str, completion: str) -> None:
-        """Raise BadRow for a pair that seems to have been through a chat template already."""
-        ...
-
 
 def kind_of(row: Row) -> str:
     """Return which of KINDS a row holds. Raises BadRow, listing what it has instead."""
@@ -98,8 +95,9 @@ def kind_of(row: Row) -> str:
         if row.content.get(row.name(kind)) is not None:
             return kind
     names = [row.name(kind) for kind in KINDS]
-    if null := [name for name in names if name in row.content]:
-        raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
+    null = [name for name in names if name in row.content]
+    if null:
+        raise BadRow(f"{' and '.join(map(repr, null))} is null", f"give the row a value, or drop it; {NULLS}")
     there = ", ".join(map(repr, row.content)) or "nothing"
     offered = {key: name for key in USUAL if (name := usual(row, key))}
     lists = {name: turns_from_text(value, name) for name, value in row.content.items()}
@@ -112,7 +110,7 @@ def kind_of(row: Row) -> str:
     raise BadRow(problem, f"name yours: columns: {cure}")
 
 
-def _is_turn(value: Any) -> bool:
+def _is_turn(value: object) -> bool:
     return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from", "speaker"))
 
 
@@ -122,7 +120,7 @@ def usual(row: Row, key: str) -> str | None:
     return next((there[name] for name in USUAL[key] if name in there), None)
 
 
-def convert(content: Any, columns: Columns, templates: Templates, reader: ImageReader | None = None) -> Text | None:
+def convert(content: object, columns: Columns, templates: Templates, reader: ImageReader | None = None) -> Text | None:
     """Return a row as text with its supervised part, or None for a `text` of nothing but white space: crawled sets have such
     rows, and nothing is to be learnt from them. reader: of images, where rows may have some. Raises BadRow."""
     if not isinstance(content, dict):
@@ -164,7 +162,7 @@ def weight_of(row: Row) -> float:
 
 def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
     """Return a text that says, too, which keys (`unread`) and columns of its row nobody read."""
-    unread = unread | {f"column {name!r}" for name in row.unread()}
+    unread = unread | row.notes()
     return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
 
 
@@ -190,7 +188,7 @@ def pair(
     """
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
     if completion is None and row.name("completion") in row.content:
-        raise BadRow(f"column {row.name('completion')!r} is null, so nothing is supervised", NO_ANSWER)
+        raise BadRow(f"column {row.name('completion')!r} is null, so nothing is supervised", f"{NO_ANSWER}; {NULLS}")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
         raise BadRow(problem, f"name yours: columns: {{completion: {usual(row, 'completion') or 'NAME'}}}")
@@ -222,7 +220,8 @@ def exchange(
     """Return two texts as one, with what other columns say of the chat that they become; else as of pair()."""
     if blank(completion):
         raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
-    if texts := _texts_within(prompt, completion):
+    texts = _texts_within(prompt, completion)
+    if texts:
         if texts == 1:
             problem = "prompt and answer are each a text in a list, spelled as JSON, and would be read as letters"
             raise BadRow(problem, "write the texts themselves, or messages")
@@ -231,7 +230,8 @@ def exchange(
     if repeats(prompt, [completion]):
         unread.add("completions that begin with their prompt, which is learned again")
     if templates.joins:
-        if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
+        missed = [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]
+        if missed:
             problem = (
                 f"column {missed[0]!r} beside two texts, and without a chat template nothing says how it is written"
             )
@@ -239,7 +239,6 @@ def exchange(
         if images:
             images.refuse_any("a pair that is joined without a chat template")
         return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
-    templates.refuse_rendered(images.without_places(prompt) if images else prompt, completion)
     exchanges = [*_history(row), (prompt, completion)]
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
     whole = turns(named, unread, images=images)
@@ -305,6 +304,8 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
         if not any(turn["role"] == "assistant" for turn in whole[begin:]):
             raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))
+    if holds_null(tools):
+        row.said.add("null in definitions of tools, shown to the model as null")
     answers = list(wanted(whole, begin))
     text = templates.render(whole, tools, _variables(row), answers, images.whole if images else ())
     if all(answers):
@@ -315,7 +316,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     return replace(text, spans=[span for span, learned in zip(text.spans, answers, strict=True) if learned])
 
 
-def _variables(row: Row) -> dict[str, Any]:
+def _variables(row: Row) -> Variables:
     """Return what a row hands to its chat template besides the chat: {"enable_thinking": false}."""
     name = row.name("chat_template_kwargs")
     given = from_json(row.get("chat_template_kwargs") or {}, name)
@@ -323,6 +324,7 @@ def _variables(row: Row) -> dict[str, Any]:
         raise BadRow(
             f"column {name!r} is {shown(given)}, not an object of variables", 'write {"enable_thinking": false}'
         )
-    if own := [key for key in given if key in OURS]:
+    own = [key for key in given if key in OURS]
+    if own:
         raise BadRow(f"column {name!r} sets {own[0]}", "remove it there: the run decides it")
     return {key: value for key, value in given.items() if value is not None}

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, first_line
-from ..files import refuse_lfs_pointers
-from ..hub import hub_is_away, refusal
+from ..host.files import refuse_lfs_pointers, refuse_other_forms
+from ..host.hub import hub_is_away, refusal
 from ..recipe.data_section import OF_DATASETS, Source, WeightedSource
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
@@ -106,6 +106,7 @@ def files_of(name: str, place: str) -> "Rows":
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"
         raise UserError(place, problem, f"give files of one kind: {', '.join(FORMATS)}")
+    refuse_other_forms(paths)
     documents = [path for path in paths if FORMATS[kinds[0]] is JsonLines and is_document(path)]
     if documents and len(documents) < len(paths):
         problem = f"{documents[0]} is one JSON array or object, others of {name!r} are one object a line"

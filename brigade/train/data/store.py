@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ..recipe.objectives import ANSWERS, JUDGED
+from ..host.checksums import Manifest
+from ..recipe.objectives import ANSWERS
 from .image_store import StoredImages
-from .packing import Sequences, samples_of_item
+from .kinds import KINDS
+from .packing import Sequences
+from .stored_files import Flat, array
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
 TokenSequence = dict[str, Any]  # arrays, and of JUDGED another TokenSequence
+MicroBatch = dict[str, Any]  # a model's inputs, and what is not for it (collate.py)
 
 
 class Samples(Sequence[TokenSequence]):
@@ -28,7 +32,7 @@ class Samples(Sequence[TokenSequence]):
 
     Samples of PAIRS alternate: better, worse, better, worse. JUDGED have two further keys. "desirable": bool (samples,), whether
     each answer is labelled good; "mismatched": a TokenSequence of as many samples, each the prompt of one with the answer of
-    another row, cut at max_length: KTO estimates a KL divergence by them. From read_reference() on there is "reference", in both:
+    another row, cut at max_length: KTO estimates a KL divergence by them. From take_reference() on there is "reference", in both:
     fp64 (samples,).
 
     In the training split of a store with weights there is "weights": float64 (samples of the sequence,), those of their losses.
@@ -37,22 +41,26 @@ class Samples(Sequence[TokenSequence]):
     """
 
     streamed = False
+    _manifest: Manifest = None  # type: ignore[assignment]  # until __init__
     _reference: np.ndarray | None = None  # of all samples in the store: their own, and of JUDGED the mismatched ones'
 
     def __init__(
         self, folder: Path, split: str, most: int | None = None, rows: str = ANSWERS, max_length: int | None = None
     ) -> None:
-        """most: take only so many, spread evenly; rows: ANSWERS, PAIRS or JUDGED; max_length: of a mismatched sample"""
+        """most: take only so many, spread evenly; rows: ANSWERS, PAIRS or JUDGED; max_length: of a mismatched sample
+
+        Raises DamagedFile, as reading a sample does, where a file is not what was written.
+        """
         self.folder, self.split, self.most, self.rows, self.max_length = folder, split, most, rows, max_length
-        empty = not (folder / "tokens").stat().st_size  # which cannot be mapped
-        self._tokens = np.zeros(0, np.int32) if empty else np.memmap(folder / "tokens", np.int32, "r")
-        self._mask = np.zeros(0, bool) if empty else np.memmap(folder / "supervised", bool, "r")
-        self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
-        self._sequences, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+        self.kind = KINDS[rows]
+        manifest = self._manifest = self._manifest or Manifest(folder)
+        self._tokens, self._mask = Flat(manifest, "tokens", np.int32), Flat(manifest, "supervised", bool)
+        self._begins, self._counts = (array(manifest, f"{name}.npy") for name in ("begins", "counts"))
+        self._sequences, self._samples = (array(manifest, f"{split}.{name}.npy") for name in ("rows", "samples"))
         # Held-out losses are not weighted.
-        weighs = split == "train" and (folder / "weights.npy").exists()
-        self._weights = np.load(folder / "weights.npy", mmap_mode="r") if weighs else None
-        self._images = StoredImages(folder) if StoredImages.are_in(folder) else None
+        weighs = split == "train" and "weights.npy" in manifest
+        self._weights = array(manifest, "weights.npy") if weighs else None
+        self._images = StoredImages(folder, manifest) if StoredImages.are_in(manifest) else None
         self.stored = len(self)
         if most and most < self.stored:
             whole = Sequences(self._samples, np.diff(self._sequences))
@@ -71,13 +79,13 @@ class Samples(Sequence[TokenSequence]):
             found["weights"] = np.array(self._weights[samples])
         if self._images:
             found["images"] = [image for sample in samples for image in self._images.of(sample)]
-        if self.rows == JUDGED:
+        if self.kind.mismatched:
             found["desirable"] = np.array(self._desirable[samples])
             found["mismatched"] = _end_to_end([self._mismatched(sample) for sample in samples])
         if self._reference is not None:
             known = self._reference[samples]
             found["reference"] = known[:, 0]
-            if self.rows == JUDGED:
+            if self.kind.mismatched:
                 found["mismatched"]["reference"] = known[:, 1]
         return found
 
@@ -86,9 +94,9 @@ class Samples(Sequence[TokenSequence]):
         """Return how many samples the store has, of this split and of others."""
         return len(self._counts)
 
-    def read_reference(self, file: Path) -> None:
-        """Give each sample the log-probability of its answer under a reference. file: fp64 (samples in the store, 1 or 2)"""
-        self._reference = np.load(file)
+    def take_reference(self, values: np.ndarray) -> None:
+        """Give each sample the log-probability of its answer under a reference. values: fp64 (samples in the store, 1 or 2)"""
+        self._reference = values
 
     def _sample(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of a sample, and which of them are supervised."""
@@ -105,14 +113,14 @@ class Samples(Sequence[TokenSequence]):
 
     @functools.cached_property
     def _desirable(self) -> np.ndarray:
-        return np.load(self.folder / "desirable.npy", mmap_mode="r")
+        return array(self._manifest, "desirable.npy")
 
     @functools.cached_property
     def _other(self) -> np.ndarray:
         """For each sample of the split another row's: the next one in a random cycle, which neither packing nor the number of
         ranks changes."""
         cycle = np.random.Generator(np.random.PCG64(0)).permutation(np.sort(self._samples))
-        following, row_of = np.roll(cycle, -1), np.load(self.folder / "row_of.npy", mmap_mode="r")
+        following, row_of = np.roll(cycle, -1), array(self._manifest, "row_of.npy")
         # Both answers of a pair are one row's: where they stand side by side, the first takes what follows the second.
         same = row_of[cycle] == row_of[following]
         other = np.zeros(len(row_of), np.int64)
@@ -128,7 +136,7 @@ class Samples(Sequence[TokenSequence]):
         items; int64 (sequences,). With weights each token counts as much as its sample weighs: float64."""
         if self._weights is not None:
             return self._sums(self._weights * self._counts)
-        return self.supervised() if self.rows == ANSWERS else np.diff(self._sequences) // samples_of_item(self.rows)
+        return self.supervised() if self.kind.counts_tokens else np.diff(self._sequences) // self.kind.samples
 
     def supervised(self) -> np.ndarray:
         """Return the supervised tokens of each sequence; int64 (sequences,)."""
@@ -146,10 +154,11 @@ class Samples(Sequence[TokenSequence]):
         )
 
     def __getstate__(self) -> tuple[Any, ...]:  # a worker process maps the files anew
-        return self.folder, self.split, self.most, self.rows, self.max_length, self._reference
+        how = self.folder, self.split, self.most, self.rows, self.max_length
+        return *how, self._manifest, self._reference
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        *how, self._reference = state
+        *how, self._manifest, self._reference = state
         self.__init__(*how)  # type: ignore[misc]
 
 

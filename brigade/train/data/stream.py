@@ -15,17 +15,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import UserError
 from ...errors.disk import of_disk, writing
-from .. import cache
-from ..cluster import World
-from ..recipe.flags import Settings
-from ..recipe.objectives import ANSWERS, objective_of
-from . import packing, sources
+from ...errors.tables import Fields
+from ..host import cache
+from ..host.checksums import write_manifest
+from ..host.cluster import World
+from ..recipe.objectives import objective_of
+from ..recipe.settings import Settings
+from . import packing, sources, tokenizer_trial
 from .encode import Encoder, LoadedEncoder
 from .encoded import Encoded, refusal
 from .keys import without_weight
@@ -33,6 +35,9 @@ from .layout import FORMAT
 from .store import Samples, TokenSequence
 from .tokenise import encoded, encoder_of
 from .writer import Writer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WINDOW = 8192  # samples
 HELD_OUT = 256  # samples, where a source has no split of its own
@@ -45,7 +50,7 @@ def check(settings: Settings) -> None:
     """Raise UserError for a recipe that streams without saying for how long, that says it in samples, that has several
     sources and no weights, or that learns preferences."""
     data, training = settings.recipe.data, settings.recipe.training
-    if objective_of(training).rows != ANSWERS:
+    if objective_of(training).compares:
         problem = (
             f"objective {training.objective} needs all rows before training begins, and a stream has a window of them"
         )
@@ -63,7 +68,7 @@ def check(settings: Settings) -> None:
 
 
 # ---- holding out -----------------------------------------------------------------------------------------------------
-def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin], writer: Writer) -> Fields:
     """Store the held-out samples of all sources. Returns where training begins in each."""
     begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(origins)]
     return {"format": FORMAT, "begins": begins}
@@ -71,6 +76,10 @@ def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin]
 
 def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
     """Store the held-out samples of a source: its own split's, or else its first ones. Returns where training begins."""
+    loaded = LoadedEncoder(encoder)
+    first_trained = next(origin.train.chunks(), None) if origin.heldout else None  # else encoded() tries it, below
+    if first_trained:
+        tokenizer_trial.check_rows(loaded.tokenizer, first_trained)
     wanted = settings.recipe.data.most_held_out or HELD_OUT
     rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
     for part in encoded(rows, without_weight(origin.columns), encoder, 1, wanted):
@@ -83,7 +92,7 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     if writer.samples == first:
         cure = "check that it has rows with answers, or raise max_length"
         raise UserError(rows.place, "it yields no samples with a supervised token", cure)
-    if not origin.heldout and next(read_from(origin, LoadedEncoder(encoder), begins), None) is None:
+    if not origin.heldout and next(read_from(origin, loaded, begins), None) is None:
         problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
         raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
     held = packing.Sequences.of_single(np.arange(first, min(writer.samples, first + wanted)))
@@ -94,12 +103,12 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
 # ---- making windows ------------------------------------------------------------------------------------------------
 def make_window(
     folder: Path,
-    state: dict[str, Any],
+    state: Fields,
     settings: Settings,
     loaded: LoadedEncoder,
     origins: list[sources.Origin],
     size: int,
-) -> dict[str, Any]:
+) -> Fields:
     """Make the window that begins at `state` in `folder`. Returns the state of the next one."""
     recipe = settings.recipe
     writer = Writer(folder)
@@ -140,7 +149,7 @@ def make_window(
     return following
 
 
-def read_from(origin: sources.Origin, loaded: LoadedEncoder, cursor: Any) -> Iterator[Encoded]:
+def read_from(origin: sources.Origin, loaded: LoadedEncoder, cursor: object) -> Iterator[Encoded]:
     """Yield the chunks of a source, tokenised, from a cursor of its rows or from where `behind` says."""
     cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
     for chunk in origin.train.chunks(cursor):
@@ -151,7 +160,7 @@ def read_from(origin: sources.Origin, loaded: LoadedEncoder, cursor: Any) -> Ite
         held = 0
 
 
-def behind(cursor: Any, part: Encoded, samples: int) -> Any:
+def behind(cursor: object, part: Encoded, samples: int) -> Any:
     """Return where training begins if a source's first samples are held out, the last of them being the first `samples` (at least
     one) of the chunk that was read at `cursor`: at the next row, so that no text lies on both sides."""
     if samples == len(part.samples):
@@ -159,7 +168,7 @@ def behind(cursor: Any, part: Encoded, samples: int) -> Any:
     return {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
 
 
-def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
+def _produce(folder: Path, state: Fields, settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
     """Keep windows ahead of all ranks of this host, in a process that ends with its parent, or with its folder."""
     step = settings.recipe.training.global_batch_size
     kept: list[tuple[Path, int]] = []  # windows, each with the number of the sequence after its last one
@@ -181,7 +190,9 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
             aside.mkdir()
             following = make_window(aside, state, settings, loaded, origins, size)
             end = following["first_row"]
-            kept.append((aside.rename(folder / f"window-{state['number']}-{state['first_row']}-{end}"), end))
+            window = folder / f"window-{state['number']}-{state['first_row']}-{end}"
+            write_manifest(aside, window.name)
+            kept.append((aside.rename(window), end))
             state = following
     except Exception as error:
         if not folder.is_dir():  # the run is over
@@ -228,7 +239,7 @@ class Stream:
     _entered: int = 0  # the number after the last window that `entered` gave
 
     @classmethod
-    def of_recipe(cls, settings: Settings, tokenizer: Any, begins: list[Any]) -> "Stream":
+    def of_recipe(cls, settings: Settings, tokenizer: "PreTrainedTokenizerBase", begins: list[Any]) -> "Stream":
         """Return the stream of a recipe. begins: for each source, the cursor at which training begins"""
         sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
         start = {"number": 0, "first_row": 0, **sources_at}
@@ -287,7 +298,7 @@ class Stream:
         with writing(self.folder):
             (self.folder / f"position-{self.local_rank}").write_text(str(sequence))
 
-    def entered(self, sequences: range) -> Iterator[tuple[Samples, dict[str, Any]]]:
+    def entered(self, sequences: range) -> Iterator[tuple[Samples, Fields]]:
         """Yield the windows of which these sequences are the first that are read, with their figures."""
         sequence, end = max(sequences.start, self._entered), min(sequences.stop, self.sequences)
         while sequence < end:

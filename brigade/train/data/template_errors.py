@@ -5,12 +5,10 @@ from types import TracebackType
 from typing import Any
 
 from ...errors import UserError
-from .rows import BadRow
+from .rows import BadRow, Message
 
 
-def explained(
-    error: Exception, messages: list[dict[str, Any]], template: str, images: bool = False
-) -> UserError | BadRow:
+def explained(error: Exception, messages: list[Message], template: str, images: bool = False) -> UserError | BadRow:
     """Return the error to raise for what a template raised at a chat. template: its text; images: whether the chat has some"""
     from jinja2.exceptions import TemplateSyntaxError, UndefinedError
 

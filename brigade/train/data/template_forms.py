@@ -4,15 +4,15 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .images import MARK
 from .row_images import in_parts
+from .rows import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
 
 ASKED, ANSWERED = "Which one?", "That one."
 _ARGUMENTS = {"x": "y1"}
@@ -35,7 +35,7 @@ class Forms:
         ]
         return [_with_json(turn) for turn in messages] if self.json_arguments else messages
 
-    def _takes_parts(self, content: Any) -> bool:
+    def _takes_parts(self, content: object) -> bool:
         return isinstance(content, str) and (self.lists or MARK in content)
 
 
@@ -83,5 +83,5 @@ def _with_json(message: Message) -> Message:
     return message | {"tool_calls": calls}
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

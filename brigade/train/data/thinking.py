@@ -4,12 +4,12 @@ They are a turn's reasoning_content (thinking, reasoning), or stand at the begin
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
-from .messages import THOUGHTS, Message
-from .rows import BadRow
+from .messages import THOUGHTS
+from .rows import BadRow, Message, Variables
 
 CUT, KEEP = "cut", "keep"  # values of the recipe's key; the default, template, changes nothing
 # What templates read to keep the thoughts of earlier turns -> the value that does: Qwen 3.6 and Gemma 4, LFM 2.5, GLM 4.7,
@@ -26,6 +26,15 @@ _BLOCK = re.compile(  # the last is Gemma 4's
 )
 MARK = rf"</?{_TAG}>|\[/?THINK\]|<\|channel>thought\b|<channel\|>"  # a regular expression without groups
 _MARK = re.compile(MARK)
+# What begins thoughts in answers of other models and sets: OpenThoughts', Kimi's, Command A's, Reflection's, s1's, HuatuoGPT's.
+_WORDS = "think(?:ing)?|thoughts?|reason(?:ing)?|reflection|scratchpad|analysis|rationale|cot|monologue"
+_BEGUN = re.compile(
+    rf"""\s*(<\|?(?:\w+[:_])?(?:{_WORDS})(?:_start|_begin)?\|?>|<\|begin_of_solution\|>|\[(?:{_WORDS})\](?!\()|◁think▷|"""
+    r"<unused94>thought|<\|channel>thought|<\|channel\|>analysis|<\|im_start\|>think|## Thinking(?=\s*\n))",
+    re.IGNORECASE,
+)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)  # of a template
+_HAS_THOUGHTS = re.compile("think|thought|reasoning")
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
 _GO_ON: Message = {"role": "user", "content": "Go on"}
 _FIRST, _SECOND = "The first thought.", "The second thought."
@@ -65,7 +74,8 @@ def cut(messages: list[Message]) -> tuple[list[Message], int]:
         found = any(thoughts(message))
         turn = {key: value for key, value in message.items() if key not in THOUGHTS}
         turn["content"] = _BLOCK.sub("", turn["content"])
-        if mark := _MARK.search(turn["content"]):
+        mark = _MARK.search(turn["content"])
+        if mark:
             problem = f"message {number} has {mark[0]!r} behind its beginning, so nothing says which thoughts to cut"
             raise BadRow(problem, "write thoughts as reasoning_content, or as <think>...</think> before the answer")
         if found and not turn["content"].strip() and not turn.get("tool_calls"):
@@ -78,11 +88,33 @@ def cut(messages: list[Message]) -> tuple[list[Message], int]:
 def thoughts(message: Message) -> Iterator[str]:
     """Yield the thoughts of a turn: its keys', and those at the beginning of its text."""
     for key in THOUGHTS:
-        if isinstance(thought := message.get(key), str) and thought.strip():
+        thought = message.get(key)
+        if isinstance(thought, str) and thought.strip():
             yield thought.strip()
     block = _BLOCK.match(message["content"])
     if block and (thought := (block[2] or block[3] or block[4] or "").strip()):
         yield thought
+
+
+def in_another_format(messages: list[Message], template: str, how: str, own: Collection[str] = ()) -> Iterator[str]:
+    """Yield in words that answers have thoughts in another format than their template's, or that the keys for thoughts hold the
+    mark that begins them, too. Where a template has no thoughts, each format is as good as another.
+
+    template: its text; how: data.thinking; own: tokens that the recipe adds, which are meant
+    """
+    for message in messages:
+        if message["role"] != "assistant":
+            continue
+        found = _BEGUN.match(message["content"])
+        if found and found[1] not in own:
+            mark, code = found[1], _COMMENT.sub("", template)
+            is_known = mark in code or mark.replace("<", "</", 1) in code
+            if not is_known and (how != "template" or _HAS_THOUGHTS.search(code)):
+                yield f"{mark} at the beginning of answers (not the chat template's mark of thoughts), learned as it is"
+        for key in THOUGHTS:
+            found = _BEGUN.match(str(message.get(key)))
+            if found:
+                yield f"{found[1]} at the beginning of {key}, where the chat template writes its own, learned as it is"
 
 
 def ends_thoughts(mark: str) -> bool:
@@ -90,13 +122,14 @@ def ends_thoughts(mark: str) -> bool:
     return "/" in mark or mark == "<channel|>"
 
 
-def refuse_own_switch(variables: dict[str, Any]) -> None:
+def refuse_own_switch(variables: Variables) -> None:
     """Raise BadRow for a row that sets a switch of thoughts itself."""
-    if own := variables.keys() & SWITCHES:
+    own = variables.keys() & SWITCHES
+    if own:
         raise BadRow(f"column 'chat_template_kwargs' sets {min(own)}", "remove it there: thinking: keep decides it")
 
 
-def switch(template: str, render: Callable[[list[Message], dict[str, Any]], str]) -> dict[str, Any] | None:
+def switch(template: str, render: Callable[[list[Message], Variables], str]) -> Variables | None:
     """Return the variable with which a template shows the thoughts before the last question; {} where it shows them anyway,
     None where it cannot.
 
@@ -108,9 +141,7 @@ def switch(template: str, render: Callable[[list[Message], dict[str, Any]], str]
     return choices[counts.index(max(counts))] if any(counts) else None
 
 
-def _shows(
-    messages: list[Message], variables: dict[str, Any], render: Callable[[list[Message], dict[str, Any]], str]
-) -> bool:
+def _shows(messages: list[Message], variables: Variables, render: Callable[[list[Message], Variables], str]) -> bool:
     with suppress(Exception):  # it refuses tools
         text = render(messages, variables)
         return _FIRST in text and _SECOND in text

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ...errors import UserError
-from .. import control_groups
-from ..recipe.flags import Settings
+from ..host import control_groups
 from ..recipe.objectives import objective_of
-from . import chat_template, encode, workers
+from ..recipe.settings import Settings
+from . import chat_template, encode, tokenizer_trial, workers
 from .encoded import Encoded, refusal
 from .images import ImageRules
 from .keys import Columns
@@ -85,6 +85,8 @@ def encoded(
     jobs = itertools.chain(first, unread)
     parts: Iterator[Encoded]
     loaded = encode.LoadedEncoder(encoder)
+    if first:
+        tokenizer_trial.check_rows(loaded.tokenizer, first[0][0])
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
         parts = itertools.starmap(loaded.encode, jobs)
     else:
@@ -139,5 +141,6 @@ class Reasons:
             yield f"{error.place}: {error.problem}" + (
                 f" (and {same:,} more such row{'s' * (same > 1)})" if same else ""
             )
-        if others := self.count - sum(self.counts.values()):
+        others = self.count - sum(self.counts.values())
+        if others:
             yield f"... and {others:,} more"

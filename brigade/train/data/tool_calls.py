@@ -5,18 +5,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import first_line, shown
+from ...errors.tables import Document, Fields
 from .keys import says_nothing
-from .rows import BadRow
+from .rows import BadRow, Tools
 
 # Names of a call's arguments: OpenAI's, Llama's (and Cohere's), Anthropic's, LangChain's.
 ARGUMENTS = ("arguments", "parameters", "input", "args")
 # Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
+MAY_BE_NULL = ("default", "const", "enum", "example", "examples")  # keys of a schema
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 
 
-def calls_of(value: Any, called: str, unread: set[str]) -> list[dict[str, Any]]:
+def calls_of(value: object, called: str, unread: set[str]) -> list[Fields]:
     """Return tool calls whose arguments are objects, as chat templates expect; OpenAI's are JSON in a text.
 
     called: what holds them; unread: a set to which the keys that nobody reads are added
@@ -26,7 +28,7 @@ def calls_of(value: Any, called: str, unread: set[str]) -> list[dict[str, Any]]:
     return [_call(call, unread) for call in (value if isinstance(value, list) and value else [value])]
 
 
-def _call(call: Any, unread: set[str]) -> dict[str, Any]:
+def _call(call: Any, unread: set[str]) -> Fields:
     call = from_json(call, "a tool call") if isinstance(call, str) and call.lstrip().startswith("{") else call
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -46,6 +48,8 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
         _refuse_others(name, levels)
     arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
+    if holds_null(arguments):
+        unread.add("null in arguments of tool calls, learned as null")
     unread |= {
         f"key {key!r} of tool calls"
         for level in levels.values()
@@ -56,17 +60,17 @@ def _call(call: Any, unread: set[str]) -> dict[str, Any]:
     return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _refuse_others(name: str, levels: Mapping[str, dict[str, Any]]) -> None:
+def _refuse_others(name: str, levels: Mapping[str, Document]) -> None:
     """Raise BadRow for a call without arguments by a known name, of which another key holds an object: kwargs, params."""
     for level in levels.values():
         for key, value in level.items():
             holds = isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
             if key not in KNOWN and key not in RESULTS and holds and not says_nothing(value):
                 problem = f"the call {name!r} has no arguments, and {key!r}, which is not read, seems to hold them"
-                raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}')
+                raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}, {{}} for a call that has none')
 
 
-def _arguments(value: Any, called: str) -> Any:
+def _arguments(value: object, called: str) -> Any:
     read = from_json(value, called)
     read = from_json(read, called) if isinstance(read, str) else read  # encoded twice
     if not isinstance(read, dict):
@@ -74,15 +78,16 @@ def _arguments(value: Any, called: str) -> Any:
     return read
 
 
-def one_of(given: Mapping[str, Any], of: str) -> Any:
+def one_of(given: Document, of: str) -> Any:
     """Return what is given under several names, None where nothing is. Raises BadRow where they differ."""
     first, *others = given.items() or [("", None)]
-    if other := next((key for key, value in others if value != first[1]), None):
+    other = next((key for key, value in others if value != first[1]), None)
+    if other:
         raise BadRow(f"{first[0]} and {other} {of} contradict each other", f"keep one of them, as {first[0]}")
     return first[1]
 
 
-def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
+def tool_definitions(tools: object, functions: object = None) -> Tools | None:
     """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
     parameters), and so may each of them and its parameters.
 
@@ -102,7 +107,7 @@ def tool_definitions(tools: Any, functions: Any = None) -> list[Any] | None:
     return definitions or None
 
 
-def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
+def _definition(tool: Fields, wrap: bool) -> Fields:
     inner = tool if wrap else tool.get("function", tool)
     if isinstance(inner, dict):
         of = f"of the tool {inner.get('name')!r}"
@@ -115,7 +120,7 @@ def _definition(tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     return tool | {"function": inner} if "function" in tool else inner
 
 
-def refuse_what_json_lacks(value: Any, called: str) -> None:
+def refuse_what_json_lacks(value: object, called: str) -> None:
     """Raise BadRow for a value with what no JSON can say: NaN, an infinity, or what tables hold beside texts and numbers."""
     try:
         json.dumps(value, allow_nan=False)
@@ -124,7 +129,15 @@ def refuse_what_json_lacks(value: Any, called: str) -> None:
         raise BadRow(problem, "write null, a number or a text instead") from None
 
 
-def from_json(value: Any, called: str) -> Any:
+def holds_null(value: object) -> bool:
+    """Whether null stands in an object or a list where it says nothing: files that tables write have it for each key that other
+    rows have. A schema's default may be null."""
+    if isinstance(value, dict):
+        return any(inner is None or holds_null(inner) for key, inner in value.items() if key not in MAY_BE_NULL)
+    return isinstance(value, list) and any(map(holds_null, value))
+
+
+def from_json(value: object, called: str) -> Any:
     """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value

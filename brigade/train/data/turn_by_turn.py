@@ -9,11 +9,10 @@ refused.
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import template_forms
-from .messages import Message
-from .rows import BadRow
+from .rows import BadRow, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +67,8 @@ def _span(
         problem = f"no special token ends {where} as the chat template writes it: {written[-SHOWN:]!r}"
         raise BadRow(f"{problem}, so the model would never learn to stop", MARKED)
     begin = len(prompt)
-    if opened := _OPENED.search(prompt):  # that there are no thoughts is no answer of the model's, as in our templates
+    opened = _OPENED.search(prompt)
+    if opened:  # that there are no thoughts is no answer of the model's, as in our templates
         empty = re.match(rf"\s*</{re.escape(opened[1])}>\s*", written)
         begin += empty.end() if empty else 0
     return begin, len(prompt) + len(written)
@@ -107,9 +107,7 @@ def after_last_question(messages: list[Message]) -> list[bool]:
     return [number > last for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def try_probes(
-    tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[dict[str, Any]]
-) -> tuple[set[int], str]:
+def try_probes(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Message]) -> tuple[set[int], str]:
     """Return the ids of the special tokens that end the assistant's turns in chats, and the first reason why one is refused.
     Without such a token the template cannot be rendered turn by turn.
 
@@ -125,7 +123,7 @@ def try_probes(
         if messages[-1]["role"] != "assistant":
             continue
 
-        def render(messages: list[Message], prompt: bool, tools: Any = tools) -> str:
+        def render(messages: list[Message], prompt: bool, tools: object = tools) -> str:
             return str(
                 tokenizer.apply_chat_template(
                     forms.of(messages),

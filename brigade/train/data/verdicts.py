@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import shown
+from ...errors.tables import Document
 from ..recipe.files import read_yaml
 from .keys import Row, names_of, says_nothing
 from .rows import BadRow
@@ -49,8 +50,8 @@ def check(row: Row, better: str, worse: str) -> None:
     measured: dict[frozenset[str], dict[str, str]] = {}
     aspects: dict[str, Any] = {}
     for name, value in row.content.items():
-        if name in known or says_nothing(value) or (isinstance(value, float) and math.isnan(value)):
-            continue  # pandas writes null as a number that is none
+        if name in known or says_nothing(value):
+            continue
         words = _words(name)
         kind = "label" if name == label else _KINDS.get(" ".join(words))
         if kind == "aspect":
@@ -71,7 +72,7 @@ def check(row: Row, better: str, worse: str) -> None:
             verdicts.read(name, "side", value)
 
 
-def options(content: dict[str, Any]) -> tuple[str, str, str] | None:
+def options(content: Document) -> tuple[str, str, str] | None:
     """Return the names of two answers that a row has, response_0 and response_1, and of the column that says which is the better
     one; None where it has no such three."""
     which = next((name for name in content if _KINDS.get(" ".join(_words(name))) in ("side", "sign", "label")), None)
@@ -112,13 +113,13 @@ class _Verdicts:
                         return side
         return None
 
-    def is_won(self, words: tuple[str, ...], value: Any) -> bool:
+    def is_won(self, words: tuple[str, ...], value: object) -> bool:
         """Whether a column's name says of an answer that it is better, and its value whether that is so: a_is_better."""
         if _COMPARED.isdisjoint(words) or str(value).lower() not in LABELS:
             return False
         return self.side(frozenset(words) - _FILLERS - _COMPARED) is not None
 
-    def read(self, name: str, kind: str, value: Any) -> None:
+    def read(self, name: str, kind: str, value: object) -> None:
         """Read one column. kind: as in verdicts.yaml, or won: 1 where its name names the better answer. Raises BadRow."""
         says = self.side_of(name, value) if kind == "side" else getattr(self, f"_{kind}")(name, value)
         if says is None:
@@ -149,7 +150,7 @@ class _Verdicts:
         self.row.asked.update(names)
 
     # ---- each kind returns a side, None where it says nothing, and "" where nothing tells which side it means
-    def side_of(self, name: str, value: Any) -> str | None:
+    def side_of(self, name: str, value: object) -> str | None:
         if str(value).lower() in ("true", "false"):
             return BETTER if LABELS[str(value).lower()] else WORSE
         for side, column in self.names.items():
@@ -165,49 +166,49 @@ class _Verdicts:
         words = frozenset(_words(str(value) if number is None else str(int(number))))
         return self.side(words - _FILLERS or words) or ""
 
-    def _won(self, name: str, value: Any) -> str | None:
+    def _won(self, name: str, value: object) -> str | None:
         won, side = LABELS.get(str(value).lower()), self.side(frozenset(_words(name)) - _FILLERS - _COMPARED) or ""
         if won is None:
             return self.side_of(name, value)
         return side if won else BETTER if side in (WORSE, NEITHER) else None
 
-    def _option(self, name: str, value: Any) -> str | None:
+    def _option(self, name: str, value: object) -> str | None:
         side = self.side_of(name, value)
         named = [word for word in _words(str(value)) if word not in _FILLERS]
         return None if side == "" and not (named and max(map(len, named)) <= _OPTION) else side
 
-    def _label(self, name: str, value: Any) -> str | None:
+    def _label(self, name: str, value: object) -> str | None:
         label = LABELS.get(str(value).strip().lower())
         if label is not None and self.side_of(name, value) == "":
             return BETTER if label else WORSE
         return self._option(name, value)
 
-    def _sign(self, name: str, value: Any) -> str:
+    def _sign(self, name: str, value: object) -> str:
         number = _number(value)
         if not number:
             return "" if number is None else NEITHER
         return self.side(frozenset({"1" if number < 0 else "2"})) or ""
 
-    def _margin(self, name: str, value: Any) -> str | None:
+    def _margin(self, name: str, value: object) -> str | None:
         number = _number(value)
         return WORSE if number is not None and number < 0 else None
 
-    def _status(self, name: str, value: Any) -> str | None:
+    def _status(self, name: str, value: object) -> str | None:
         words = frozenset(_words(str(value)))
         if not words.isdisjoint(_SIDES[NEITHER]):
             return NEITHER
         return self._swapped(name, True) if words == {"swapped"} else None
 
-    def _swapped(self, name: str, value: Any) -> str:
+    def _swapped(self, name: str, value: object) -> str:
         if not LABELS.get(str(value).lower(), True):
             return BETTER
         before = self.row.content.get("original_chosen")  # argilla's, which are exchanged already
         return BETTER if before is not None and before == self.row.content[self.names[WORSE]] else WORSE
 
-    def _tie(self, name: str, value: Any) -> str:
+    def _tie(self, name: str, value: object) -> str:
         return NEITHER if LABELS.get(str(value).lower(), True) else BETTER
 
-    def _scores(self, name: str, value: Any) -> str | None:
+    def _scores(self, name: str, value: object) -> str | None:
         order = self.row.content.get("order", [BETTER, WORSE])  # argilla's, which says whose the numbers are
         if isinstance(value, dict):
             order, value = list(value), list(value.values())
@@ -221,7 +222,7 @@ class _Verdicts:
         by_side = dict(zip(sides, numbers, strict=True))
         return _by_sign((by_side[BETTER] or 0.0) - (by_side[WORSE] or 0.0))
 
-    def _ranks(self, name: str, value: Any) -> str | None:
+    def _ranks(self, name: str, value: object) -> str | None:
         says = self._scores(name, value)
         return {BETTER: WORSE, WORSE: BETTER}.get(says, says) if says else None
 
@@ -230,7 +231,7 @@ def _by_sign(difference: float) -> str:
     return BETTER if difference > 0 else WORSE if difference < 0 else NEITHER
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return a finite number, which may stand in a text, as CSV has no others; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import shown
 from .keys import blank, says_nothing
-from .messages import NO_ANSWER, Message
+from .messages import NO_ANSWER
 from .pieces import (
     ARGUMENT,
     CALL,
@@ -28,7 +28,7 @@ from .pieces import (
     pieces_of,
     planted,
 )
-from .rows import BadRow
+from .rows import BadRow, Message, Tools, Variables
 
 LONG = 24  # characters of a piece of which no other words of a chat consist by chance
 MOST_SHAPES = 10_000  # of chats that are remembered
@@ -46,15 +46,15 @@ class Words:
     render: messages, tools and variables -> text; what it raises says that the template refuses such a chat
     """
 
-    def __init__(self, render: Callable[[list[Message], list[Any] | None, dict[str, Any]], str]) -> None:
+    def __init__(self, render: Callable[[list[Message], Tools | None, Variables], str]) -> None:
         self._render = render
         self._left_out: dict[Any, frozenset[Place]] = {}  # of each shape of a chat
 
     def account(
         self,
         messages: list[Message],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        tools: Tools | None,
+        variables: Variables,
         text: str,
         learned: Sequence[bool],
         keeps_thoughts: bool = False,
@@ -83,8 +83,8 @@ class Words:
     def missing(
         self,
         messages: list[Message],
-        tools: list[Any] | None,
-        variables: dict[str, Any],
+        tools: Tools | None,
+        variables: Variables,
         text: str,
         pieces: list[Piece],
     ) -> list[Piece]:
@@ -109,7 +109,7 @@ class Words:
         ]
 
     def _of_shape(
-        self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any], pieces: list[Piece]
+        self, messages: list[Message], tools: Tools | None, variables: Variables, pieces: list[Piece]
     ) -> frozenset[Place]:
         """Return the places whose words the template leaves out of chats of this shape, which is rendered once."""
         places = tuple(dict.fromkeys(piece.place for piece in pieces if piece.place))

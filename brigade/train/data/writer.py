@@ -5,14 +5,15 @@ An item is what a split chooses, mixes and packs: a sample, or of PAIRS two samp
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..recipe.objectives import ANSWERS, JUDGED
+from ...errors.tables import Fields
+from ..recipe.objectives import ANSWERS
 from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
 from .image_store import ImageWriter
-from .packing import Sequences, samples_of_item
+from .kinds import KINDS
+from .packing import Sequences
 
 
 class Writer:
@@ -20,7 +21,7 @@ class Writer:
     may have some"""
 
     def __init__(self, folder: Path, rows: str = ANSWERS, images: bool = False) -> None:
-        self.folder, self.rows, self.per_item = folder, rows, samples_of_item(rows)
+        self.folder, self.kind = folder, KINDS[rows]
         self.samples, self._rows = 0, 0
         self._tokens = (folder / "tokens").open("wb")
         self._mask = (folder / "supervised").open("wb")
@@ -50,15 +51,15 @@ class Writer:
     @property
     def items(self) -> int:
         """How many items there are."""
-        return self.samples // self.per_item
+        return self.samples // self.kind.samples
 
     def of_items(self, items: np.ndarray) -> np.ndarray:
         """Return the samples of items, as table() has them; shape (items, samples of each)."""
-        return self.table().reshape(-1, self.per_item)[items]
+        return self.table().reshape(-1, self.kind.samples)[items]
 
-    def facts(self, items: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
+    def facts(self, items: np.ndarray, dropped: np.ndarray) -> Fields:
         """Return figures of these items, and of rows that were dropped beside them; for each key that nobody read, in how many
-        rows it stands; of PAIRS and JUDGED, how many answers and supervised tokens are better and worse ones.
+        rows it stands; and those of the kind.
 
         dropped: int64 (rows,), the fate of each
         """
@@ -84,7 +85,7 @@ class Writer:
             "unread": unread,
             **self._of_images(items),
             **_of_weights(chosen),
-            **({} if self.rows == ANSWERS else _of_preferences(by_item)),
+            **self.kind.figures(by_item),
         }
 
     def _of_images(self, items: np.ndarray) -> dict[str, int]:
@@ -97,13 +98,13 @@ class Writer:
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:
         """Return how many of some items are, token for token, among others."""
-        which = np.arange(1, self.per_item + 1)  # else a pair the wrong way round would be the same
+        which = np.arange(1, self.kind.samples + 1)  # else a pair the wrong way round would be the same
         ours, theirs = (self.of_items(items)["digest"] @ which for items in (some, others))
         return int(np.isin(ours, theirs).sum())
 
     def split(self, name: str, sequences: Sequences) -> None:
         """Store which items make up each sequence of a split."""
-        sequences = sequences.of_items(self.per_item)
+        sequences = sequences.of_items(self.kind.samples)
         np.save(self.folder / f"{name}.rows.npy", np.concatenate([[0], np.cumsum(sequences.sizes)]))
         np.save(self.folder / f"{name}.samples.npy", sequences.samples)
 
@@ -118,23 +119,14 @@ class Writer:
         np.save(self.folder / "row_of.npy", np.ascontiguousarray(table["row"]))
         if (table["weight"] != 1).any():
             np.save(self.folder / "weights.npy", np.ascontiguousarray(table["weight"]))
-        if self.rows == JUDGED:
-            np.save(self.folder / "desirable.npy", table["desirable"].astype(bool))
+        for name in self.kind.stored:
+            np.save(self.folder / f"{name}.npy", table[name].astype(bool))
         (self.folder / "chunks.json").write_text(json.dumps(self._chunks))
 
 
-def _of_weights(samples: np.ndarray) -> dict[str, Any]:
+def _of_weights(samples: np.ndarray) -> Fields:
     """Return the smallest and largest weight of samples, and how many weigh 0; {} where all weigh 1."""
     weights = samples["weight"]
     if not (weights != 1).any():
         return {}
     return {"weights": [float(weights.min()), float(weights.max())], "weightless": int((weights == 0).sum())}
-
-
-def _of_preferences(items: np.ndarray) -> dict[str, Any]:
-    """Return figures of better and worse answers, and how many pairs have prompts of unlike lengths."""
-    sides = {"better": items[items["desirable"] == 1], "worse": items[items["desirable"] == 0]}
-    return {
-        **{name: {"answers": len(side), "supervised": int(side["supervised"].sum())} for name, side in sides.items()},
-        "unlike": int((items["prompt"] != items["prompt"][:, :1]).any(axis=1).sum()),
-    }

@@ -1,10 +1,15 @@
 """What background threads of all ranks tell each other: through torch's store, for collectives there would come in another order
 on each rank than those of the main threads."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 class Board:
@@ -13,7 +18,7 @@ class Board:
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
 
-    def put(self, key: str, value: Mapping[str, Any]) -> None:
+    def put(self, key: str, value: Mapping[str, object]) -> None:
         self.entries[key] = value
 
     def get(self, key: str) -> Any:
@@ -22,10 +27,10 @@ class Board:
 
 
 class _Store(Board):
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
-    def put(self, key: str, value: Mapping[str, Any]) -> None:
+    def put(self, key: str, value: Mapping[str, object]) -> None:
         self.store.set(key, json.dumps(value))
 
     def get(self, key: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, shown
-from ..cluster import World
+from ..host.cluster import World
 from ..recipe.files import REPOSITORY
 from ..recipe.identity import difference
 from . import ranks
@@ -34,7 +34,8 @@ def check(same: dict[str, Any], world: World) -> None:
     host, first = ranks.gather((world.host, same))[0]
     with ranks.agreed(world):
         for kind in first:
-            if other := difference(first[kind], same[kind]):
+            other = difference(first[kind], same[kind])
+            if other:
                 key, theirs, ours = other
                 problem = f"{shown(ours)} on {world.host}, but {shown(theirs)} on {host}, rank 0"
                 cure = "give all hosts the same flags and files, best on one file system for all"

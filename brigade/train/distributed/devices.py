@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ...errors.console import counted
-from ..cluster import World
+from ..host.cluster import World
 from . import torch_build, visible
 
 VERSION_FILES = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
@@ -29,7 +29,8 @@ def driver_version() -> str | None:
     """Return the version of NVIDIA's driver, 535.129.03 for instance; None where nothing tells it."""
     for name in VERSION_FILES:
         with suppress(OSError):
-            if match := re.search(r"\b\d{3}\.\d+(\.\d+)?\b", Path(name).read_text()):
+            match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", Path(name).read_text())
+            if match:
                 return match[0]
     return _asked_of_nvml()[1]
 
@@ -144,13 +145,16 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
     if torch.cuda.is_available() or wants_cpu(environment):
         return None
     otherwise = f"; {visible.VISIBLE}= trains on the CPU"
-    if not (count := count_by_driver()):
-        if not (of_amd := count_of_amd(KFD)):
+    count = count_by_driver()
+    if not count:
+        of_amd = count_of_amd(KFD)
+        if not of_amd:
             return None
         problem, cure = _amds_unseen(of_amd)
         return problem, cure + otherwise
     has, driver, capability = f"it has {counted(count, 'GPU')}, and", driver_version(), _capability_by_driver()
-    if old := torch_build.too_old(driver, torch.version.cuda, capability):
+    old = torch_build.too_old(driver, torch.version.cuda, capability)
+    if old:
         return f"{has} {old[0]}", old[1] + otherwise
     if not torch.version.cuda:
         index = torch_build.suitable(driver, capability)
@@ -182,6 +186,17 @@ def _why_none() -> str:
     return "it does not say why"
 
 
+def without_code(number: int) -> tuple[str, str] | None:
+    """Return why torch cannot compute on the GPU of this index among those that this process sees, and the cure; None where it
+    can. AMD's are not asked: they have other names, and ROCm's build says itself what it lacks."""
+    import torch
+
+    if not torch.version.cuda:
+        return None
+    capability, built_for = torch.cuda.get_device_capability(number), torch.cuda.get_arch_list()
+    return torch_build.without_code(capability, built_for, driver_version())
+
+
 def index(world: World) -> int | None:
     """Return the index of this rank's GPU among those that it sees: its number on the host, or 0 where it sees only its own, as
     under `srun --gpus-per-task`. None where it has none."""
@@ -197,7 +212,8 @@ def identity(world: World) -> tuple[str, int, str] | None:
     """Return the host, the index and the UUID of this rank's GPU; None where it has none."""
     import torch
 
-    if (number := index(world)) is None:
+    number = index(world)
+    if number is None:
         return None
     return world.host, number, str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
 
@@ -211,13 +227,15 @@ def wants_cpu(environment: Mapping[str, str]) -> bool:
 
 def check(world: World) -> None:
     """Raise UserError where this host has GPUs and torch sees none of them: the run would train on the CPU, without a word."""
-    if found := unseen(os.environ):
+    found = unseen(os.environ)
+    if found:
         raise UserError(f"host {world.host}", *found, "host")
 
 
 def main() -> None:
     """Say what `make setup` should say of this host's GPUs. It refuses nothing: a login node may have another driver."""
-    if found := unseen(os.environ):
+    found = unseen(os.environ)
+    if found:
         print("warning: runs on this host will be refused: {}\n  cure: {}".format(*found), file=sys.stderr)
 
 

@@ -4,21 +4,26 @@ Torch's store and gloo's ports ask nobody who they are, so a stranger in a clust
 pickles: a message is read into None, booleans, numbers, text, lists, tuples and dicts of these, and nothing else.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 LARGEST = 2**28  # bytes of a message: names and sizes of all files of the largest checkpoints take a tenth of it
 CURE = "see that all hosts run the same packages, and that nobody else can reach their ports (docs/security.md)"
 _MADE_OF: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "dict": dict}  # from a list; of a dict: of pairs
 
+T = TypeVar("T")
 
-def encode(value: Any) -> bytes:
+
+def encode(value: object) -> bytes:
     """`value` as JSON. What derives from a builtin type (np.float64, OrderedDict) arrives as that type.
 
     Raise TypeError for a type that is not sent, which only the sender's program can mend.
@@ -34,7 +39,7 @@ def decode(data: bytes | str, sender: str) -> Any:
         raise refused(sender, "what it sent is not a message of a rank") from None
 
 
-def gather(value: Any, all_gather: "Callable[[Tensor], list[Tensor]]", senders: list[str]) -> list[Any]:
+def gather(value: T, all_gather: Callable[[Tensor], list[Tensor]], senders: list[str]) -> list[T]:
     """`value` of each of a group, in its order, by two collectives: sizes, and messages padded to the largest.
 
     all_gather: a tensor of each, of equal shapes; senders: how an error calls each of them
@@ -52,7 +57,7 @@ def gather(value: Any, all_gather: "Callable[[Tensor], list[Tensor]]", senders: 
     return [decode(row[:size].cpu().numpy().tobytes(), sender) for row, size, sender in rows]
 
 
-def gather_in_group(value: Any, group: Any = None) -> list[Any]:
+def gather_in_group(value: T, group: ProcessGroup | None = None) -> list[T]:
     """`value` of each rank of a process group of torch's, in its order. A collective of the group; None: of all ranks."""
     import torch
     import torch.distributed as dist
@@ -61,7 +66,7 @@ def gather_in_group(value: Any, group: Any = None) -> list[Any]:
     on_host = "cpu:" in str(dist.get_backend_config(group))
     device = torch.device("cpu") if on_host else torch.device("cuda", torch.cuda.current_device())
 
-    def all_gather(mine: "Tensor") -> "list[Tensor]":
+    def all_gather(mine: Tensor) -> list[Tensor]:
         mine = mine.to(device)
         tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(tensors, mine, group=group)

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from . import heartbeat, supervised
+from .process import this_process
 
 DOOR = "BRIGADE_DOOR"
 PR_SET_PDEATHSIG = 1
@@ -63,8 +63,8 @@ def supervise() -> None:
     os.dup2(out_end, 2)
     os.close(out_end)
     os.set_inheritable(notes_end, False)
-    supervised.begin(notes_end)
-    heartbeat.share()
+    this_process.agent.begin(notes_end)
+    this_process.heartbeat.share()
     faulthandler.register(signal.SIGQUIT, all_threads=True)  # as a JVM does: the agent asks a rank that hangs
 
 
@@ -74,7 +74,7 @@ def end_with_launcher() -> None:
 
     `deepspeed` starts a process that starts the ranks: of both. A rank that nothing launched outlives its shell.
     """
-    if supervised.is_watched() or not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"}:
+    if this_process.agent.watches or not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"}:
         return  # under `launch` the agent sees to it
     launcher = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -5,6 +5,7 @@ from time import monotonic
 
 from . import heartbeat
 from .heartbeat import BEATS, BYTES, LEAST, LONGEST, OF_A_STEP, PHASE, STEP, TIMEOUT
+from .process import this_process
 
 LOOK = 1.0  # seconds between two looks at a heartbeat
 TIMES, TIMES_A_STEP = (
@@ -44,45 +45,49 @@ class Observer:
 
     def look(self) -> bool:
         """Whether it is silent for longer than the rank's own steps explain. Call it every LOOK seconds or more often."""
-        now, beats = monotonic(), heartbeat.page[BEATS]
-        if (passed := min(now - self._looked, 2 * LOOK)) >= LOOK:
+        page = this_process.heartbeat.page
+        now, beats = monotonic(), page[BEATS]
+        passed = min(now - self._looked, 2 * LOOK)
+        if passed >= LOOK:
             state = stopped_by(self.pid)
             goes_on = bool(self._stopped) and not state  # what it was kept from doing takes its usual time from here
             moved, self._beats = self._moves_files() or beats != self._beats or goes_on, beats
             self.silent = 0.0 if moved else self.silent + passed
             self._stopped = self._stopped + passed if state and not moved else 0.0
             self._looked = now
-            over = self._stopped > may_be_stopped(state) if state else self.silent > limit(int(heartbeat.page[PHASE]))
+            over = self._stopped > may_be_stopped(state) if state else self.silent > limit(int(page[PHASE]))
             self._over = over and self.silent > LOOK
         return self._over
 
     def _moves_files(self) -> bool:
         """Whether it reads or writes, where that is what it is there for: one save of 810 GB is one visit of a phase."""
-        if heartbeat.page[PHASE] not in _MOVES_FILES:
+        if this_process.heartbeat.page[PHASE] not in _MOVES_FILES:
             return False
         before, self._bytes = self._bytes, bytes_moved(self.pid)
         return self._bytes - before >= MOVED
 
     def seen(self) -> dict[str, object]:
         """What it says, for messages and files: phase, step, seconds of silence, and whether the process is stopped."""
-        phase, step = heartbeat.PHASES[int(heartbeat.page[PHASE])], int(heartbeat.page[STEP])
+        page = this_process.heartbeat.page
+        phase, step = heartbeat.PHASES[int(page[PHASE])], int(page[STEP])
         return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": is_stopped(self.pid)}
 
 
 def limit(phase: int) -> float:
     """Seconds of silence that are no hang in this phase, of a rank that runs."""
-    timeout, longest = heartbeat.page[TIMEOUT], heartbeat.page[LONGEST + phase]
+    page = this_process.heartbeat.page
+    timeout, longest = page[TIMEOUT], page[LONGEST + phase]
     if timeout == 0:
         return float("inf")
     if phase not in _LIMITS:
         if not longest:
             return max(FIRST_STEP, timeout)
-        of_a_step = max(heartbeat.page[LONGEST + step_phase] for step_phase in OF_A_STEP)
-        return timeout if timeout > 0 else max(heartbeat.page[LEAST], TIMES_A_STEP * of_a_step)
+        of_a_step = max(page[LONGEST + step_phase] for step_phase in OF_A_STEP)
+        return timeout if timeout > 0 else max(page[LEAST], TIMES_A_STEP * of_a_step)
     first, later = _LIMITS[phase]
-    if phase in _RATES and (size := heartbeat.page[BYTES]):
+    if phase in _RATES and (size := page[BYTES]):
         least, rate = _RATES[phase]
-        first = later = max(least, 3 * heartbeat.page[LEAST], min(size / rate, _LONGEST))
+        first = later = max(least, 3 * page[LEAST], min(size / rate, _LONGEST))
         if phase == heartbeat.EVALUATION:  # one before the first step has the run's first pass
             first = max(first, FIRST_STEP)
     return max(later if longest else first, timeout, TIMES * longest)
@@ -90,7 +95,7 @@ def limit(phase: int) -> float:
 
 def may_be_stopped(state: str) -> float:
     """Seconds for which a process may be stopped. state: of stopped_by()"""
-    timeout = heartbeat.page[TIMEOUT]
+    timeout = this_process.heartbeat.page[TIMEOUT]
     return float("inf") if timeout == 0 else min(STOPPED[state], timeout) if timeout > 0 else STOPPED[state]
 
 

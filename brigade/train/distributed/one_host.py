@@ -10,6 +10,8 @@ pickles: whoever takes a rank's place runs code as this user. Hence, where all r
   has the other end of each connection.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import pwd
@@ -19,19 +21,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
 from ...errors import UserError
 from ..upstream import gloo
+from .process import this_process
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 
 NAME = "brigade-store"
 LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 ESTABLISHED, LISTENING = "01", "0A"  # net/tcp_states.h
 LOOKS = 3  # at a table that changes while it is read
 _joins = itertools.count()  # of this process, which may make several runs: as many on every rank
-_rank_0: tuple[int, str] | None = None  # its process and when that began, where all ranks are on this host
 
 
 class Connection(NamedTuple):
@@ -52,7 +58,7 @@ def has_all_ranks(env: Mapping[str, str]) -> bool:
     return here == size if here else bool(LOOPBACK.fullmatch(env.get("MASTER_ADDR", "")))
 
 
-def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Any:
+def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Store | None:
     """The store of rank 0, which tells the others where to meet, on the loopback where the address allows it. None: another
     process has it. Raise OSError for a port that is in use."""
     address, agents = env.get("MASTER_ADDR", ""), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -69,11 +75,10 @@ def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Any:
     )
 
 
-def meet(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def meet(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """The store of this run's ranks, once all are here. store: the launcher's, which nobody needs afterwards
 
     Raise RuntimeError where it leads to what is not this run's, or not all come within `timeout`."""
-    global _rank_0
     key = f"brigade/place-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(_joins)}"
     if rank == 0:
         file = os.memfd_create(NAME)
@@ -82,7 +87,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         process = os.getpid()
     else:
         process, file = _open(store.get(key).decode(errors="replace"))
-    _rank_0 = process, _began(process)
+    this_process.rank_0 = process, _began(process)
     private = dist.FileStore(f"/proc/self/fd/{file}", size)
     private.set_timeout(timeout)
     if private.add("brigade/here", 1) == size:
@@ -99,7 +104,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 def rank_0_is_gone() -> bool:
     """Whether rank 0 was killed, and with it whatever it had to say. Its store outlives it."""
-    return _rank_0 is not None and _began(_rank_0[0]) != _rank_0[1]
+    return this_process.rank_0 is not None and _began(this_process.rank_0[0]) != this_process.rank_0[1]
 
 
 @contextmanager
@@ -110,7 +115,7 @@ def nobody_else() -> Iterator[None]:
     Raise UserError that names another user."""
     before = _own_sockets()
     yield
-    if _rank_0 is not None and (users := strangers(before)):
+    if this_process.rank_0 is not None and (users := strangers(before)):
         problem = f"{' and '.join(users)} connected to this run's ranks while they found each other"
         cure = "the same command again goes on; if it comes back, speak with them, or train on a host of your own"
         raise UserError(f"the ranks on {socket.gethostname()}", problem, cure, "passing")

@@ -10,39 +10,40 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from ..cluster import World
-from . import devices, one_host, stop, supervised, tell
+from ..host.cluster import World
+from . import devices, one_host, supervised, tell
+from .process import this_process
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of wait_for_all: as many on every rank
-launchers_store: Any = None  # the one of all ranks, once a run had replicas
 _RUN = "brigade/run"  # in its store: the name of the launch
 ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
 
 
-def store_of_all() -> Any:
+def store_of_all() -> Store:
     """The store of all ranks of the run, whether or not they are divided into replicas."""
-    return launchers_store or _get_default_store()
+    return this_process.store or _get_default_store()
 
 
-def keep_launchers_store() -> Any:
+def keep_launchers_store() -> Store:
     """Keep store_of_all() as it is now, also when this process leaves the launcher's world for its replica's, and return it."""
-    global launchers_store
-    launchers_store = store_of_all()
-    return launchers_store
+    this_process.store = store_of_all()
+    return this_process.store
 
 
 def take_device(world: World) -> bool:
     """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
     # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
     # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
-    if (device := devices.index(world)) is None:
+    device = devices.index(world)
+    if device is None:
         return False
     torch.cuda.set_device(device)
     return True
@@ -52,7 +53,7 @@ def join(world: World) -> None:
     """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
     between ranks never depends on a healthy NCCL."""
     backend = "cpu:gloo,cuda:nccl" if take_device(world) else "gloo"
-    supervised.note(stage="waiting")
+    this_process.agent.note(stage="waiting")
     impatient = threading.Timer(PATIENCE, _impatient, [world])
     impatient.daemon = True
     impatient.start()
@@ -61,8 +62,8 @@ def join(world: World) -> None:
     finally:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
-    supervised.note(stage="joined")
-    stop.process.join(lambda by: _tell_that_it_is_ended(world, by))
+    this_process.agent.note(stage="joined")
+    this_process.signals.join(lambda by: _tell_that_it_is_ended(world, by))
 
 
 def _met() -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _met() -> dict[str, Any]:
     return _of_this_launch() if os.environ.get(supervised.RUN) else {}
 
 
-def _of_this_launch(store: Any = None) -> dict[str, Any]:
+def _of_this_launch(store: Store | None = None) -> dict[str, Any]:
     """The launcher's store, rank and size, once rank 0 is known to belong to the same launch. store: as rank 0 has it already
 
     Raise RuntimeError where another launch's rank 0 answers."""

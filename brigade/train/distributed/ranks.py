@@ -5,6 +5,8 @@ A launcher kills the other ranks as soon as one leaves, so a message that the wr
 exchange of errors, the first that has one prints it, and the others leave only afterwards.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 import socket
@@ -13,15 +15,17 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import exit_code, first_line, whose
-from ...errors.console import guard_output
+from ...errors.console import never_end_by_writing
 from ...errors.disk import of_disk
-from ..cluster import World, world_from_environment
-from . import exchange, launched, stop, supervised, tell
+from ..host.cluster import World, world_from_environment
+from . import exchange, launched, stop, tell
+from .process import Peers, this_process
 
-_peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
+if TYPE_CHECKING:
+    from .exchange import T
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -34,18 +38,20 @@ def start(world: World, alone: bool = False) -> None:
     process_group.join(world)
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: T) -> list[T]:
     """`value` of every rank, in rank order, on every rank. exchange.py says what may be sent, and what is raised."""
     if _group() is None:
         return [exchange.decode(exchange.encode(value), "rank 0")]  # what one rank may not send, none may
     return exchange.gather_in_group(value)
 
 
-def gather_all(value: Any) -> list[Any]:
+def gather_all(value: T) -> list[T]:
     """gather() over the ranks of all replicas; of an elastic run's own one, for there each is a run of its own."""
     own = gather(value)
-    divided = _peers is not None and not _peers.elastic
-    return [each for of_replica in _peers.gather(own) for each in of_replica] if divided else own
+    peers = this_process.peers
+    if peers is None or peers.elastic:
+        return own
+    return [each for of_replica in peers.gather(own) for each in of_replica]
 
 
 def largest(value: int) -> int:
@@ -67,7 +73,8 @@ def barrier() -> None:
 
 def wait_for_all() -> None:
     """Wait until every rank is here, however long one of them writes. barrier() gives up after an hour."""
-    if (dist := _group()) and dist.get_world_size() > 1:
+    dist = _group()
+    if dist and dist.get_world_size() > 1:
         from . import process_group
 
         process_group.wait_for_all()
@@ -92,7 +99,8 @@ def agreed(world: World):
         tell.tell(error or tell.no_rendezvous(caught), world)
         raise SystemExit(2) from None
     try:
-        if (dist := _group()) and dist.get_world_size() > 1:
+        dist = _group()
+        if dist and dist.get_world_size() > 1:
             from . import process_group
 
             process_group.wait_for_all()
@@ -108,7 +116,7 @@ def agreed(world: World):
         of = whose.of_ranks([(each, host) for _, each, host in of_ranks])
         tell.tell(error, world, None if whose.of_error(error)[1] else of)
     else:
-        supervised.note(follows=True)
+        this_process.agent.note(follows=True)
     finish()  # nobody leaves before the first has printed its error
     raise SystemExit(codes[first])
 
@@ -136,7 +144,7 @@ def fail(
     error = of_disk(error, directory) or error
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
-    stop.process.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
+    this_process.signals.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
     from . import process_group, tell
 
     first, ended = tell.first_to_fail(process_group.store_of_all(), process_group.ENDED) if _group() else (True, "")
@@ -147,7 +155,7 @@ def fail(
         with suppress(Exception):
             note_failure(reason)
     else:
-        supervised.note(follows=True)
+        this_process.agent.note(follows=True)
         why = ended or f"because another rank failed first ({first_line(error, 120)})"
         print(f"rank {world.rank} on {world.host} stops{':' * bool(ended)} {why}", file=sys.stderr)
         time.sleep(0.5)  # launchers take the exit code of the rank that ends first: let it be the one that failed first
@@ -156,17 +164,15 @@ def fail(
     os._exit(exit_code(error))
 
 
-def divided_by(peers: Any) -> None:
+def divided_by(peers: Peers) -> None:
     """Take each replica for a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
-    global _peers
-    _peers = peers
+    this_process.peers = peers
 
 
 def whole_again() -> None:
     """Bring the replicas of an earlier run of this process, or of one that ends, back together. A collective of all ranks."""
-    global _peers
-    if _peers is not None:
-        peers, _peers = _peers, None
+    if this_process.peers is not None:
+        peers, this_process.peers = this_process.peers, None
         peers.rejoin()
 
 
@@ -176,35 +182,35 @@ def finish() -> None:
     dist = _group()
     if dist:
         barrier()
-        stop.process.part()
+        this_process.signals.part()
         dist.destroy_process_group()
 
 
-def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
+def run_to_the_end(main: Callable[[], object]) -> NoReturn:
     """Call main() and end this process with its exit code, without the interpreter's tear-down.
 
     C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
     without an active exception", exit -6), and a finished run or a reported mistake then looks like a crash.
     """
-    guard_output()
+    never_end_by_writing()  # `train.py | head` ends its reader, not the run
     world = world_from_environment()
     if world.launcher != "python":
         launched.supervise()
         launched.end_with_launcher()
-    stop.process.listen(world.is_main_rank, launched=world.launcher != "python")
+    this_process.signals.listen(world.is_main_rank, launched=world.launcher != "python")
     code: Any = 0
     try:
         main()
         finish()
-        supervised.note(done=True)
+        this_process.agent.note(done=True)
     except SystemExit as exit_:
         code = exit_.code
     if isinstance(code, str):  # sys.exit("message")
         print(code, file=sys.stderr)
         code = 1
     atexit._run_exitfuncs()  # what Python's own libraries want done, wandb's last upload for one
-    if stop.process.finished is not None:
-        stop.end_by(stop.process.finished)
+    if this_process.signals.finished is not None:
+        stop.end_by(this_process.signals.finished)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)

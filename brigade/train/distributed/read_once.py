@@ -1,7 +1,7 @@
 """Variables that libraries read once, when they are imported or when CUDA starts: set later they have no effect, and nothing
 says so. A run sets them before anything else, and nothing that it imports for that imports torch.
 
-What only DeepSpeed and data loading read is set by loop/environment.py, which is still before them. Brigade sets no variable of
+What only DeepSpeed and data loading read is set by step/environment.py, which is still before them. Brigade sets no variable of
 NCCL's (read when the group is made), of TORCH_NCCL_* and TORCH_FR_* (when a process group is), nor CUBLAS_WORKSPACE_CONFIG and
 CUDA_DEVICE_MAX_CONNECTIONS (when CUDA starts): those of the shell are there from the beginning.
 """
@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..cluster import World
+from ..host.cluster import World
 from . import torch_build
 
 # Of torch's allocator, which reads them when CUDA starts (c10/cuda/CUDAAllocatorConfig.h). The first is for all kinds of devices.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError
-from ..cluster import OWN_NUMBER, World
+from ..host.cluster import OWN_NUMBER, World
 from . import ranks
 
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
@@ -38,7 +38,7 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
         problem = f"the output directory cannot be written: {caught.strerror}"
         # Where others can write, it is this host's fault, whatever the system calls it: what is not mounted is root's, say.
         error = UserError(str(directory), problem, "give another --output_dir", "host")
-    leader = (world.host, checkpoint and checkpoint.name) if leads else None
+    leader = (world.host, checkpoint.name if checkpoint else None) if leads else None
     every = ranks.gather((error is None, leader, OWN_NUMBER in os.environ))
     leaders = {rank: leader for rank, (_, leader, _) in enumerate(every) if leader}
     written = all(can_write for can_write, _, _ in every)

@@ -1,5 +1,5 @@
 """Ctrl-C, SIGTERM, SIGUSR1 and a file `stop` in the output directory stop a training run: while it trains, all ranks finish the
-step and save a checkpoint (loop/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
+step and save a checkpoint (watch/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
 """
 
 import atexit
@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from . import supervised
+from ...errors import UserError
+from .supervised import Agent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
@@ -27,19 +29,26 @@ def name(number: int) -> str:
     return {0: f"the file {FILE}", signal.SIGINT: "Ctrl-C"}.get(number) or signal.Signals(number).name
 
 
+def refusal(file: Path) -> UserError:
+    """The error where FILE is there before a run starts: it was left from before, or somebody wants no run here."""
+    return UserError(str(file), "this file stops the run as soon as it trains", "remove it, and start again")
+
+
 def _before_the_first_step() -> str:
     return "before its first step; the same command begins again"
 
 
 class Signals:
-    """What this process does when it is asked to stop. There is one, `process`, as there is one set of handlers.
+    """What this process does when it is asked to stop. There is one (process.py), as there is one set of handlers.
 
+    agent: who hears of it under `launch`
     leaving: who holds it says why this process ends: an error that a stop brings about is none
     asked: the signal that asks for a stop at the end of a step, 0 for the file; None: nobody asks
     finished: the signal, or 0, that stopped this run in good order
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
         self.leaving = threading.RLock()
         self.asked: int | None = None
         self.finished: int | None = None
@@ -130,27 +139,29 @@ class Signals:
         number = self._next(heard, numbers)
         if self.trains:
             self.ask(number)
-            supervised.note(asked=self.name_and_times(number))
+            self.agent.note(asked=self.name_and_times(number))
             # Somebody sits there, and a step may take long. Launch says so itself.
-            if is_main_rank and number == signal.SIGINT and not supervised.is_watched():
+            if is_main_rank and number == signal.SIGINT and not self.agent.watches:
                 print(
                     "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
                     file=sys.stderr,
                 )
             first = last = time.monotonic()
             while self._agreed.is_set() or self._deadline is None or time.monotonic() < self._deadline(first):
-                if again := self._next(heard, numbers, timeout=1.0):
+                again = self._next(heard, numbers, timeout=1.0)
+                if again:
                     if not (launched and time.monotonic() < last + AGAIN):
                         number = again
                         break
                     last = time.monotonic()
-                    supervised.note(asked=self.name_and_times(again))
+                    self.agent.note(asked=self.name_and_times(again))
         self._end(number, numbers, is_main_rank)
 
     def _next(self, heard: int, numbers: set[int], timeout: float | None = None) -> int:
         """The next signal of these; 0 when none came within `timeout` seconds."""
         while select.select([heard], [], [], timeout)[0]:
-            if (number := os.read(heard, 1)[0]) in numbers:  # else SIGCHLD, for one
+            number = os.read(heard, 1)[0]
+            if number in numbers:  # else SIGCHLD, for one
                 self.received[number] += 1
                 return number
         return 0
@@ -159,7 +170,7 @@ class Signals:
         """End at once."""
         self.leaving.acquire()
         by = self.name_and_times(number)
-        supervised.note(ended=by)
+        self.agent.note(ended=by)
         if self.finished is None and not self._parted:
             if self._tell_others:
                 farewell = threading.Thread(target=self._tell_others, args=(by,), daemon=True)
@@ -177,9 +188,6 @@ class Signals:
             child.kill()  # else the next line waits for them
         atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one
         end_by(number)
-
-
-process = Signals()  # this one's
 
 
 def leave_it_to_the_parent() -> None:

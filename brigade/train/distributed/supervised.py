@@ -3,25 +3,27 @@
 import json
 import os
 from contextlib import suppress
-from typing import Any
 
 RUN = "BRIGADE_RUN"  # in the environment of every process of a launch: its name, by which all of them are found
-_notes: int | None = None  # where this process writes what the host's agent should know
 
 
-def begin(notes: int) -> None:
-    """This rank is watched from here on. notes: the file descriptor by which it lets the agent know"""
-    global _notes
-    _notes = notes
+class Agent:
+    """The host's agent, as a rank of a launch knows it: nobody where `launch` did not start this process."""
 
+    def __init__(self) -> None:
+        self._notes: int | None = None
 
-def note(**what: Any) -> None:
-    """Let the agent know something of this rank: told, follows, stage, marker, waits, done. Without `launch`: nothing."""
-    if _notes is not None:
-        with suppress(OSError):
-            os.write(_notes, json.dumps(what).encode() + b"\n")
+    def begin(self, notes: int) -> None:
+        """This rank is watched from here on. notes: the file descriptor by which it lets the agent know"""
+        self._notes = notes
 
+    def note(self, **what: object) -> None:
+        """Let the agent know something of this rank: told, follows, stage, marker, waits, done. Without `launch`: nothing."""
+        if self._notes is not None:
+            with suppress(OSError):
+                os.write(self._notes, json.dumps(what).encode() + b"\n")
 
-def is_watched() -> bool:
-    """Whether `launch` started this rank, and watches it."""
-    return _notes is not None
+    @property
+    def watches(self) -> bool:
+        """Whether `launch` started this rank, and watches it."""
+        return self._notes is not None

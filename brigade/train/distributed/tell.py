@@ -1,5 +1,7 @@
 """How a rank says what went wrong, and whether it is the one to say it."""
 
+from __future__ import annotations
+
 import datetime
 import json
 import os
@@ -9,12 +11,16 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, exit_code, first_line, whose
 from ...errors.console import counted
-from ..cluster import World
-from . import stop, supervised
+from ..host.cluster import World
+from .process import this_process
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 
 LONG = 40  # lines of a traceback that are told whole
 # Of a longer one: last lines of the exception that ended the rank, and of each one before; of these the first and so many others.
@@ -37,10 +43,10 @@ def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | N
     else:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         message = f"{where}: {type(error).__name__}\n{in_short(''.join(traceback.format_exception(error)).rstrip())}"
-    with stop.process.leaving:
+    with this_process.signals.leaving:
         pass
     what, hosts = of or whose.of_error(error)
-    supervised.note(told=message, code=exit_code(error), whose=what, hosts=hosts)
+    this_process.agent.note(told=message, code=exit_code(error), whose=what, hosts=hosts)
     print(message, file=sys.stderr, flush=True)
     tell_launcher(reason)
     return f"rank {world.rank} on {world.host}: {reason}"
@@ -67,7 +73,8 @@ def _ends(text: str, last: int) -> str:
 
 def tell_launcher(reason: str) -> None:
     """Leave the reason of this rank's end where torchrun and accelerate look for it."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
         # They take the earliest failure, in whole seconds, for the cause.
         extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}
         with suppress(OSError):
@@ -84,7 +91,7 @@ def no_rendezvous(error: Exception) -> UserError:
     return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure, "passing")
 
 
-def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:
+def first_to_fail(store: Store, of_ended: str) -> tuple[bool, str]:
     """(whether no other rank failed or was ended before this one; which one was ended, and by what)
 
     store: of all ranks; of_ended: its key for that

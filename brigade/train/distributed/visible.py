@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from ...errors import UserError
-from ..cluster import World
+from ..host.cluster import World
 from . import launched
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -45,7 +45,8 @@ def entries(visible: str) -> list[str]:
 def restore() -> str | None:
     """Let this process see the GPUs that were handed on to it, which are returned; None: nothing was, or it sees them already.
     Comes before torch is imported: CUDA reads the variable once."""
-    if (asked := os.environ.pop(ASKED, None)) is not None:
+    asked = os.environ.pop(ASKED, None)
+    if asked is not None:
         os.environ[VISIBLE] = asked
     return asked
 
@@ -73,7 +74,8 @@ def check(gpus: Gpus, world: World) -> None:
         cure = "python -m brigade launch, or torchrun --nproc_per_node, which keep the variable; with `deepspeed` choose by "
         cure += f"--include {world.host if world.hosts > 1 else 'localhost'}:NUMBERS and unset {VISIBLE}"
         raise UserError(f"host {world.host}", problem, cure)
-    if (used := entries(gpus.given)[: world.local_size]) and world.is_main_rank:
+    used = entries(gpus.given)[: world.local_size]
+    if used and world.is_main_rank:
         print(f"{VISIBLE}={gpus.asked} asks for GPUs, and this host's ranks use {', '.join(used)}")
 
 

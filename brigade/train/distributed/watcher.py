@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .observer import LOOK, Observer
 
@@ -20,7 +20,7 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
     observer, silent = Observer(child), False
     done = False  # the rank has said that its work is done
 
-    def send(**what: Any) -> None:
+    def send(**what: object) -> None:
         with suppress(OSError):  # its end is noticed by poll
             agent.sendall(json.dumps({"rank": rank, **what}).encode() + b"\n")
 
@@ -71,7 +71,7 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
         send(out=pending[out].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)
     # Whoever calls sys.exit(0) or os._exit(0) in the middle of a run ends it without a word.
-    send(exit=code, **({} if code or done else {"left": observer.seen()}))
+    send(exit=code, within=observer.seen()["step"], **({} if code or done else {"left": observer.seen()}))
     agent.close()
     if code < 0:  # so that the launcher sees a signal too
         if -code != signal.SIGKILL:

@@ -1,29 +1,38 @@
 """Adapters' weights by their names in files, and those that a run goes on with (adapter_name_or_path)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
-from ..hub import hub_is_away
+from ..host.files import refuse_lfs_pointers
+from ..host.hub import hub_is_away
 from ..recipe import continued, remote_code
 from ..recipe.continued import FILE, KEY, WEIGHTS
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
+from ..upstream import peft_layers
 from . import token_rows
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 
 _AGAIN = "download or copy the adapters again"
 
 
-def saved_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+def saved_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Return parameter -> its name in a file of adapters, as PEFT itself renames them; {} for a model without adapters."""
     if not hasattr(model, "peft_config"):
         return {}
     import torch
-    from peft import get_peft_model_state_dict
 
+    peft = peft_layers.import_peft()
     numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
-    saved = get_peft_model_state_dict(model, state_dict=dict(numbers), save_embedding_layers=False)
+    saved = peft.get_peft_model_state_dict(model, state_dict=dict(numbers), save_embedding_layers=False)
     of_number = {int(number): name for name, number in saved.items()}
     return {name: of_number[int(number)] for name, number in numbers.items()}
 
@@ -36,7 +45,8 @@ def find(settings: Settings) -> str | None:
     name = settings.recipe.model.adapter_name_or_path
     if name is None:
         return None
-    if not (folder := remote_code.folder_of(name)):
+    folder = remote_code.folder_of(name)
+    if not folder:
         from huggingface_hub import snapshot_download
 
         hub_is_away()
@@ -50,12 +60,13 @@ def find(settings: Settings) -> str | None:
     return str(folder)
 
 
-def describe(settings: Settings, model: Any) -> dict[str, str]:
+def describe(settings: Settings, model: PreTrainedModel) -> dict[str, str]:
     """Return a line on the adapters that a run begins with, and on their base where that has another name; or {}.
 
     model: with adapters
     """
-    if (folder := find(settings)) is None:
+    folder = find(settings)
+    if folder is None:
         return {}
     base, ours = continued.base_of(Path(folder)), model.peft_config["default"].base_model_name_or_path
     text = f"begin as {settings.recipe.model.adapter_name_or_path}"
@@ -64,13 +75,15 @@ def describe(settings: Settings, model: Any) -> dict[str, str]:
     return {"adapters": text}
 
 
-def check(model: Any, settings: Settings) -> None:
+def check(model: PreTrainedModel, settings: Settings) -> None:
     """Raise UserError where the weights of the adapters that a run goes on with are not of the names and shapes of those on a
     model, or their tokens not its tokens. model: with adapters; it may be empty"""
     from safetensors import SafetensorError, safe_open
 
-    if (folder := find(settings)) is None:
+    folder = find(settings)
+    if folder is None:
         return
+    refuse_lfs_pointers([Path(folder) / WEIGHTS])
     try:
         with safe_open(Path(folder) / WEIGHTS, framework="pt") as opened:
             theirs = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118  (no dict)
@@ -80,11 +93,13 @@ def check(model: Any, settings: Settings) -> None:
     ours = {name: list(getattr(each, "ds_shape", each.shape)) for name, each in parameters.items()}
     base, place = continued.base_of(Path(folder)), settings.place(KEY)
     cure = f"they were trained on {base or 'a base that they do not name'}: name that, and no other targets than theirs"
-    if odd := sorted(set(ours) ^ set(theirs)):
+    odd = sorted(set(ours) ^ set(theirs))
+    if odd:
         what = "is not in their file" if odd[0] in ours else "is in their file, and belongs to nothing here"
         problem = f"{len(odd)} of their weights are others than this run's adapters on {type(model.get_base_model()).__name__}: "
         raise UserError(place, f"{problem}{odd[0]} {what}", cure)
-    if name := next((name for name in sorted(ours) if ours[name] != theirs[name]), None):
+    name = next((name for name in sorted(ours) if ours[name] != theirs[name]), None)
+    if name:
         raise UserError(place, f"{name} has the shape {theirs[name]}, and here {ours[name]}", cure)
     tokens = sorted(continued.tokens_of(Path(folder)))
     if tokens != (named := token_rows.token_ids(settings, model.config.get_text_config().vocab_size)):
@@ -92,7 +107,7 @@ def check(model: Any, settings: Settings) -> None:
         raise UserError(settings.place(token_rows.KEY), problem, "leave the key out: the adapters decide it")
 
 
-def load(model: Any, folder: str | None) -> None:
+def load(model: torch.nn.Module, folder: str | None) -> None:
     """Give a model's adapters the weights that the run begins with, in place and on all ranks, before an engine has it.
 
     folder: of these weights, of the adapters' names and shapes; None: adapters begin as they are
@@ -111,32 +126,34 @@ def load(model: Any, folder: str | None) -> None:
 
 
 @contextmanager
-def at_the_start(model: Any, settings: Settings) -> Iterator[bool]:
+def at_the_start(model: torch.nn.Module, settings: Settings) -> Iterator[bool]:
     """Let a trained model, whole in memory, have the adapters for a while that its run has gone on with.
 
     Yields whether it has gone on with any.
     """
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    if (folder := find(settings)) is None:
+    folder = find(settings)
+    if folder is None:
         yield False
         return
-    kept = {name: each.clone() for name, each in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
-    set_peft_model_state_dict(model, load_file(Path(folder) / WEIGHTS))
+    peft = peft_layers.import_peft()
+    now = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    kept = {name: each.clone() for name, each in now.items()}
+    peft.set_peft_model_state_dict(model, load_file(Path(folder) / WEIGHTS))
     try:
         yield True
     finally:
-        set_peft_model_state_dict(model, kept)
+        peft.set_peft_model_state_dict(model, kept)
 
 
-def trained(model: Any) -> dict[str, Any]:
+def trained(model: torch.nn.Module) -> dict[str, Any]:
     """Return the trained parameters of a model with adapters, by their names in a file."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {saved: trained[name] for name, saved in saved_names(model, trained).items()}
 
 
-def _whole(parameter: Any) -> Any:
+def _whole(parameter: torch.nn.Parameter) -> Any:
     """While a parameter that ZeRO-3 has sharded is whole; what the first rank then writes, all have."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()

@@ -1,30 +1,38 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe asks for, what a model offers, and the model with adapters on it."""
 
+from __future__ import annotations
+
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
 from ...errors.console import counted, millions
 from .. import upstream
-from ..recipe.flags import Settings
 from ..recipe.layer_names import fits, is_pattern
 from ..recipe.method import method_name
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
 from ..recipe.parts import LANGUAGE
+from ..recipe.settings import Settings
 from ..upstream.experts import beside_mamba, taken_for_experts
 from . import adapter_weights, parts, token_rows
 from .location import location
 from .sizes import empty_model, half_or_full, parameter_count, untaught
 
+if TYPE_CHECKING:
+    import torch
+    from peft.peft_model import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
 
 
-def describe(section: ModelSection, model: Any) -> dict[str, str]:
+def describe(section: ModelSection, model: PreTrainedModel) -> dict[str, str]:
     """Return {"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
     if not section.use_peft:
         return {}
@@ -33,16 +41,19 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     on += f" of {', '.join(section.lora_parts).replace('_', ' ')}" if section.lora_parts != [LANGUAGE] else ""
     reached = parts.adapted(model, section.lora_parts).values()
     own = [parameter for module in reached for parameter in module.parameters(recurse=False)]
-    if adapted := target_parameters(section, model):
+    adapted = target_parameters(section, model)
+    if adapted:
         on += f", {', '.join(adapted)}"
     elif any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
         experts = "; experts are no linear layers and stay as they are"
     if everywhere:
         layers = linear_layers(model, section.lora_parts)
         plain = [layer for layer in layers if ".base_layer" not in layer and ".lora_" not in layer]
-        if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
+        taken = sorted(taken_for_experts(model.get_base_model(), plain))
+        if taken:
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
-        if refused := sorted(beside_mamba(model.get_base_model(), plain)):
+        refused = sorted(beside_mamba(model.get_base_model(), plain))
+        if refused:
             stay = "stays as it is" if len(refused) == 1 else "stay as they are"
             experts += f"; {', '.join(refused)} of Mamba's layers {stay}, because they are read past an adapter"
     total, trained = parameter_count(model), parameter_count(model, trained=True)
@@ -73,7 +84,9 @@ def trains(adapters: int, whole: int, modules: list[str], tokens: int = 0, rows:
     return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
 
 
-def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
+def untrained_chat_tokens(
+    section: ModelSection, tokenizer: PreTrainedTokenizerBase, ids: Any, model: PreTrainedModel
+) -> dict[str, str]:
     """Return a line on the chat's tokens that adapters on a base model do not train, or {}.
 
     A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
@@ -98,7 +111,7 @@ def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model
     return {"chat tokens": f"{', '.join(used)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
-def linear_layers(model: Any, of: Sequence[str] = (LANGUAGE,)) -> list[str]:
+def linear_layers(model: torch.nn.Module, of: Sequence[str] = (LANGUAGE,)) -> list[str]:
     """Return the names of the layers in these parts of a model that adapters fit: linear, the output layer included."""
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -108,7 +121,7 @@ def linear_layers(model: Any, of: Sequence[str] = (LANGUAGE,)) -> list[str]:
     return [name for name, module in reached.items() if isinstance(module, kinds) and _only_multiplies(module)]
 
 
-def _only_multiplies(layer: Any) -> bool:
+def _only_multiplies(layer: torch.nn.Module) -> bool:
     """Whether a layer computes only the product that an adapter beside it would: an architecture's own class may make a router of
     a linear layer (Llama 4), or multiply groups separately (DeepSeek-V4's o_a_proj)."""
     import torch
@@ -124,7 +137,7 @@ def _only_multiplies(layer: Any) -> bool:
     return False
 
 
-def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
+def target_parameters(section: ModelSection, model: torch.nn.Module) -> list[str] | None:
     """Return the names by which PEFT finds the parameters that get adapters (`experts.gate_up_proj`), sorted as PEFT does; or
     None."""
     if section.lora_target_parameters != EXPERTS:
@@ -132,7 +145,7 @@ def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
     return sorted(fused_experts(model)) or None
 
 
-def fused_experts(model: Any) -> set[str]:
+def fused_experts(model: torch.nn.Module) -> set[str]:
     """Return the names of experts' weights, each with its module's: those of shape (experts, rows, columns), and no biases."""
 
     return {
@@ -144,7 +157,7 @@ def fused_experts(model: Any) -> set[str]:
     }
 
 
-def check_targets(settings: Settings, config: Any) -> None:
+def check_targets(settings: Settings, config: PreTrainedConfig) -> None:
     """Compare lora_target_modules and lora_modules_to_save with the model's own names, before weights are loaded.
 
     Raises UserError, which lists what the model has, where a name fits nothing that adapters can be put on.
@@ -196,7 +209,8 @@ def check_targets(settings: Settings, config: Any) -> None:
     if ends[1] is not None and ends[0].weight is ends[1].weight:
         paths = [path for path, module in modules.items() if module in ends]
         for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
-            if hit := next((wanted for wanted in named if any(fits(end, wanted) for end in paths)), None):
+            hit = next((wanted for wanted in named if any(fits(end, wanted) for end in paths)), None)
+            if hit:
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
@@ -215,7 +229,7 @@ def check_targets(settings: Settings, config: Any) -> None:
     adapter_weights.check(wrapped, settings)
 
 
-def _gets_adapter(section: ModelSection, model: Any, layer: str, left_out: Collection[str]) -> bool:
+def _gets_adapter(section: ModelSection, model: PreTrainedModel, layer: str, left_out: Collection[str]) -> bool:
     """Whether a linear layer gets an adapter. left_out: ends of names that all-linear leaves out"""
     if section.lora_target_modules == ALL_LINEAR:
         return _last(layer) not in left_out and model.get_submodule(layer) is not model.get_output_embeddings()
@@ -232,13 +246,14 @@ def _check_patterns(settings: Settings, adapted: Sequence[str]) -> None:
         first = {next((pattern for pattern in table if fits(layer, pattern)), None) for layer in adapted}
         if section.adapter_name_or_path:  # whose own patterns these are
             continue
-        if idle := next((pattern for pattern in table if pattern not in first), None):
+        idle = next((pattern for pattern in table if pattern not in first), None)
+        if idle:
             hit = any(fits(layer, idle) for layer in adapted)
             problem = f"{idle!r} fits no layer with an adapter" + " that no pattern before it fits" * hit
             raise UserError(place, problem, "put it first" if hit else f"layers with adapters: {_grouped(adapted)}")
 
 
-def _check_parameters(settings: Settings, model: Any) -> set[str]:
+def _check_parameters(settings: Settings, model: torch.nn.Module) -> set[str]:
     """Return the parameters that lora_target_parameters names. Raises UserError for one that the model does not have."""
     section, place = settings.recipe.model, settings.place("lora_target_parameters")
     asked = set(target_parameters(section, model) or ())
@@ -246,7 +261,8 @@ def _check_parameters(settings: Settings, model: Any) -> set[str]:
     cure = f"its experts': {', '.join(sorted(fused))}; or {EXPERTS}" if fused else "leave it out"
     if section.lora_target_parameters and not fused:
         raise UserError(place, f"{type(model).__name__} has no fused experts", cure)
-    if odd := next((target for target in sorted(asked) if target not in fused), None):
+    odd = next((target for target in sorted(asked) if target not in fused), None)
+    if odd:
         raise UserError(place, f"{odd!r} fits no weights of experts in {type(model).__name__}", cure)
     return asked
 
@@ -272,16 +288,19 @@ def _grouped(names: Iterable[str]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in Counter(map(_last, names)).items())
 
 
-def wrap(model: Any, settings: Settings, source: str) -> Any:
+def wrap(model: PreTrainedModel, settings: Settings, source: str) -> PeftModel:
     """Return a PeftModel: `model` with its weights frozen and adapters on it. They begin with the same numbers on every rank and
     strategy.
 
     source: where the weights came from. The adapters' directory names it as their base; a model of the Hub, by its name there.
     """
     import torch
-    from peft import LoraConfig, get_peft_model
     from transformers.integrations import is_deepspeed_zero3_enabled
 
+    from ..upstream import fsdp2, peft_layers  # imports torch, and lint and plan read what stands above
+    from ..upstream import token_rows as rows_of_peft
+
+    peft = peft_layers.import_peft()
     section = settings.recipe.model
     targets: Any = section.lora_target_modules
     layers = linear_layers(model, section.lora_parts)
@@ -291,7 +310,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     elif untaught(model) or any(map(is_pattern, targets)):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(fits(name, target) for target in targets)]
     rows = token_rows.of_ends(model, token_rows.token_ids(settings, model.config.get_text_config().vocab_size))
-    lora = LoraConfig(
+    lora = peft.LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.
         task_type="SEQ_CLS" if objective_of(settings.recipe.training).scores else "CAUSAL_LM",
         **section.model_dump(include={"lora_alpha", "rank_pattern", "alpha_pattern"}),
@@ -304,13 +323,10 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
-    from ..upstream import fsdp2  # imports torch, and lint and plan read what stands above
-    from ..upstream import token_rows as rows_of_peft
-
     fsdp2.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]), rows_of_peft.rows_of_shards():
         torch.manual_seed(settings.recipe.training.seed)
-        wrapped: Any = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        wrapped: Any = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)
     rows_of_peft.compute_by_rows(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
     # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.

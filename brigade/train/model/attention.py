@@ -4,22 +4,26 @@ Where several samples lie end to end, SDPA with a block-diagonal mask still comp
 and throws it away; varlen computes none of them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator
-from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import UserError
 from .. import upstream
 from ..data.collate import on_host
-from ..recipe.flags import Settings
+from ..distributed.process import this_process
+from ..recipe.settings import Settings
 from . import parts, per_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 VARLEN = "varlen"
 FLASH_WIDTH = 256  # of a head, the most that FlashAttention takes
-# Whether sequences of this forward pass hold several samples end to end, where that is known.
-END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
 MASKED = ("sdpa", "eager")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
@@ -35,14 +39,14 @@ BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk",
 
 
 def choose(
-    settings: Settings, config: Any, divides_sequences: bool = False, proven: Collection[str] = ()
+    settings: Settings, config: PreTrainedConfig, divides_sequences: bool = False, proven: Collection[str] = ()
 ) -> tuple[str, str]:
     """Return the implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
     divides_sequences: whether the strategy divides sequences over ranks; proven: implementations that agree with eager on every
     device of this run, the fastest first (none: nothing is known, or there is no GPU)
 
-    auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
+    auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/gpu.md), and
     without a proof FlashAttention 2 where it is installed, else varlen where torch has its kernel or sequences are divided over
     ranks, else SDPA. Models without SDPA (gpt-oss) take eager. Raises UserError for varlen where it would compute something else.
     """
@@ -85,7 +89,7 @@ def choose(
     return "sdpa", "flash-attn is not installed"
 
 
-def _by_masks(settings: Settings, config: Any, wanted: str) -> tuple[str, str]:
+def _by_masks(settings: Settings, config: PreTrainedConfig, wanted: str) -> tuple[str, str]:
     """Return what choose() does, for a model in which the tokens of an image see each other in both directions."""
     if wanted in MASKED:
         return wanted, ""
@@ -101,7 +105,7 @@ def of_parts(implementation: str) -> dict[str, str]:
     return {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
 
 
-def _has_varlen_kernel(config: Any) -> bool:
+def _has_varlen_kernel(config: PreTrainedConfig) -> bool:
     """Whether varlen() takes torch's varlen_attn, a FlashAttention 2, for this model in half precision on this rank's GPU: from
     compute capability 8.0 on, for heads up to 256 wide whose values are as wide as their keys, and without dropout
     (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp). DeepSeek-V3's head_dim is a part of its keys."""
@@ -111,7 +115,7 @@ def _has_varlen_kernel(config: Any) -> bool:
     return torch.cuda.get_device_capability() >= (8, 0) and all(map(_has_widths, per_layer.each_layers(text)))
 
 
-def _has_widths(layer: Any) -> bool:
+def _has_widths(layer: PreTrainedConfig) -> bool:
     """Whether a layer's heads are as wide as _has_varlen_kernel() says."""
     width = getattr(layer, "qk_head_dim", None) or getattr(layer, "head_dim", None)
     width = width or layer.hidden_size // layer.num_attention_heads
@@ -145,7 +149,7 @@ def register() -> None:
     from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def mask(*args: Any, **kwargs: Any) -> Any:
+    def mask(*args: object, **kwargs: Any) -> torch.Tensor | None:
         """Return None while training on samples end to end, for `varlen` is told where they begin; else SDPA's mask."""
         same = kwargs.get("q_length") == kwargs.get("kv_length")
         return None if same and kwargs.get("attention_mask") is None else masking_utils.sdpa_mask(*args, **kwargs)
@@ -161,7 +165,7 @@ def register() -> None:
 
         Transformers 5.23 asks the device in every forward pass whether there are several, and the host waits for the answer.
         """
-        several = END_TO_END.get()
+        several = this_process.forward_pass.end_to_end
         if several is None:
             return look(position_ids)
         return None if not several else (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
@@ -171,18 +175,18 @@ def register() -> None:
 
 
 def varlen(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    cu_seq_lens_q: Any = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     **kwargs: Any,
-) -> tuple[Any, None]:
+) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each sample of a sequence.
 
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)

@@ -4,6 +4,8 @@ Transformers drops such tensors when it loads a model (_keys_to_ignore_on_load_u
 their layers. So they are carried over from the files into what is saved; where that cannot be, the saved config counts none.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections import Counter
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors.console import counted
-from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
-from ..upstream import conversions, without_zero3
+from ..recipe.settings import Settings
+from ..upstream import model_loading, without_zero3
 from . import base_weights
 from .config_json import prediction_layers, published_quantization, read_config
 from .location import location
@@ -23,6 +25,7 @@ from .sizes import empty_model
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
 # Buffers that older versions saved and a module computes by itself: with stretched rotary positions they would be wrong.
 _COMPUTED = ("inv_freq", "position_ids", ".attn.bias", ".attention.bias", "masked_bias")
@@ -51,15 +54,15 @@ class BaseFiles:
     why_not: str
     counted: int
     predicts: bool
-    dtypes: "dict[str, torch.dtype]"
-    usual: "torch.dtype | None"
+    dtypes: dict[str, torch.dtype]
+    usual: torch.dtype | None
 
     @property
     def carried(self) -> dict[str, Stored]:
         """What is copied into each saved model."""
         return {} if self.why_not else self.untaken
 
-    def saved_dtype(self, name: str, trained: "torch.dtype") -> "torch.dtype":
+    def saved_dtype(self, name: str, trained: torch.dtype) -> torch.dtype:
         """Return the precision in which a weight is saved: the base's, unless it is trained in a lower one."""
         base = self.dtypes.get(name) or self.usual
         if base is None or not trained.is_floating_point or base.itemsize > trained.itemsize:
@@ -82,13 +85,13 @@ class BaseFiles:
         return {}
 
 
-def look(settings: Settings, source: Path, config: Any) -> BaseFiles:
+def look(settings: Settings, source: Path, config: PreTrainedConfig) -> BaseFiles:
     """Look into the files of a model. config: of the run's model; reads headers only"""
     stored = {name: each for file in base_weights.weight_files(source) for name, each in stored_in(file).items()}
     document, text = read_config(source), config.get_text_config()
     with without_zero3():
         model = empty_model(settings, config)
-    takers, quantised = conversions.takers(model, stored), published_quantization(source)
+    takers, quantised = model_loading.takers(model, stored), published_quantization(source)
     untaken = {name: each for name, each in stored.items() if takers[name] is None and not name.endswith(_COMPUTED)}
     if not settings.recipe.data.images and "text_config" in document:  # its towers are left out on purpose
         untaken = {name: each for name, each in untaken.items() if predicts(name, text.num_hidden_layers)}
@@ -107,7 +110,8 @@ def look(settings: Settings, source: Path, config: Any) -> BaseFiles:
     }
     elements = Counter[Any]()
     for name, taker in takers.items():
-        if dtype := dtypes.get(taker or ""):
+        dtype = dtypes.get(taker or "")
+        if dtype:
             elements[dtype] += stored[name].bytes // dtype.itemsize
     predicting = not why_not and any(predicts(name, text.num_hidden_layers) for name in untaken)
     return BaseFiles(
@@ -140,7 +144,7 @@ def stored_in(file: Path) -> dict[str, Stored]:
     }
 
 
-def _dtypes() -> "dict[str, torch.dtype]":
+def _dtypes() -> dict[str, torch.dtype]:
     import torch
 
     return {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}

@@ -4,20 +4,32 @@ Transformers fills a weight that its files lack with random numbers and only rep
 under ZeRO-3 mentions neither (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
 """
 
+from __future__ import annotations
+
 import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
+from ..host.files import refuse_lfs_pointers
 from ..recipe import remote_code
 from ..upstream import causal_models, unpickling, without_zero3
 from . import parts, scores
 from .config_json import published_quantization
 from .finite import AGAIN
 
-_INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+if TYPE_CHECKING:
+    import torch
+
+
+# Types of safetensors that a weight does not have outside a quantised model; a cast would take something from each of them.
+_NO_WEIGHTS = {
+    **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL"), "integers"),
+    "C64": "complex numbers",
+    "F8_E8M0": "powers of two, which are scales of other tensors",
+}
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
 
 
@@ -25,7 +37,7 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
     """Compare the files in `source` with the model of its config.json; images: with its vision tower
 
     Raises UserError for a file that is damaged or missing; and, with their names, for weights that are missing, unknown,
-    integers, of another shape, or two where the config ties them.
+    no real numbers, of another shape, or two where the config ties them.
 
     A load onto the meta device tells what the real one would: tied weights, renamed layers, fused experts and what the
     architecture leaves out on purpose are Transformers' own business. It reads no weights.
@@ -37,6 +49,7 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
     causal_models()
     folder = Path(source)
     files = weight_files(folder)
+    refuse_lfs_pointers([*files, *folder.glob("pytorch_model*.bin")])
     types = {name: kind for file in files for name, kind in _types(file).items()}
     quantised = published_quantization(folder)
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
@@ -68,7 +81,10 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
         f"weights of {name} that its files lack": sorted(report["missing_keys"]),
         "weights of another shape": [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in shapes],
         "tensors that are none of the model's": unknown,
-        "weights in integers": [key for key in types if key in names and types[key] in _INTEGERS and not quantised],
+    } | {
+        f"weights in {kind}": [key for key in types if key in names and _NO_WEIGHTS.get(types[key]) == kind]
+        for kind in dict.fromkeys(_NO_WEIGHTS.values())
+        if not quantised
     }
     cure = f"{AGAIN}, or save it with the save_pretrained() of {name}"
     prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
@@ -94,7 +110,7 @@ def of_two_matrices(source: str, one: str, other: str) -> UserError:
     return UserError(source, problem, cure)
 
 
-def _both_there(model: Any) -> Iterator[tuple[str, str]]:
+def _both_there(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the names of weights that the config ties, where a load onto the meta device has found both."""
     for one, other in model.all_tied_weights_keys.items():
         if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
@@ -123,7 +139,8 @@ def weight_files(folder: Path) -> list[Path]:
     files = named.get(of_safetensors)
     if files is None:
         return sorted(folder.glob("model.safetensors"))
-    if gone := [name for name in files if not (folder / name).is_file()]:
+    gone = [name for name in files if not (folder / name).is_file()]
+    if gone:
         problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"
         raise UserError(str(folder / of_safetensors), problem, AGAIN)
     return [folder / name for name in files]
@@ -135,7 +152,8 @@ def _named(index: Path) -> list[str]:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(str(index), f"it is damaged: {first_line(error)}", AGAIN) from None
-    if outside := [str(name) for name in files if not unpickling.is_inside(name)]:
+    outside = [str(name) for name in files if not unpickling.is_inside(name)]
+    if outside:
         raise UserError(str(index), f"it names files that are not in its directory: {_some(outside)}", AGAIN)
     return files
 

@@ -1,12 +1,20 @@
 """A model's config.json: reading it, other names of its keys, and which models are causal language models. No torch."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, shown
 from .. import upstream
 from .parts import takes_images
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from .per_layer import Config
+
 
 # Other names that config classes have for the same number.
 ALIASES = {
@@ -32,7 +40,7 @@ PREDICTING = (
 MULTIPLE = 64  # of rows, as a GPU's kernels and tensor groups want them
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Config:
     """Read a config.json. Raises UserError for a file that is none."""
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -52,20 +60,21 @@ def grown_vocabulary(words: int, needed: int) -> int:
     return words if needed <= words else -(-needed // MULTIPLE) * MULTIPLE
 
 
-def with_vocabulary(config: dict[str, Any], words: int) -> dict[str, Any]:
+def with_vocabulary(config: Config, words: int) -> Config:
     """Return a config.json with another size of the vocabulary."""
-    if isinstance(text := config.get("text_config"), dict):
+    text = config.get("text_config")
+    if isinstance(text, dict):
         return config | {"text_config": text | {"vocab_size": words}}
     return config | {"vocab_size": words}
 
 
-def prediction_layers(config: dict[str, Any]) -> int:
+def prediction_layers(config: Config) -> int:
     """Return how many layers for multi-token prediction a config.json counts, itself or in a part of it."""
     inside = [prediction_layers(part) for part in config.values() if isinstance(part, dict)]
     return max([0, *inside, *(config[key] for key in PREDICTING if isinstance(config.get(key), int))])
 
 
-def without_prediction_layers(config: dict[str, Any]) -> dict[str, Any]:
+def without_prediction_layers(config: Config) -> Config:
     """Return a config.json that counts no layers for multi-token prediction."""
     return {
         key: without_prediction_layers(value)
@@ -77,7 +86,7 @@ def without_prediction_layers(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+def with_dtype(config: Config, dtype: str) -> Config:
     """Return a config.json of weights in another precision ("bfloat16"), which each part of it names."""
     return {
         key: with_dtype(value, dtype) if isinstance(value, dict) else dtype if key == "dtype" and value else value
@@ -90,7 +99,7 @@ def published_quantization(folder: Path) -> str | None:
     return (read_config(folder).get("quantization_config") or {}).get("quant_method")
 
 
-def check_causal(config: Any, place: str) -> None:
+def check_causal(config: PreTrainedConfig, place: str) -> None:
     """Raise UserError at `place` where a Transformers configuration describes no causal language model.
 
     AutoModelForCausalLM builds encoders and the decoders of speech models too (BertLMHeadModel, WhisperForCausalLM).
@@ -107,7 +116,7 @@ def check_causal(config: Any, place: str) -> None:
         raise UserError(place, problem, cure)
 
 
-def _described(config: Any) -> str:
+def _described(config: PreTrainedConfig) -> str:
     """Return in words what a model is whose kind is an encoder's too, or no causal language model's; "" where it is a causal
     language model all the same."""
     from transformers.models.auto import modeling_auto as auto

@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 BLOCK = 128  # queries; keys beyond a block's last query are never multiplied
 LONGEST = 2048  # tokens of a sample, for probabilities are kept for the backward pass: heads x tokens^2 bytes
@@ -23,7 +24,9 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         _, heads, tokens, size = query.shape
         groups = key.shape[1]
         q = query.reshape(groups, heads // groups, tokens, size)  # the query heads that share keys, side by side
@@ -41,7 +44,7 @@ class BlockedAttention(torch.autograd.Function):
         return out.flatten(0, 1)[None]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, *kept = ctx.saved_tensors
         gradient = gradients[0].reshape(*q.shape[:3], v.shape[-1])
         of_q = torch.empty_like(q)

@@ -1,29 +1,35 @@
 """The experts of a model, as its config tells: how many there are, and whether they can be divided over ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from ..strategy.strategy import Strategy
 from ..upstream.experts import balances, routing_biases
 from .sizes import empty_model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def count(config: Any) -> int:
+def count(config: PreTrainedConfig) -> int:
     """Return the number of experts in a layer, or 0."""
     text = config.get_text_config()
     return next((n for key in _COUNTS if isinstance(n := getattr(text, key, None), int) and n > 1), 0)
 
 
-def plan(config: Any) -> Mapping[str, str]:
+def plan(config: PreTrainedConfig) -> Mapping[str, str]:
     """Return which modules are experts, as Transformers plans: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}."""
     return getattr(config.get_text_config(), "base_model_ep_plan", None) or {}
 
 
-def router_loss_coef(settings: Settings, config: Any) -> float:
+def router_loss_coef(settings: Settings, config: PreTrainedConfig) -> float:
     """Return the weight of the routers' loss in training: the recipe's, else the config's own where it asks for that loss."""
     text, of_recipe = config.get_text_config(), settings.recipe.training.router_aux_loss_coef
     if of_recipe is not None:
@@ -34,7 +40,7 @@ def router_loss_coef(settings: Settings, config: Any) -> float:
     return float(getattr(text, "router_aux_loss_coef", 1.0) or 0.0)
 
 
-def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
+def check_router_loss(settings: Settings, config: PreTrainedConfig, stages: int) -> None:
     """Raise UserError where the routers' loss is asked for and cannot be computed. stages: of the pipeline"""
     training = settings.recipe.training
     key = "model_name_or_path" if training.router_aux_loss_coef is None else "router_aux_loss_coef"
@@ -56,7 +62,7 @@ def check_router_loss(settings: Settings, config: Any, stages: int) -> None:
             raise UserError(settings.place(key), problem, cure)
 
 
-def check_router_bias(settings: Settings, config: Any, strategy: Strategy) -> None:
+def check_router_bias(settings: Settings, config: PreTrainedConfig, strategy: Strategy) -> None:
     """Raise UserError where routers' biases are to be updated and cannot be."""
     recipe, kind = settings.recipe, config.get_text_config().model_type
     for wrong, problem in (
@@ -100,7 +106,7 @@ def shards(size: int, ranks: int) -> int:
     return 1 if ranks % size else ranks // size
 
 
-def check(settings: Settings, config: Any, size: int, ranks: int, world_size: int, place: str) -> None:
+def check(settings: Settings, config: PreTrainedConfig, size: int, ranks: int, world_size: int, place: str) -> None:
     """Raise UserError where experts cannot be divided over groups of `size` ranks.
 
     ranks: as of shards(); place: where `size` is set

@@ -1,26 +1,33 @@
 """Whether weights are finite, when they have been loaded and after a step."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ..distributed import ranks
 
+if TYPE_CHECKING:
+    import torch
+
+
 AGAIN = "download or copy the model again"
 
 
-def check_finite(model: Any, source: str) -> None:
+def check_finite(model: torch.nn.Module, source: str) -> None:
     """Raise UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
 
     model: None on a rank whose weights come from another
     """
     names = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
-    if name := next(filter(None, names), None):
+    name = next(filter(None, names), None)
+    if name:
         problem = f"the weight {name} holds NaN or infinity"
         raise UserError(source, problem, f"{AGAIN}; what it was trained into is lost")
 
 
-def first_not_finite(model: Any, trained: bool = True) -> str | None:
+def first_not_finite(model: torch.nn.Module, trained: bool = True) -> str | None:
     """Return the name of the first parameter (of those that are trained, or of all) whose part on this rank is not finite, or
     None.
 
@@ -36,7 +43,7 @@ def first_not_finite(model: Any, trained: bool = True) -> str | None:
     return None
 
 
-def own_part(parameter: Any) -> Any:
+def own_part(parameter: torch.nn.Parameter) -> Any:
     """Return what this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
     if hasattr(parameter, "ds_tensor"):
         from ..upstream import zero_shares

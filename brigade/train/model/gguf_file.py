@@ -4,13 +4,19 @@ Its weights are computed back into bf16 from whatever number of bits they have. 
 integrations/ggml.py and integrations/gguf.py.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
-from ..cache import cache_directory, digest, once
+from ..host.cache import cache_directory, digest, once
 from . import pre_tokenizers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 SUFFIX = ".gguf"
 WEIGHTS = "model.safetensors"
@@ -32,7 +38,7 @@ def as_folder(file: Path, place: str) -> Path:
             problem = f"Transformers cannot read {file}: {first_line(error)}"
             raise UserError(place, problem, "name the model's directory, or its name on the Hub") from error
 
-    return once(folder, lambda made: (made / WEIGHTS).is_file(), build)
+    return once(folder, build)
 
 
 def _convert(file: Path, folder: Path) -> None:
@@ -41,6 +47,7 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     said = {"gguf_file": file.name, "local_files_only": True}
+    _check_size(file, said)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **said)
     del model.config.quantization_config  # it has been undone
     model.config.architectures = [type(model).__name__]  # which engines that serve it ask for
@@ -52,11 +59,30 @@ def _convert(file: Path, folder: Path) -> None:
     weights = model.state_dict()
     for second_name in model.all_tied_weights_keys:
         del weights[second_name]
-    # Not save_pretrained: in a process group only rank 0 writes. The weights come last: they say that all is there.
+    # Not save_pretrained: in a process group only rank 0 writes.
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _restore_splitting(tokenizer: Any, file: Path) -> None:
+def _check_size(file: Path, said: dict[str, Any]) -> None:
+    """Raise ValueError where the model that a header describes has far more weights than the file. Transformers would make them
+    up: where keys are missing, those of its defaults, seven billion for a Llama."""
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tensors = GGUFReader(file).tensors
+    there = sum(int(tensor.n_elements) for tensor in tensors)
+    config = AutoConfig.from_pretrained(file.parent, **said)
+    if config.num_hidden_layers > len(tensors):
+        raise ValueError(f"its header says {config.num_hidden_layers:,} layers, and it has {len(tensors):,} tensors")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    wanted = sum(weight.numel() for weight in model.parameters())
+    if wanted > 2 * there:
+        raise ValueError(f"its header describes {wanted:,} weights, and it has {there:,}")
+
+
+def _restore_splitting(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     """Split texts as the file says: Transformers (integrations/ggml.py) does it by the model's family, and leaves SmolLM2's
     digits together. Raises ValueError where the file names a way that is not in pre_tokenizers.NAMES."""
     from gguf import GGUFReader

@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...errors import UserError
-from ..cache import cache_directory, once, stamp
-from ..recipe.flags import Settings
+from ..host.cache import cache_directory, once, stamp
+from ..recipe.settings import Settings
 from ..upstream import without_zero3
 from .config_json import read_config, with_vocabulary
 from .new_tokens import KEY, NewTokens, grow
@@ -36,7 +35,8 @@ def with_rows(settings: Settings, source: str, location: str) -> str:
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=settings.recipe.model.trust_remote_code)
     published = copy.deepcopy(config)
-    if (new := grow(settings, location, config)) is None:
+    new = grow(settings, location, config)
+    if new is None:
         return source
     with without_zero3():
         ends = _check_ends(settings, empty_model(settings, published), empty_model(settings, config))
@@ -51,7 +51,8 @@ def with_rows(settings: Settings, source: str, location: str) -> str:
 
     def build(aside: Path) -> None:
         found = {end for file in files for end in _write(file, aside / file.name, ends, new)}
-        if lacking := sorted(ends - found):
+        lacking = sorted(ends - found)
+        if lacking:
             problem = f"none of the tensors in {source!r} is called {lacking[0]}, as the model's own is"
             raise UserError(
                 settings.place(KEY), problem, "save the model with its save_pretrained(), and name that directory"
@@ -60,12 +61,12 @@ def with_rows(settings: Settings, source: str, location: str) -> str:
             for path in Path(source).glob(pattern):
                 (aside / path.name).symlink_to(path.resolve())
         document = with_vocabulary(read_config(Path(source)), new.size)
-        (aside / "config.json").write_text(json.dumps(document, indent=2))  # the last one: it says that all are there
+        (aside / "config.json").write_text(json.dumps(document, indent=2))
 
-    return str(once(folder, lambda made: (made / "config.json").is_file(), build))
+    return str(once(folder, build))
 
 
-def _check_ends(settings: Settings, before: Any, after: Any) -> set[str]:
+def _check_ends(settings: Settings, before: torch.Tensor, after: torch.Tensor) -> set[str]:
     """Return the ends of the names of the weights with a row for each token (`embed_tokens.weight`); of tied ones, the first.
 
     before, after: the model without memory, with both sizes of the vocabulary

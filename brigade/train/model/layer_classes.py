@@ -1,19 +1,25 @@
 """Classes that a strategy's file names as the model's layers: FSDP2 shards each module of such a class by itself."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from .. import upstream
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from ..strategy import Strategy
 from ..strategy.accelerate_config import LAYERS, layer_classes
 from .sizes import empty_model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def check(settings: Settings, config: Any, strategy: Strategy) -> None:
+
+def check(settings: Settings, config: PreTrainedConfig, strategy: Strategy) -> None:
     """Raise UserError where the strategy names a class that no module of the model has: Accelerate looks for it only once the
     weights are loaded (utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
-    if not (named := layer_classes(strategy.fsdp)):
+    named = layer_classes(strategy.fsdp)
+    if not named:
         return
     model = empty_model(settings, config)
     classes = {type(module).__name__ for module in model.modules()}

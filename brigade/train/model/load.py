@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import UserError
-from ...errors.disk import writing
 from .. import upstream
-from ..cache import cache_directory, private_folder
 from ..distributed.consistency import WEIGHTS
-from ..hub import refusal
-from ..recipe.flags import Settings
+from ..host.cache import cache_directory, once
+from ..host.hub import refusal
 from ..recipe.objectives import objective_of
-from ..upstream import fsdp2, weights_one_by_one
+from ..recipe.settings import Settings
+from ..upstream import fsdp2, model_loading
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
 from . import attention, base_weights, grown, parts, scores
 from .base_weights import of_two_matrices
@@ -81,29 +80,22 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     known = [config.to_dict(), seed, torch.__version__, "tied by save_pretrained", *(["images"] if images else [])]
     text = json.dumps(known, sort_keys=True, default=str)
     folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
-    file = folder / "model.safetensors"
-    if file.exists():
-        return str(folder)
-    from filelock import FileLock
     from safetensors.torch import save_file
 
-    with writing(folder.parent):
-        private_folder(folder)
-        with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
-            if not file.exists():
-                torch.manual_seed(seed)
-                config = copy.deepcopy(config)  # the model writes its dtype there
-                kind = upstream.auto_class_for(images)
-                model = kind.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-                model.config.save_pretrained(folder)
-                # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own. Of tied weights the
-                # same name stays, by which a model without the other end (a reward model) finds them.
-                state = {
-                    name: each for name, each in model.state_dict().items() if name not in model.all_tied_weights_keys
-                }
-                save_file(state, folder / "partial", metadata={"format": "pt"})
-                (folder / "partial").rename(file)
-    return str(folder)
+    def build(aside: Path) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            own = copy.deepcopy(config)  # the model writes its dtype there
+            kind = upstream.auto_class_for(images)
+            model = kind.from_config(own, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        model.config.save_pretrained(aside)
+        # Not save_pretrained: in a process group only rank 0 writes, and each host needs its own. Of tied weights the
+        # same name stays, by which a model without the other end (a reward model) finds them.
+        tied = model.all_tied_weights_keys
+        state = {name: each for name, each in model.state_dict().items() if name not in tied}
+        save_file(state, aside / "model.safetensors", metadata={"format": "pt"})
+
+    return str(once(folder, build))
 
 
 def load_model(
@@ -171,7 +163,7 @@ def read_weights(
         taken.add(name)
         take(name, value)
 
-    with torch.random.fork_rng(devices=[]), fsdp2.every_rank_loads(), weights_one_by_one.handed_to(once):
+    with torch.random.fork_rng(devices=[]), fsdp2.every_rank_loads(), model_loading.handed_to(once):
         model = kind.from_pretrained(source, **how)
     state = model.state_dict()
     for name, value in state.items():

@@ -1,15 +1,21 @@
 """A model that a run has saved, loaded: a whole one, or adapters on their base; and that base."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import SafetensorError
+
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
-from ..recipe import remote_code
-from ..recipe.flags import Settings
-from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of, reference_settings
+from ..recipe import continued, remote_code
+from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of
+from ..recipe.settings import Settings
+from ..upstream import peft_layers
 from . import adapter_weights, base_weights, scores
 from .finite import AGAIN
 from .load import load_base, weights
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
+def load_trained(settings: Settings, directory: Path, **options: Any) -> PreTrainedModel:
     """Load what a run left in `directory`: a model, or adapters on the base that they were trained on.
 
     options: further ones of from_pretrained, for a whole model
@@ -31,15 +37,24 @@ def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTra
         base_weights.check(str(directory), trusts, images)
         kind = scores.auto_class(directory, trusts, images)
         return kind.from_pretrained(directory, trust_remote_code=trusts, **options)
-    from peft import PeftModel
-
     # Not Transformers' class: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    continued.check_saved(settings, directory)
     base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
-    return PeftModel.from_pretrained(base, directory)
+    try:
+        return peft_layers.import_peft().PeftModel.from_pretrained(base, directory)
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # names or shapes that are not the base's, a damaged file
+        problem = f"its adapters do not fit their base, or are damaged: {first_line(error)}"
+        raise UserError(str(directory), problem, AGAIN) from error
 
 
 @contextmanager
-def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
+def untrained(settings: Settings, model: torch.nn.Module, device: str) -> Iterator[PreTrainedModel]:
     """The model as it was before training: adapters off, or as they were, or the model loaded once more."""
     if settings.recipe.model.use_peft:
         with adapter_weights.at_the_start(model, settings) as had, nullcontext() if had else model.disable_adapter():
@@ -50,7 +65,7 @@ def untrained(settings: Settings, model: Any, device: str) -> Iterator[Any]:
 
 
 @contextmanager
-def reference(settings: Settings, model: Any, device: str) -> Iterator[Any]:
+def reference(settings: Settings, model: torch.nn.Module, device: str) -> Iterator[PreTrainedModel]:
     """The reference of the run's objective, beside the model that it trained; None where it has none."""
     named = reference_of(settings.recipe)
     if named is None:
@@ -59,7 +74,7 @@ def reference(settings: Settings, model: Any, device: str) -> Iterator[Any]:
         with untrained(settings, model, device) as base:
             yield base
     else:
-        other = reference_settings(settings, named)
+        other = settings.of_reference(named)
         yield load_base(other, weights(other, load_config(other)), half_or_full(other)).eval().to(device)
 
 

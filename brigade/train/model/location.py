@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
-from .. import files
-from ..hub import hub_is_away, refusal
+from ..host import files
+from ..host.hub import hub_is_away, refusal
 from ..recipe import remote_code
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from . import gguf_file, new_tokens, packaged, parts, per_layer
 from .config_json import ALIASES, check_causal, grown_vocabulary, read_config
 from .rope import stretch
@@ -37,6 +37,8 @@ def location(settings: Settings) -> str:
     elif odd := files.odd(Path(folder).iterdir() if Path(folder).is_dir() else ()):
         problem = f"{odd.name} in {name!r} is a pipe, a socket or a device, and no file"
         raise UserError(settings.place("model_name_or_path"), problem, "remove it")
+    elif Path(folder).is_dir():  # pointers to weights are no fault where none are read (prepare, plan)
+        files.refuse_lfs_pointers(each for each in Path(folder).iterdir() if each.suffix in (".json", ".model", ".txt"))
     return str(folder or name)
 
 
@@ -46,7 +48,8 @@ def _read(name: str, place: str) -> Path | None:
         return gguf_file.as_folder(packaged.file_of(name, place), place)
     if not name.endswith(gguf_file.SUFFIX):
         return None
-    if not (file := Path(name).expanduser()).is_file():
+    file = Path(name).expanduser()
+    if not file.is_file():
         raise UserError(place, f"there is no file {name!r}", "name a GGUF file, a directory, or a model on the Hub")
     return gguf_file.as_folder(file, place)
 
@@ -105,7 +108,8 @@ def config_beside(settings: Settings) -> Path | None:
 
 def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
     """Raise UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's."""
-    if (beside := config_beside(settings)) is None:
+    beside = config_beside(settings)
+    if beside is None:
         return
     document = read_config(beside)
     text, ours = document.get("text_config") or document, config.get_text_config()

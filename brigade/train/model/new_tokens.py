@@ -1,21 +1,25 @@
 """Tokens that a recipe adds to its model (add_tokens, add_special_tokens), in the tokenizer and the configuration. The weights
 get their rows in grown.py."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UserError, first_line
+from ..data import tokenizer_trial
 from ..data.builtin import BUILT_IN, TOKENIZER
-from ..hub import hub_is_away, refusal
+from ..host.hub import hub_is_away, refusal
 from ..recipe import remote_code
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
 from .config_json import grown_vocabulary
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 KEY, SPECIAL = "add_tokens", "add_special_tokens"
+WITHIN_A_WORD = "##"  # what WordPiece writes before a piece that begins no word
 BLANKS = ("▁",)  # which T5's has too
 
 
@@ -27,7 +31,7 @@ class NewTokens(NamedTuple):
     size: int
 
 
-def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokenizerBase, list[int]]":
+def read_tokenizer(settings: Settings, location: str) -> tuple[PreTrainedTokenizerBase, list[int]]:
     """Return the tokenizer of the model at `location` with the tokens that the recipe adds, and the ids of those that it lacked.
 
     Raises UserError where there is no tokenizer, and for a new token that would change how other text is read.
@@ -42,6 +46,7 @@ def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokeni
         hub_is_away()
     # The model's revision is not another repository's.
     revision = None if model.tokenizer_name_or_path else model.revision
+    tokenizer_trial.check(name, place, revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:
@@ -57,23 +62,31 @@ def read_tokenizer(settings: Settings, location: str) -> "tuple[PreTrainedTokeni
     for key, tokens in (KEY, model.add_tokens), (SPECIAL, model.add_special_tokens):
         for token in tokens:
             _check_new(tokenizer, token, settings.place(key))
-    if both := sorted({*model.add_tokens} & {*model.add_special_tokens}):
+    both = sorted({*model.add_tokens} & {*model.add_special_tokens})
+    if both:
         raise UserError(settings.place(SPECIAL), f"{both[0]!r} stands in {KEY}, too", "name it in one of them")
     # Those that are there already are not added: they would lose that they are special, or how they take blanks beside them.
     known = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
     tokenizer.add_tokens([token for token in model.add_tokens if token not in known])
     tokenizer.add_tokens([token for token in model.add_special_tokens if not known.get(token)], special_tokens=True)
-    return tokenizer, sorted(number for token, number in tokenizer.get_vocab().items() if token not in had)
+    new = {token: number for token, number in tokenizer.get_vocab().items() if token not in had}
+    for token, number in new.items():
+        ids = tokenizer.encode(token, add_special_tokens=False)
+        if number not in ids:
+            place = settings.place(KEY if token in model.add_tokens else SPECIAL)
+            problem = f"the tokenizer never writes {token!r}: it reads it as {tokenizer.convert_ids_to_tokens(ids)}"
+            raise UserError(place, problem, "name a text that holds no other token, nor is one in other letters")
+    return tokenizer, sorted(new.values())
 
 
-def is_made_up(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def is_made_up(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer has no tokens but special ones: Transformers makes such a one for the model types of some config.json
     (gemma2, cohere) where there are no files of a tokenizer."""
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), *BLANKS}
     return special.issuperset(tokenizer.get_vocab())
 
 
-def _check_new(tokenizer: "PreTrainedTokenizerBase", token: str, place: str) -> None:
+def _check_new(tokenizer: PreTrainedTokenizerBase, token: str, place: str) -> None:
     """Raise UserError at `place` for a token that the tokenizer writes already as a part of other texts, and for one that holds
     a token of its own. A reserved entry, which it writes for no text, may become a token.
 
@@ -82,12 +95,14 @@ def _check_new(tokenizer: "PreTrainedTokenizerBase", token: str, place: str) -> 
     added = {str(known): number for number, known in tokenizer.added_tokens_decoder.items()}
     if token in added:
         return
-    if held := next((known for known in added if known in token), None):
+    held = next((known for known in added if known in token), None)
+    if held:
         problem = f"{token!r} holds {held!r}, a token of the tokenizer, which it would replace wherever both stand"
         raise UserError(place, problem, "name a text without it")
     number = tokenizer.get_vocab().get(token)
     alone = tokenizer.encode(token, add_special_tokens=False)
-    around = [tokenizer.encode(text, add_special_tokens=False) for text in (f"a{token}", f" {token}", f"{token}a")]
+    texts = (f"a{token}", f" {token}", f"{token}a", f"a{token.removeprefix(WITHIN_A_WORD)}")
+    around = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     is_word = number is not None and any(number in ids for ids in (alone, *around))
     is_spelled = number is not None and tokenizer.decode([number]) != token  # "Ġthe" stands for " the"
     if (len(alone) == 1 and alone[0] != tokenizer.unk_token_id) or is_word or is_spelled:
@@ -96,7 +111,7 @@ def _check_new(tokenizer: "PreTrainedTokenizerBase", token: str, place: str) -> 
         raise UserError(place, problem, f"leave it out, or name a text of its own: <{token.strip()}>")
 
 
-def grow(settings: Settings, location: str, config: Any) -> NewTokens | None:
+def grow(settings: Settings, location: str, config: PreTrainedConfig) -> NewTokens | None:
     """Give a configuration a vocabulary that holds the recipe's new tokens, in place. Returns what is new, or None.
 
     location: where the model is; config: as it is published

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import UserError
-from ..cache import digest
+from ..host.cache import digest
 
 
 class Packaged(NamedTuple):

@@ -4,24 +4,31 @@ Most of Transformers' models make their attention masks from position ids that s
 are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not learn it in any way.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ...errors import UserError, first_line
 from .. import upstream
-from ..data.collate import cumulative, positions
-from ..recipe.flags import Settings
-from . import attention, parts, sample_by_sample
+from ..data.collate import Layout, cumulative, positions
+from ..recipe.objectives import objective_of
+from ..recipe.settings import Settings
+from . import attention, parts, sample_by_sample, trial
 from .tiny import SPAN, shrink, with_short_spans
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, ProcessorMixin
+
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
 _KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
-def check(settings: Settings, config: Any, how: str) -> None:
+def check(settings: Settings, config: PreTrainedConfig, how: str) -> None:
     """Raise UserError where a recipe packs samples that the model, with the attention `how`, would let see each other."""
     if settings.recipe.data.packing:
         way, why = method_of(config, how, settings.recipe.model.trust_remote_code)
@@ -30,7 +37,7 @@ def check(settings: Settings, config: Any, how: str) -> None:
             raise UserError(settings.place("packing"), problem, "set packing to false")
 
 
-def layout(settings: Settings, config: Any, how: str) -> tuple[bool, bool, str]:
+def layout(settings: Settings, config: PreTrainedConfig, how: str) -> tuple[bool, bool, str]:
     """Return how samples of a micro-batch lie with the attention `how`: (whether end to end, whether only some of them because
     attention also computes products between samples, the reason)."""
     if not settings.recipe.training.padding_free:
@@ -44,7 +51,27 @@ def layout(settings: Settings, config: Any, how: str) -> tuple[bool, bool, str]:
     return True, True, why
 
 
-def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
+def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: bool, processor: ProcessorMixin) -> Layout:
+    """Return how samples lie in a run's micro-batches. how: its attention; marks, processor: as of Layout"""
+    padding_free, squares, _ = layout(settings, config, how)
+    objective = objective_of(settings.recipe.training)
+    return Layout(
+        padding_free=padding_free,
+        packed=settings.recipe.data.packing,
+        cumulative=upstream.attention_of(config) in attention.NEEDS_CUMULATIVE_LENGTHS,
+        multiple=64 if settings.recipe.training.torch_compile else 1,  # few shapes to compile for
+        squares=squares and not objective.scores,  # which are asked for by their places in a single row
+        marks=marks,
+        rows=objective.rows,
+        scores=objective.scores,
+        processor=processor,
+        # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too, for
+        # AdamW moves a weight whose gradient is 0, and none without a gradient.
+        always_image=bool(processor),
+    )
+
+
+def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
     key = how, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
@@ -52,7 +79,7 @@ def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[s
     return _KNOWN[key]
 
 
-def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
+def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a mask for each kind of layer, as Transformers makes it from position ids of shape (sequences, tokens)."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -66,7 +93,7 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
     return of_kind
 
 
-def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
+def _try(config: PreTrainedConfig, how: str, trust_remote_code: bool) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
     tiny random model of the architecture.
 
@@ -96,8 +123,7 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
     attention.register()
     why = "nothing tells it where one begins"
     options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
-        torch.manual_seed(0)
+    with trial.alone(), torch.inference_mode():
         sequence = torch.randint(7, 4000, (1, sum(samples)))
 
         def logits(ids: torch.Tensor, position_ids: torch.Tensor, **more: Any) -> torch.Tensor:

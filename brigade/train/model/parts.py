@@ -1,28 +1,39 @@
 """The parts of a model of images and texts: its language model, its vision tower, and the projector between the two."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...errors.tables import table
-from ..recipe.flags import Settings
 from ..recipe.parts import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
+from ..recipe.settings import Settings
 from .sizes import elements, untaught
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from .per_layer import Config
+
 
 MODELS = Path(__file__).with_name("vision_models.yaml")
 # What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
 _WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.")
 
+Row = dict[str, Any]  # of the table: what is known of a kind of model
 
-def known() -> dict[str, dict[str, Any]]:
+
+def known() -> dict[str, Row]:
     """Return what vision_models.yaml says: kind -> what is known of such models."""
     models: dict[str, dict[str, Any]] = table(MODELS)
     return models
 
 
-def kind_of(config: Any) -> str:
+def kind_of(config: PreTrainedConfig | Config) -> str:
     """Return the key in vision_models.yaml of models of this config, if they are there: its model_type, or
     "model_type/tower" where that file tells the towers of a model_type apart.
 
@@ -33,16 +44,16 @@ def kind_of(config: Any) -> str:
     return f"{model_type}/{tower}" if by_tower else str(model_type)
 
 
-def _value(config: Any, key: str) -> Any:
+def _value(config: PreTrainedConfig | Config | None, key: str) -> Any:
     return config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
 
 
-def row_of(config: Any) -> dict[str, Any]:
+def row_of(config: PreTrainedConfig | Config) -> Row:
     """Return what vision_models.yaml says of models of this config; {} where it does not have them."""
     return known().get(kind_of(config), {})
 
 
-def check_model(settings: Settings, config: Any) -> None:
+def check_model(settings: Settings, config: PreTrainedConfig | Config) -> None:
     """Raise UserError where a model of this config takes no images, or is none of those that are proven."""
     place, kind = settings.place("model_name_or_path"), kind_of(config)
     if getattr(config, "vision_config", None) is None:
@@ -53,28 +64,28 @@ def check_model(settings: Settings, config: Any) -> None:
         raise UserError(place, problem, f"name a model of one of these kinds: {', '.join(sorted(known()))}")
 
 
-def needs_masks(config: Any) -> bool:
+def needs_masks(config: PreTrainedConfig | Config) -> bool:
     """Whether the tokens of an image see each other in both directions."""
     return bool(row_of(config).get("masks"))
 
 
-def takes_images(config: Any) -> bool:
+def takes_images(config: PreTrainedConfig | Config) -> bool:
     """Whether a model of this config is one of those that are proven with images."""
     return bool(row_of(config))
 
 
-def why_undivided(config: Any) -> str:
+def why_undivided(config: PreTrainedConfig | Config) -> str:
     """Return why a tensor group cannot divide the language model where rows have images; "" where it can."""
     return str(row_of(config).get("undivided", ""))
 
 
-def position_rows(config: Any) -> int:
+def position_rows(config: PreTrainedConfig | Config) -> int:
     """Return how many positions each token has: with M-RoPE that in its text, and those in time, height and width."""
     return 4 if row_of(config).get("positions") == "mrope" else 1
 
 
 # ---- which parameters are whose --------------------------------------------------------------------------------------
-def _paths(config: Any) -> dict[str, str]:
+def _paths(config: PreTrainedConfig | Config) -> dict[str, str]:
     """Return path in the model -> part, the longest path first. {} for models that are not in vision_models.yaml."""
     row = row_of(config)
     named = {VISION_TOWER: row.get("tower", ()), PROJECTOR: row.get("projector", ())}
@@ -82,7 +93,7 @@ def _paths(config: Any) -> dict[str, str]:
     return dict(sorted(paths.items(), key=lambda item: -len(item[0])))
 
 
-def beside_language(config: Any) -> list[str]:
+def beside_language(config: PreTrainedConfig | Config) -> list[str]:
     """Return the names of the modules that are, or lie in, the tower and the projector."""
     return sorted(_paths(config))
 
@@ -97,11 +108,11 @@ def _part_of(name: str, paths: Mapping[str, str]) -> str:
     return next((part for path, part in paths.items() if plain == path or plain.startswith(f"{path}.")), LANGUAGE)
 
 
-def _base(model: Any) -> Any:
+def _base(model: PreTrainedModel) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def parts_of(model: Any) -> dict[str, list[str]]:
+def parts_of(model: torch.nn.Module) -> dict[str, list[str]]:
     """Return part -> names of its parameters, in the model's order; with adapters, theirs among them.
 
     The parts are language, projector and vision_tower, and each parameter is in exactly one. What neither texts nor images reach,
@@ -115,7 +126,7 @@ def parts_of(model: Any) -> dict[str, list[str]]:
     return parts
 
 
-def unreached(model: Any, images: bool) -> dict[str, Any]:
+def unreached(model: torch.nn.Module, images: bool) -> Row:
     """Return name -> module of what gets no gradient from the loss of a run's samples.
 
     images: whether these have images; without, a tower and its projector are among them
@@ -125,7 +136,7 @@ def unreached(model: Any, images: bool) -> dict[str, Any]:
     return beyond | (_unread(model) if images else {})
 
 
-def _unread(model: Any) -> dict[str, Any]:
+def _unread(model: torch.nn.Module) -> Row:
     """Return name -> module of what lies in the tower and has no part in the features: layers above the one that these are taken
     from, and what vision_models.yaml names."""
     base = _base(model)
@@ -134,7 +145,8 @@ def _unread(model: Any) -> dict[str, Any]:
         return {}
     modules = dict(base.named_modules())
     names = [*row.get("unread", ())]
-    if count := getattr(config.vision_config, "num_hidden_layers", None):
+    count = getattr(config.vision_config, "num_hidden_layers", None)
+    if count:
         chosen = getattr(config, "vision_feature_layer", -1)
         # Of the hidden states before the first layer and after each.
         last = max(each % (count + 1) for each in ([chosen] if isinstance(chosen, int) else chosen))
@@ -147,7 +159,7 @@ def _unread(model: Any) -> dict[str, Any]:
 
 
 # ---- what is trained -------------------------------------------------------------------------------------------------
-def freeze(model: Any, settings: Settings) -> None:
+def freeze(model: torch.nn.Module, settings: Settings) -> None:
     """Freeze the parts of a model that its recipe does not train, and what its samples do not reach. With adapters, PEFT freezes
     all weights."""
     images, section = settings.recipe.data.images, settings.recipe.model
@@ -162,7 +174,7 @@ def freeze(model: Any, settings: Settings) -> None:
             parameter.requires_grad_(False)
 
 
-def adapted(model: Any, parts: Sequence[str]) -> dict[str, Any]:
+def adapted(model: torch.nn.Module, parts: Sequence[str]) -> Row:
     """Return name -> module of all that gets a gradient in these parts, and may have adapters."""
     outside = {module for part in unreached(model, images=True).values() for module in part.modules()}
     paths = _paths(_base(model).config)
@@ -173,7 +185,7 @@ def adapted(model: Any, parts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def count_of(model: Any, trained: bool = False) -> dict[str, int]:
+def count_of(model: torch.nn.Module, trained: bool = False) -> dict[str, int]:
     """Return part -> number of its parameters, or of those that are trained, even where this rank holds a shard."""
     parameters = dict(model.named_parameters())
     return {
@@ -182,7 +194,7 @@ def count_of(model: Any, trained: bool = False) -> dict[str, int]:
     }
 
 
-def part_number(model: Any) -> Callable[[str], int]:
+def part_number(model: torch.nn.Module) -> Callable[[str], int]:
     """Return what gives a parameter's name the place of its part in PARTS."""
     paths = _paths(_base(model).config)
     return lambda name: PARTS.index(_part_of(name, paths))

@@ -5,10 +5,16 @@ A config names a layer's kind in many ways: a list with an entry for each layer 
 changes to single layers (`per_layer_config`), or a period.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 Config = dict[str, Any]
 
@@ -72,14 +78,17 @@ def cut(config: Config, chosen: Sequence[int]) -> Config:
             new[key] = sum(number >= count - value for number in chosen)
         elif key in EVERY and isinstance(value, int):
             new[key] = min(value, 2)
-            if (offset := EVERY[key]) in config:
+            offset = EVERY[key]
+            if offset in config:
                 new[offset] = min(config[offset], new[key] - 1)
         elif key in NESTED and isinstance(value, dict):
             new[key] = value | cut({COUNTS[0]: count} | value, chosen)
             del new[key][COUNTS[0]]
-    if isinstance(last := config.get("moe_layer_end_index"), int) and last >= 0:
+    last = config.get("moe_layer_end_index")
+    if isinstance(last, int) and last >= 0:
         new["moe_layer_end_index"] = sum(number <= last for number in chosen) - 1
-    if changes := config.get(CHANGES):
+    changes = config.get(CHANGES)
+    if changes:
         by_number = {int(number): change for number, change in changes.items()}
         new[CHANGES] = {str(n): by_number[number] for n, number in enumerate(chosen) if number in by_number}
     if "attention_types" in config and "attention_layers" in new:  # GPT-Neo's, which have to agree
@@ -87,18 +96,18 @@ def cut(config: Config, chosen: Sequence[int]) -> Config:
     return new
 
 
-def each_layers(config: Any) -> list[Any]:
+def each_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     """Return a config of Transformers for each layer, or the one that all layers have. `config` itself raises an error where one
     asks it for a size that differs between layers (Gemma 4's head_dim)."""
     return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 
-def common(config: Any, key: str) -> Any:
+def common(config: PreTrainedConfig, key: str) -> Any:
     """Return what a config of Transformers says of all its layers, as its config.json has it; None where it does not."""
     return config.to_dict().get(key) if config.is_heterogeneous else getattr(config, key, None)
 
 
-def widest_head(config: Any) -> int:
+def widest_head(config: PreTrainedConfig) -> int:
     """Return the width of the widest heads of any layer, by a config of Transformers; 0 where it does not say."""
     return max(getattr(layer, "head_dim", None) or 0 for layer in each_layers(config))
 
@@ -135,7 +144,8 @@ def _kinds(config: Config, count: int) -> Iterator[str]:
     ]
     bounds = [config[key] for key in FIRST if isinstance(config.get(key), int)]
     bounds += [count - config[key] for key in LAST if isinstance(config.get(key), int)]
-    if isinstance(last := config.get("moe_layer_end_index"), int) and last >= 0:
+    last = config.get("moe_layer_end_index")
+    if isinstance(last, int) and last >= 0:
         bounds.append(last + 1)
     changes = {int(number): change for number, change in (config.get(CHANGES) or {}).items()}
     for layer in range(count):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import UserError
-from ..hub import hub_is_away, refusal
-from ..recipe.flags import Settings
+from ..host.hub import hub_is_away, refusal
 from ..recipe.images import within
+from ..recipe.settings import Settings
 from .location import location
 
 # What AutoProcessor reads besides the tokenizer's files.

@@ -1,10 +1,15 @@
 """Sequences longer than a model's positions: a recipe's rope_parameters, which stretch its rotary embedding by YaRN."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ..recipe.flags import Settings
+from ..recipe.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
@@ -12,7 +17,7 @@ def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int |
     return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
 
 
-def stretch(settings: Settings, config: Any) -> Any:
+def stretch(settings: Settings, config: PreTrainedConfig) -> Any:
     """Put the recipe's rope_parameters into a model's configuration, which keeps its own base frequency (rope_theta).
 
     Raises UserError for a model with another kind of positions or with scaled ones already.

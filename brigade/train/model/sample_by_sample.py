@@ -6,9 +6,11 @@ layer is called once for each group of samples of like lengths: they lie below e
 in these layers no token changes what comes before it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,8 +18,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data.collate import BORDERS, on_host
 from ..upstream.experts import computes_gradients, gather_whole
-from ..upstream.llama4_places import count_within_samples
+from ..upstream.samples_end_to_end import count_within_samples
 from ..upstream.stateful_layers import is_stateful
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 # The longest sample of a group has at most this many times the tokens of its shortest, so that less than a third is padding.
 ALIKE = 1.5
@@ -39,12 +45,12 @@ class Samples:
     computing: Any = None
     newest: list[int] | None = None
 
-    def begin(self, module: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    def begin(self, module: torch.nn.Module, args: tuple[object, ...], given: Mapping[str, Any]) -> None:
         """Take over what the outermost module is told, for not every model passes it on to its decoder: a pre-hook of both."""
         if self.computing is None:
             self.lengths, self.computing = lengths_of(given), module
 
-    def end(self, module: Any, *_: Any) -> None:
+    def end(self, module: torch.nn.Module, *_: object) -> None:
         """Forget it: a hook of both, which is called when the pass fails, too."""
         if module is self.computing:
             self.newest = self.lengths
@@ -65,7 +71,7 @@ class Samples:
             self.lengths, self.computing = now
 
 
-def divide(model: Any) -> Samples | None:
+def divide(model: PreTrainedModel) -> Samples | None:
     """Let the stateful layers of a causal language model compute samples by themselves, or return None where it has none. Layers
     that count tokens (Llama 4's) count those of their sample.
 
@@ -94,7 +100,7 @@ class _BySample:
         self.forward, self.samples = forward, samples
 
     @torch.compiler.disable  # every set of lengths would be a program of its own
-    def __call__(self, *args: Any, **given: Any) -> Any:
+    def __call__(self, *args: object, **given: object) -> Any:
         again = self.samples.computing is None
         if again and not computes_gradients():
             raise RuntimeError("nobody says where samples begin: the layer is not called by its model's forward pass")
@@ -154,7 +160,8 @@ def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
     padded = isinstance(mask, torch.Tensor) and mask.dim() == 2
     if padded or any(given.get(key) is not None for key in _CACHES):
         return None
-    if (borders := given.get(BORDERS)) is not None:
+    borders = given.get(BORDERS)
+    if borders is not None:
         lengths = on_host(borders).diff().tolist()
         return lengths if len(lengths) > 1 else None
     if positions is None:

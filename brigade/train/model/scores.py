@@ -4,8 +4,10 @@ It is Transformers' own class for sequence classification with one label, so tha
 training it is asked for the tokens at which samples end, for a sequence holds several (logits_to_keep).
 """
 
+from __future__ import annotations
+
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,10 +17,14 @@ from ...errors import UserError
 from ..data.store import IGNORED
 from ..upstream import auto_class_for, classifier_class, takes_images, without_zero3
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
 HEAD = "score.weight"
 
 
-def class_of(config: Any) -> Any:
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return a class derived from Transformers' for this config, or None where there is none with a plain head. Its forward pass
     returns -1 times the scores as the loss, and 0 where a target is IGNORED, as token_losses() does: (kept tokens,) in fp32.
 
@@ -29,7 +35,11 @@ def class_of(config: Any) -> Any:
         return None
 
     def forward(
-        self: Any, input_ids: Any = None, logits_to_keep: Any = None, shift_labels: Any = None, **given: Any
+        self: PreTrainedModel,
+        input_ids: torch.Tensor | None = None,
+        logits_to_keep: torch.Tensor | int | None = None,
+        shift_labels: Any = None,
+        **given: Any,
     ) -> Any:
         if logits_to_keep is None:  # outside of training
             return base.forward(self, input_ids, **given)
@@ -40,7 +50,7 @@ def class_of(config: Any) -> Any:
         losses = -scores.flatten().masked_fill(shift_labels.flatten() == IGNORED, 0.0)
         return CausalLMOutput(loss=losses, logits=scores)
 
-    def _init_weights(self: Any, module: nn.Module) -> None:
+    def _init_weights(self: PreTrainedModel, module: nn.Module) -> None:
         base._init_weights(self, module)
         if module is getattr(self, "score", None):  # absent while the decoder before it is built
             torch.nn.init.zeros_(self.score.weight)
@@ -49,7 +59,7 @@ def class_of(config: Any) -> Any:
     return type(base.__name__, (base,), body)
 
 
-def loading(source: str, config: Any, place: str) -> dict[str, Any]:
+def loading(source: str, config: PreTrainedConfig, place: str) -> dict[str, Any]:
     """Return what from_pretrained is told to load a reward model from the weights of a language model, or of a reward model.
 
     config: of these weights; gets a single label. Raises UserError at `place` where they lack more than the head: Transformers
@@ -61,13 +71,14 @@ def loading(source: str, config: Any, place: str) -> dict[str, Any]:
         _, report = kind.from_pretrained(
             source, config=copy.deepcopy(config), device_map="meta", dtype=torch.bfloat16, output_loading_info=True
         )
-    if missing := sorted({*report["missing_keys"]} - {HEAD}):
+    missing = sorted({*report["missing_keys"]} - {HEAD})
+    if missing:
         problem = f"weights of {kind.__name__} that {source} lacks ({len(missing)}): {missing[0]}"
         raise UserError(place, problem, "save the model with its save_pretrained(), and name that directory")
     return {"config": config, "model_class": kind}
 
 
-def auto_class(source: Any, trust_remote_code: bool = False, images: bool | None = False) -> Any:
+def auto_class(source: Any, trust_remote_code: bool = False, images: bool | None = False) -> type[PreTrainedModel]:
     """Return Transformers' class for what is saved in a directory: that of classifiers where its config.json names one, as of a
     reward model; else that of causal language models, or of models of images and texts.
 

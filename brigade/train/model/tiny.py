@@ -1,9 +1,15 @@
 """Any architecture in tiny sizes: for rehearsals, and to try out on a CPU what a model does."""
 
+from __future__ import annotations
+
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import per_layer
+
+if TYPE_CHECKING:
+    from .per_layer import Config
+
 
 VOCABULARY = 4096  # of the built-in tokenizer
 
@@ -27,7 +33,7 @@ TINY = {
 }  # fmt: skip
 
 
-def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hidden_layers"]) -> dict[str, Any]:
+def shrink(config: Config, divisor: int = 1, layers: int = TINY["num_hidden_layers"]) -> Config:
     """Return the config of the same architecture with tiny sizes and a layer of each kind. The ratio of query heads to key-value
     heads stays, as far as `divisor` ranks can divide the latter.
 
@@ -55,7 +61,8 @@ def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hid
         if config[key]:
             tiny[key] = {name: TINY.get(name, value) for name, value in config[key].items()}
             # Llama 4's layers have the inner width of the adapter behind them.
-            if ratio := config[key].get("pixel_shuffle_ratio"):
+            ratio = config[key].get("pixel_shuffle_ratio")
+            if ratio:
                 tiny[key]["intermediate_size"] = int(TINY["hidden_size"] / ratio**2)
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
@@ -66,20 +73,22 @@ _SPANS = re.compile(
 SPAN = 8
 
 
-def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
+def with_short_spans(config: Config) -> Config:
     """Return a config whose layers look back at most SPAN tokens, where they do not see all of them, compress as many to one, and
     treat those behind as many otherwise (Llama 4's floor_scale)."""
     short: dict[str, Any] = {
         key: min(value, SPAN) for key, value in config.items() if _SPANS.search(key) and isinstance(value, int)
     }
-    if isinstance(rates := config.get("compress_rates"), dict):
+    rates = config.get("compress_rates")
+    if isinstance(rates, dict):
         short["compress_rates"] = {kind: min(rate, SPAN) for kind, rate in rates.items()}
-    if isinstance(text := config.get("text_config"), dict):
+    text = config.get("text_config")
+    if isinstance(text, dict):
         short["text_config"] = with_short_spans(text)
     return config | short
 
 
-def _with_fewer_positions(rope: Any, tiny: dict[str, Any]) -> Any:
+def _with_fewer_positions(rope: Any, tiny: Config) -> Any:
     """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), parts of a tiny
     head."""
     sections = rope.get("mrope_section") if isinstance(rope, dict) and not rope.get("mrope_interleaved") else None
@@ -90,7 +99,7 @@ def _with_fewer_positions(rope: Any, tiny: dict[str, Any]) -> Any:
     return rope | {"mrope_section": [half - sum(others), *others]}
 
 
-def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> Any:
+def _of_layers(key: str, value: Any, config: Config, divisor: int) -> Any:
     """Return the value of a key that tells about single layers, as per_layer.cut() has left it, with tiny sizes."""
     if key == per_layer.CHANGES:
         return {number: _change(change, config, divisor) for number, change in value.items()}
@@ -101,7 +110,7 @@ def _of_layers(key: str, value: Any, config: dict[str, Any], divisor: int) -> An
     return value
 
 
-def _change(change: dict[str, Any], config: dict[str, Any], divisor: int) -> dict[str, Any]:
+def _change(change: Config, config: Config, divisor: int) -> Config:
     """Return the changes to a layer with tiny sizes."""
     tiny = {key: _scaled(key, value, config) for key, value in change.items() if value is not None}
     heads = (config | change).get("num_attention_heads")
@@ -111,7 +120,7 @@ def _change(change: dict[str, Any], config: dict[str, Any], divisor: int) -> dic
     return tiny
 
 
-def _scaled(key: str, value: Any, config: dict[str, Any]) -> Any:
+def _scaled(key: str, value: Any, config: Config) -> Any:
     """Return a layer's own size: tiny, but larger than the others' where it was larger."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key not in TINY or not whole:

@@ -1,16 +1,23 @@
 """Tokens that are trained beside adapters (trainable_token_indices): their rows of both ends of a model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..recipe.flags import Settings
 from ..recipe.layer_names import fits
 from ..recipe.model_section import ModelSection
+from ..recipe.settings import Settings
 from .location import location
 from .new_tokens import read_tokenizer
 from .sizes import parameter_count
 from .tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 
 KEY = "trainable_token_indices"
 
@@ -42,7 +49,7 @@ def token_ids(settings: Settings, words: int) -> list[int]:
     return sorted(ids)
 
 
-def of_ends(model: Any, ids: Sequence[int]) -> dict[str, list[int]] | None:
+def of_ends(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int]] | None:
     """Return PEFT's trainable_token_indices: the ids for the name of the embeddings and, where it has weights of its own, for
     that of the output layer; None without ids."""
     if not ids:
@@ -53,7 +60,7 @@ def of_ends(model: Any, ids: Sequence[int]) -> dict[str, list[int]] | None:
     return {names[id(end)]: list(ids) for end in ends}
 
 
-def check(settings: Settings, model: Any) -> None:
+def check(settings: Settings, model: PreTrainedModel) -> None:
     """Raise UserError for tokens that the tokenizer or the model does not have, and for ends whose rows cannot be replaced.
 
     model: without adapters; it may be empty
@@ -68,7 +75,8 @@ def check(settings: Settings, model: Any) -> None:
     names = {id(module): name for name, module in model.named_modules()}
     for end in filter(None, (inner, outer)):
         name = names[id(end)]
-        if whole := [each for each in section.lora_modules_to_save if name == each or name.endswith(f".{each}")]:
+        whole = [each for each in section.lora_modules_to_save if name == each or name.endswith(f".{each}")]
+        if whole:
             raise UserError(place, f"lora_modules_to_save trains {whole[0]} whole already", "keep one of the two keys")
     own = type(inner).forward is not torch.nn.Embedding.forward and not hasattr(inner, "embed_scale")
     if own or inner.padding_idx in ids:
@@ -90,7 +98,7 @@ def check(settings: Settings, model: Any) -> None:
         raise UserError(place, problem, "keep one of the two keys")
 
 
-def check_new(settings: Settings, model: Any) -> None:
+def check_new(settings: Settings, model: PreTrainedModel) -> None:
     """Raise UserError where tokens that the recipe adds would never be trained: adapters leave the ends of a model as they are.
 
     model: without adapters; it may be empty
@@ -104,13 +112,14 @@ def check_new(settings: Settings, model: Any) -> None:
     whole = settings.recipe.model.lora_modules_to_save
     if all(any(fits(end, wanted) for wanted in whole) for end in ends):
         return
-    if untrained := sorted({*new} - {*token_ids(settings, inner.num_embeddings)}):
+    untrained = sorted({*new} - {*token_ids(settings, inner.num_embeddings)})
+    if untrained:
         texts = ", ".join(repr(token) for token in tokenizer.convert_ids_to_tokens(untrained))
         problem = f"adapters leave the embeddings as they are, and {texts} would stay a mean of other tokens"
         raise UserError(settings.place(KEY), problem, f"add {texts} to {KEY}, which trains their rows")
 
 
-def count(section: ModelSection, model: Any) -> tuple[int, int]:
+def count(section: ModelSection, model: torch.nn.Module) -> tuple[int, int]:
     """Return (how many tokens have trained rows, how many parameters these are) in a model with adapters."""
     if not section.trainable_token_indices:
         return 0, 0

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..recipe.flags import Settings
+from ..data import tokenizer_trial
+from ..recipe.settings import Settings
 from .location import check_length, load_config, location
 from .new_tokens import is_made_up, read_tokenizer
 
@@ -41,6 +42,7 @@ def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> 
     from transformers import AutoTokenizer
 
     model, place = settings.recipe.model, location(settings)
+    tokenizer_trial.check(place, settings.place("model_name_or_path"), model.revision)
     try:
         own = AutoTokenizer.from_pretrained(place, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception:  # a model without a tokenizer of its own

@@ -1,12 +1,12 @@
 """The arithmetic of one optimizer step's global batch. This module imports no torch."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
+from ...errors.tables import Document
 from .training_section import TrainingSection
 
 
@@ -70,7 +70,7 @@ def batch_arithmetic(
     return Batch(size, micro, math.ceil(size / (micro * ranks)), ranks, training.learning_rate * scale, why)
 
 
-def length(training: Mapping[str, Any]) -> tuple[str, Any]:
+def length(training: Document) -> tuple[str, Any]:
     """(key, value) of the setting that decides how long a run is: max_steps, or num_train_epochs where that is -1."""
     key = "max_steps" if training.get("max_steps", -1) > 0 else "num_train_epochs"
     return key, training.get(key)

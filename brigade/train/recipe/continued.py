@@ -2,22 +2,20 @@
 imports no torch."""
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from ...errors import UserError, first_line
-from ..hub import hub_is_away, refusal
+from ...errors.tables import Document, Fields
+from ..host.hub import hub_is_away, refusal
 from . import remote_code
 from .model_section import ModelSection
 from .objectives import ADAPTERS_OFF, MODEL, reference_of
-
-if TYPE_CHECKING:
-    from .flags import Settings
+from .settings import Settings
 
 KEY, FILE, WEIGHTS = "adapter_name_or_path", "adapter_config.json", "adapter_model.safetensors"
 # PEFT's name -> the recipe's.
@@ -57,7 +55,7 @@ _RANDOM = (
 )  # other values of init_lora_weights may have changed the base's weights
 
 
-def fold(settings: "Settings", downloads: bool) -> "Settings":
+def fold(settings: Settings, downloads: bool) -> Settings:
     """Return the settings with the keys that the adapters decide, which they continue with; as they are without such a key.
 
     downloads: whether adapter_config.json may be fetched from the Hub; else only its cache is looked into
@@ -108,9 +106,10 @@ def tokens_of(folder: Path) -> list[int]:
     return list(next(iter(named.values())) if isinstance(named, dict) else named)
 
 
-def _check_reference(settings: "Settings") -> None:
+def _check_reference(settings: Settings) -> None:
     """Raise UserError where preferences would be compared with the base, and not with the model that training begins with."""
-    if (reference := reference_of(settings.recipe)) in (ADAPTERS_OFF, MODEL):
+    reference = reference_of(settings.recipe)
+    if reference in (ADAPTERS_OFF, MODEL):
         problem = (
             f"training begins with the adapters of {settings.recipe.model.adapter_name_or_path!r}, and the reference "
         )
@@ -120,10 +119,11 @@ def _check_reference(settings: "Settings") -> None:
         raise UserError(settings.place("reference"), problem, cure)
 
 
-def _find(settings: "Settings", downloads: bool) -> Path | None:
+def _find(settings: Settings, downloads: bool) -> Path | None:
     """Return where adapter_config.json lies, or None where it is on the Hub and nothing may be fetched."""
     name, place = str(settings.recipe.model.adapter_name_or_path), settings.place(KEY)
-    if folder := remote_code.folder_of(name):
+    folder = remote_code.folder_of(name)
+    if folder:
         if (folder / FILE).is_file():
             return folder / FILE
         problem = f"{name!r} holds no adapters: there is no {FILE}"
@@ -140,7 +140,21 @@ def _find(settings: "Settings", downloads: bool) -> Path | None:
         raise absent(settings, error) from None
 
 
-def absent(settings: "Settings", error: Exception) -> UserError:
+def check_saved(settings: Settings, folder: Path) -> None:
+    """Raise UserError where the adapters that a run has left are not those of its recipe: PEFT builds what their file says, and
+    the folder may be a stranger's."""
+    path, model = folder / FILE, settings.recipe.model
+    values = _values(path)
+    cure = "bring the file back from a copy, or from the run's newest checkpoint"
+    for theirs, ours in DECIDES.items():
+        if ours not in _FREE and values[ours] != getattr(model, ours):
+            raise UserError(f"{path}: {theirs}", f"{values[ours]!r}, but the run had {getattr(model, ours)!r}", cure)
+    targets = _document(path)["target_modules"]
+    if not isinstance(targets, list):  # PEFT takes a text for a pattern
+        raise UserError(f"{path}: target_modules", f"{targets!r} is no list of names", cure)
+
+
+def absent(settings: Settings, error: Exception) -> UserError:
     """Return the error for adapters that the Hub does not give."""
     name = str(settings.recipe.model.adapter_name_or_path)
     why, cure = refusal(error, name)
@@ -148,14 +162,15 @@ def absent(settings: "Settings", error: Exception) -> UserError:
     return UserError(settings.place(KEY), problem, cure or f"name a directory with {FILE}, or adapters on the Hub")
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Fields:
     with suppress(OSError, ValueError, RecursionError):
-        if isinstance(document := json.loads(path.read_text(encoding="utf-8")), dict):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict):
             return document
     raise UserError(str(path), "it is damaged: no table in JSON", "download or copy the adapters again")
 
 
-def _values(path: Path) -> dict[str, Any]:
+def _values(path: Path) -> Fields:
     """Return what adapter_config.json says, by the recipe's keys. Raises UserError for what no key says."""
     document = _document(path)
     if document.get("peft_type") != "LORA":
@@ -167,7 +182,8 @@ def _values(path: Path) -> dict[str, Any]:
             cure = "merge them into a model first (PEFT's merge_and_unload), and train new adapters on it"
             raise UserError(f"{path}: {name}", f"no run continues adapters with {name} {value!r}", cure)
     given = {ours: document[theirs] for theirs, ours in DECIDES.items() if document.get(theirs) is not None}
-    if isinstance(target := given.get("lora_target_modules"), str) and target != "all-linear":
+    target = given.get("lora_target_modules")
+    if isinstance(target, str) and target != "all-linear":
         given["lora_target_modules"] = [target]
     given |= _tokens(given.get("trainable_token_indices"), path)
     try:
@@ -178,12 +194,13 @@ def _values(path: Path) -> dict[str, Any]:
         problem = f"{first['input']!r} is no value of it: {first_line(ValueError(first['msg']))}"
         raise UserError(f"{path}: {theirs}", problem, "download or copy the adapters again") from None
     # PEFT's defaults are others than a recipe's (r is 8), and adapter_config.json has all keys.
-    if lacking := [theirs for theirs in ("r", "lora_alpha", "target_modules") if DECIDES[theirs] not in given]:
+    lacking = [theirs for theirs in ("r", "lora_alpha", "target_modules") if DECIDES[theirs] not in given]
+    if lacking:
         raise UserError(str(path), f"it does not say {lacking[0]}", "download or copy the adapters again")
     return {ours: getattr(section, ours) for ours in DECIDES.values()}
 
 
-def _tokens(named: Any, path: Path) -> Mapping[str, Any]:
+def _tokens(named: object, path: Path) -> Document:
     """Return {"trainable_token_indices": ids} of PEFT's list, or of its lists by the names of modules."""
     if not isinstance(named, dict):
         return {}

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import os
 import shlex
 from contextlib import suppress
@@ -11,13 +12,15 @@ from typing import Any
 import yaml
 
 from ...errors import UserError, nearest
-from .. import files
-from ..limits import CONFIG_BYTES, YAML_NODES
+from ...errors.tables import Fields
+from ..host import files
+from ..host.limits import CONFIG_BYTES, YAML_NODES
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
 
 CALIBRATION = "BRIGADE_CALIBRATION"
+LAUNCHED = "BRIGADE_LAUNCHED"  # in the environment: a JSON file, {absolute path: text} of what `launch` has read
 
 
 def calibration_file() -> Path | None:
@@ -27,6 +30,23 @@ def calibration_file() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
+def launched_texts() -> dict[str, str]:
+    """{absolute path: text} of the files that a launch has read: all its attempts run what these said then. {} outside of one."""
+    file = os.environ.get(LAUNCHED)
+    return _launched_texts(file) if file else {}
+
+
+@functools.cache
+def _launched_texts(file: str) -> dict[str, str]:
+    return json.loads(files.read(Path(file)))  # type: ignore[no-any-return]
+
+
+def text_of(path: Path) -> str:
+    """The text of a recipe, or of a file that a recipe names: of a launch, as it was then. Raises OSError, UnicodeDecodeError."""
+    known = launched_texts().get(str(path.absolute()))
+    return files.read_text(path, CONFIG_BYTES) if known is None else known
+
+
 def find(name: str, place: str, what: str) -> Path:
     """A file or directory that a user named, relative to this directory or else to the repository's root.
 
@@ -34,7 +54,7 @@ def find(name: str, place: str, what: str) -> Path:
     """
     with suppress(OSError, RuntimeError):  # a name too long for the file system; ~somebody whom nobody knows
         for candidate in (Path(name).expanduser(), REPOSITORY / name):
-            if candidate.exists():
+            if candidate.exists() or str(candidate.absolute()) in launched_texts():
                 return candidate
     problem = f"there is no {what} {name!r} here or in {REPOSITORY}"
     # "host": if other hosts have the file, it is not mounted on this one.
@@ -81,6 +101,10 @@ class _EachKeyOnce(yaml.SafeLoader):
         check_nodes(node)
         return node
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        """The text of a scalar. JSON writes a letter beyond U+FFFF as two escapes, and PyYAML leaves these apart."""
+        return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -120,12 +144,24 @@ def _parsed(text: str) -> Any:
     return yaml.load(text, Loader=_EachKeyOnce)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def _cure_of_record(path: Path) -> str:
+    """How a damaged run.yaml comes back: each of a run's checkpoints holds a copy. "" for any other file."""
+    if path.name != "run.yaml":
+        return ""
+    copies = [file for file in path.parent.glob("checkpoint-*/brigade.json") if file.parent.name[11:].isdecimal()]
+    if not copies:
+        return "bring it back from a copy; without one, --fresh moves the run aside and begins anew"
+    newest = str(max(copies, key=lambda file: int(file.parent.name[11:])))
+    script = f"import json; print(json.dumps(json.load(open({newest!r}))['run']))"
+    return f"a checkpoint has a copy: python -c {shlex.quote(script)} > {shlex.quote(str(path))}"
+
+
+def read_yaml(path: Path) -> Fields:
     """The mapping in a YAML file. Raises UserError with the line for anything else, and for a key that stands twice."""
     if path.is_dir():
         raise is_directory(path)
     try:
-        document = parse_yaml(files.read_text(path, CONFIG_BYTES))
+        document = parse_yaml(text_of(path))
     except OSError as error:
         raise UserError(
             str(path), f"it cannot be read: {error.strerror}", "check the file and its permissions"
@@ -135,8 +171,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
         if problem.endswith(TWICE):
             raise UserError(place, problem, "keep one of them, with all that belongs under it") from None
-        raise UserError(place, f"not YAML: {problem}", "fix that line") from None
+        raise UserError(place, f"not YAML: {problem}", _cure_of_record(path) or "fix that line") from None
     if not isinstance(document, dict):
         content = {type(None): "is empty", list: "holds a list"}.get(type(document), "holds a single value")
-        raise UserError(str(path), f"it {content}, not keys and values", "see recipes/tiny/full.yaml")
+        cure = _cure_of_record(path) or "see recipes/tiny/full.yaml"
+        raise UserError(str(path), f"it {content}, not keys and values", cure)
     return document

@@ -7,8 +7,7 @@ import argparse
 import functools
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,81 +15,18 @@ import yaml
 from pydantic import ValidationError
 
 from ...errors import UserError, shortened
-from ..urls import checked, is_remote, local_of
+from ...errors.tables import Fields
+from ..host.urls import checked, is_remote, local_of
 from . import continued, images, objectives, parts, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
 from .schedules import check_schedule
 from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe
+from .settings import Settings
 from .training_section import TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What one command asks for: a recipe with flags over it, and where the run lies.
-
-    sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
-    remote: the URL in object storage to which the output goes; output_dir is then where it lies on this host
-    overridden: one line per recipe value that a flag replaced, or that another value makes void
-    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults, or what with_training() has put there
-    argv: the flags as they were given, without what a launcher puts between them
-    needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
-    """
-
-    recipe: Recipe
-    recipe_path: Path
-    output_dir: Path | None = None
-    resume_from_checkpoint: str | None = None
-    fresh: bool = False
-    rehearse: bool = False
-    sources: dict[str, str] = field(default_factory=dict)
-    overridden: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
-    by_proof: tuple[str, ...] = ()
-    needs_code: bool = False
-    remote: str = ""
-
-    def with_training(self, **values: Any) -> "Settings":
-        """These settings with other values of keys of the recipe's training section."""
-        training = self.recipe.training.model_copy(update=values)
-        return replace(self, recipe=self.recipe.model_copy(update={"training": training}))
-
-    def with_model(self, **values: Any) -> "Settings":
-        """These settings with other values of keys of the recipe's model section."""
-        model = self.recipe.model.model_copy(update=values)
-        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
-
-    @property
-    def before_proofs(self) -> Recipe:
-        """The recipe by which runs are told apart, whatever their GPUs have proven."""
-        defaults = {key: TrainingSection.model_fields[key].default for key in self.by_proof}
-        training = self.recipe.training.model_copy(update=defaults)
-        return self.recipe.model_copy(update={"training": training})
-
-    def document(self) -> dict[str, Any]:
-        """The recipe for a YAML file: with `auto` again where proofs decide."""
-        document = self.recipe.model_dump(mode="json")
-        document["training"] |= dict.fromkeys(self.by_proof, "auto")
-        return document
-
-    @property
-    def name(self) -> str:
-        """`qwen3-8b-full` for recipes/qwen3-8b/full.yaml; a run's own run.yaml keeps its directory's name."""
-        if self.recipe_path.name == "run.yaml":
-            return self.recipe_path.parent.name
-        return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
-
-    def directory(self, strategy: str) -> Path:
-        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal beside it."""
-        where = self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
-        return where.parent / f"rehearsal-{where.name}" / "run" if self.rehearse else where
-
-    def place(self, key: str) -> str:
-        """Where a key's value stands or would stand, for an error's first line."""
-        return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -114,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
     run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
     run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
+    allow = remote_code.ALLOW
+    run.add_argument(allow, metavar="FILE=SHA256", action="append", default=[], help=remote_code.ALLOW_HELP)
     run.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # deepspeed injects it
     for section, model in SECTIONS.items():
         group = parser.add_argument_group(section)
@@ -125,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _is_switch(annotation: Any) -> bool:
+def _is_switch(annotation: object) -> bool:
     """Whether a key may be true, so that its flag needs no value."""
     return bool in (annotation, *typing.get_args(annotation))
 
@@ -133,7 +71,8 @@ def _is_switch(annotation: Any) -> bool:
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add to parser() what each key of a recipe means, which values it takes, and its default."""
     for action in parser._actions:
-        if (key := action.dest) in SECTION_OF:
+        key = action.dest
+        if key in SECTION_OF:
             info = SECTIONS[SECTION_OF[key]].model_fields[key]
             default = "required" if info.is_required() else "optional"
             if info.default is not None and not info.is_required():
@@ -157,9 +96,11 @@ def _kind(annotation: Any) -> str:
     )
 
 
-def of_run(output: Path, trust_remote_code: bool) -> Settings:
-    """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raise UserError as load() does."""
-    return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else [])])
+def of_run(output: Path, trust_remote_code: bool, allow_code: Sequence[str] = ()) -> Settings:
+    """The settings of the run in `output`. trust_remote_code: whether the flag was given; allow_code: the words after each of
+    those flags. Raise UserError as load() does."""
+    allowed = [word for each in allow_code for word in (remote_code.ALLOW, each)]
+    return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else []), *allowed])
 
 
 def load(argv: list[str], loads_model: bool = True) -> Settings:
@@ -212,6 +153,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         by_proof,
         needs_code=model.trust_remote_code,
         remote=remote,
+        allowed=remote_code.digests(options.allow_code),
     )
     check_schedule(recipe.training, settings.place)
     objectives.check(recipe, settings.place)
@@ -241,7 +183,7 @@ def _place_of(options: argparse.Namespace, recipe: Recipe) -> tuple[str, Path | 
     return remote, local_of(remote)
 
 
-def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]]) -> tuple[dict[str, str], list[str]]:
+def _apply(flags: dict[str, str], document: dict[str, Fields]) -> tuple[dict[str, str], list[str]]:
     """Put flags into the recipe's document. Return the sources of their keys, and a line for each value that they override."""
     sources: dict[str, str] = {}
     overridden: list[str] = []
@@ -286,7 +228,7 @@ def _epochs_beside_steps(training: TrainingSection, flags: dict[str, str]) -> It
     yield f"{said}num_train_epochs {epochs:g} has no effect: {decides}max_steps {steps} decides"
 
 
-def _leave_to_proofs(document: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _leave_to_proofs(document: dict[str, Fields]) -> tuple[str, ...]:
     """Take out the keys that say `auto`, so that they have their defaults until something is proven. Return their names."""
     training = document.get("training", {})
     by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
+from ...errors.tables import Document, Fields
 from .schema import BY_PROOF, NOT_IN_IDENTITY, Recipe
 
 COMPUTED = ("model", "data", "training")  # sections that decide what a run computes
@@ -13,7 +13,7 @@ DEFAULTS = 1  # raise it when a key's default changes: a recipe without the key 
 BEFORE: dict[str, dict[str, Any]] = {}
 
 
-def computed(recipe: Recipe, **options: Any) -> dict[str, Any]:
+def computed(recipe: Recipe, **options: Any) -> Fields:
     """The keys that decide what a run computes, {section: {key: value}}, without those for hosts, machine and watching.
 
     options: of pydantic's model_dump
@@ -36,7 +36,7 @@ def identity(recipe: Recipe, strategy: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def recorded(document: Mapping[str, Any]) -> Recipe:
+def recorded(document: Document) -> Recipe:
     """The recipe in a run.yaml, which an earlier version may have written: keys that it lacks get what runs did before those
     keys existed. Raises ValidationError for a key or a value that this version does not know."""
     sections = {name: BEFORE.get(name, {}) | (document.get(name) or {}) for name in COMPUTED}
@@ -49,14 +49,14 @@ def recorded(document: Mapping[str, Any]) -> Recipe:
     return Recipe.model_validate(sections)
 
 
-def difference(old: Any, new: Any) -> tuple[str, Any, Any] | None:
+def difference(old: object, new: object) -> tuple[str, Any, Any] | None:
     """(key, value in old, value in new) of the first key in which two trees of values differ, or None. The key is written
     with dots; the value of a key that one tree lacks is None."""
     before, now = flat(old), flat(new)
     return next(((key, before.get(key), now.get(key)) for key in before | now if before.get(key) != now.get(key)), None)
 
 
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: object, prefix: str = "") -> Fields:
     """{"a": {"b": 1}} as {"a.b": 1}. Long lists are taken apart too, so that a difference names one element."""
     if isinstance(tree, list) and len(repr(tree)) > 80:
         tree = dict(enumerate(tree))

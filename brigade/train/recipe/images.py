@@ -1,18 +1,15 @@
 """The keys of a recipe that say something of images, which are read only with data.images. This module imports no torch."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...errors import UserError
-
-if TYPE_CHECKING:
-    from .schema import Recipe
+from .schema import Recipe
 
 # Section -> its keys that nobody reads without data.images: true.
 KEYS = {"data": ("image_folder", "max_pixels", "min_pixels", "fetch_images")}
 
 
-def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
+def check(recipe: Recipe, place: Callable[[str], str]) -> None:
     """Raise UserError for keys that say something of images in a recipe without any, and for those that contradict each other."""
     data = recipe.data
     if not data.images:

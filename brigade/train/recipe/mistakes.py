@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import UserError, did_you_mean, shortened, shown
-from ...errors.tables import table
+from ...errors.tables import Document, table
 from .objectives import OBJECTIVES
 from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
@@ -52,8 +52,8 @@ def _cure(name: str) -> str | None:
     return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
 
 
-def explain(error: ValidationError, sources: dict[str, str], path: Path, document: dict[str, Any]) -> UserError:
-    """The first of pydantic's complaints about a recipe's document, in our words. sources: as in flags.Settings"""
+def explain(error: ValidationError, sources: dict[str, str], path: Path, document: Document) -> UserError:
+    """The first of pydantic's complaints about a recipe's document, in our words. sources: as in settings.Settings"""
     first, *others = error.errors()
     section, key, *_ = [*map(str, first["loc"]), ""]
     dotted = f"{section}.{key}" if key else section
@@ -84,7 +84,7 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     return UserError(place, f"{shown(value)} is not {wanted}", cure)
 
 
-def _quoted(value: Any) -> str | None:
+def _quoted(value: object) -> str | None:
     """What to do about a word that YAML takes for something else where a text is wanted; None for what no word is."""
     if isinstance(value, bool):
         words = "yes, on and true" if value else "no, off and false"

@@ -38,7 +38,7 @@ class ModelSection(Section):
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
-    """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/kernels.md), else FlashAttention 2 where it is
+    """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/gpu.md), else FlashAttention 2 where it is
     installed, else varlen where torch has its kernel, else sdpa. varlen: scaled dot products sample by sample, so that packed
     samples cost no attention to each other."""
     trust_remote_code: bool = False

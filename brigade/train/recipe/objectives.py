@@ -1,22 +1,17 @@
 """What a run can learn: answers, or which answers are better; and which keys of a recipe each objective reads.
 
-The losses themselves stand in brigade/train/objective/. This module imports no torch.
+The losses themselves stand in brigade/train/loss/objective/. This module imports no torch.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import AfterValidator, Field
 
 from ...errors import UserError
+from .model_section import ModelSection
 from .section import Section
-
-if TYPE_CHECKING:
-    from .flags import Settings
-    from .schema import Recipe
-    from .training_section import TrainingSection
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
 SFT, REWARD, ADAPTERS_OFF, MODEL = "sft", "reward", "adapters_off", "model"
@@ -38,6 +33,11 @@ class Objective(NamedTuple):
     loss_types: tuple[str, ...] = ()
     reference: bool = False
     scores: bool = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether answers are compared, and not learned by their tokens."""
+        return self.rows != ANSWERS
 
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
@@ -120,6 +120,16 @@ class ObjectiveKeys(Section):
     reference in memory. Default: true, but with adapters_off."""
 
 
+class OfRecipe(Protocol):
+    """What objectives look at in a recipe: the sections know no schema."""
+
+    @property
+    def model(self) -> ModelSection: ...
+
+    @property
+    def training(self) -> ObjectiveKeys: ...
+
+
 ACCURACY = "eval_rewards/accuracies"
 
 
@@ -133,7 +143,7 @@ def is_own(objective: str) -> bool:
     return objective not in OBJECTIVES
 
 
-def objective_of(training: "TrainingSection") -> Objective:
+def objective_of(training: ObjectiveKeys) -> Objective:
     """Return the recipe's objective. One of the user's reads pairs and all keys, and compares where a reference is named."""
     known = OBJECTIVES.get(training.objective)
     if known:
@@ -142,41 +152,41 @@ def objective_of(training: "TrainingSection") -> Objective:
     return Objective(training.objective, PAIRS, keys, reference=training.reference is not None)
 
 
-def beta_of(training: "TrainingSection") -> float:
+def beta_of(training: ObjectiveKeys) -> float:
     """Return the recipe's beta, or its objective's default."""
     return training.beta or objective_of(training).beta or 0.1
 
 
-def loss_type_of(training: "TrainingSection") -> str:
+def loss_type_of(training: ObjectiveKeys) -> str:
     """Return the recipe's loss_type, or its objective's default; "" where there is one form only."""
     return training.loss_type or next(iter(objective_of(training).loss_types), "")
 
 
-def reference_of(recipe: "Recipe") -> str | None:
+def reference_of(recipe: OfRecipe) -> str | None:
     """Return ADAPTERS_OFF, MODEL, or where the reference's weights lie; None where the objective has no reference."""
     if not objective_of(recipe.training).reference:
         return None
     return recipe.training.reference or (ADAPTERS_OFF if recipe.model.use_peft else MODEL)
 
 
-def precomputes(recipe: "Recipe") -> bool:
+def precomputes(recipe: OfRecipe) -> bool:
     """Whether the reference's log-probabilities are computed before training."""
     reference, asked = reference_of(recipe), recipe.training.precompute_ref_log_probs
     return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
 
 
-def needs_second_model(recipe: "Recipe") -> bool:
+def needs_second_model(recipe: OfRecipe) -> bool:
     """Whether a second model is in memory at any time: one that stays, or another one that computes before training."""
     reference = reference_of(recipe)
     return reference not in (None, ADAPTERS_OFF) and not (reference == MODEL and precomputes(recipe))
 
 
-def describe(recipe: "Recipe") -> dict[str, str]:
+def describe(recipe: OfRecipe) -> dict[str, str]:
     """Return {"objective": "DPO, loss_type sigmoid, beta 0.1; reference: model, computed before training"}; {} where answers are
     learned."""
     training, reference = recipe.training, reference_of(recipe)
     known = objective_of(training)
-    if known.rows == ANSWERS:
+    if not known.compares:
         return {}
     words = [known.title]
     words += [f"loss_type {loss_type}"] if (loss_type := loss_type_of(training)) else []
@@ -185,19 +195,7 @@ def describe(recipe: "Recipe") -> dict[str, str]:
     return {"objective": ", ".join(words) + (f"; reference: {reference}, {when}" if reference else "")}
 
 
-def reference_settings(settings: "Settings", reference: str) -> "Settings":
-    """Return settings whose model is the reference, without adapters, and not in 4 bits.
-
-    reference: MODEL, a directory or a name on the Hub, whose errors then name the key `reference`
-    """
-    whole = settings.with_model(use_peft=False, load_in_4bit=False)
-    if reference == MODEL:
-        return whole
-    sources = settings.sources | {"model_name_or_path": settings.place("reference")}
-    return replace(whole.with_model(model_name_or_path=reference, revision=None, from_scratch=False), sources=sources)
-
-
-def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
+def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     """Raise UserError for keys that the recipe's objective does not read, or that contradict each other."""
     training = recipe.training
     name, known = training.objective, objective_of(training)

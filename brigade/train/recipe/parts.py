@@ -1,13 +1,10 @@
 """The parts of a model of images and texts: which ones a recipe trains, and how fast. This module imports no torch."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...errors import UserError
-
-if TYPE_CHECKING:
-    from .schema import Recipe
-    from .training_section import TrainingSection
+from .schema import Recipe
+from .training_section import TrainingSection
 
 LANGUAGE, PROJECTOR, VISION_TOWER = "language", "projector", "vision_tower"
 PARTS = (LANGUAGE, PROJECTOR, VISION_TOWER)
@@ -20,7 +17,7 @@ FREEZES = {VISION_TOWER: "freeze_vision_tower", PROJECTOR: "freeze_projector"}
 RATES = {VISION_TOWER: "vision_tower_learning_rate", PROJECTOR: "projector_learning_rate"}
 
 
-def trained_parts(recipe: "Recipe") -> tuple[str, ...]:
+def trained_parts(recipe: Recipe) -> tuple[str, ...]:
     """Return the parts that a run with images trains, whole or by adapters, in the order of PARTS."""
     model = recipe.model
     if model.use_peft:
@@ -28,7 +25,7 @@ def trained_parts(recipe: "Recipe") -> tuple[str, ...]:
     return tuple(part for part in PARTS if part == LANGUAGE or not getattr(model, FREEZES[part]))
 
 
-def learning_rates(training: "TrainingSection", scaled: float) -> dict[str, float]:
+def learning_rates(training: TrainingSection, scaled: float) -> dict[str, float]:
     """Return the peak learning rate of each part.
 
     scaled: learning_rate after learning_rate_scaling, which scales the others as much
@@ -38,12 +35,12 @@ def learning_rates(training: "TrainingSection", scaled: float) -> dict[str, floa
     return {part: scaled if rate is None else rate * factor for part, rate in own.items()}
 
 
-def has_own_rates(training: "TrainingSection") -> bool:
+def has_own_rates(training: TrainingSection) -> bool:
     """Whether a part has a learning rate of its own."""
     return any(getattr(training, key) is not None for key in RATES.values())
 
 
-def check(recipe: "Recipe", place: Callable[[str], str]) -> None:
+def check(recipe: Recipe, place: Callable[[str], str]) -> None:
     """Raise UserError for keys about parts that the recipe does not read, or that contradict each other."""
     model, training = recipe.model, recipe.training
     if not recipe.data.images:

@@ -1,26 +1,39 @@
 """The Python files that come with a model: which they are, and who permits them to run.
 
 The flag --trust_remote_code permits them for one command. The key of that name in a recipe or run.yaml says only that the model
-needs them: whoever wrote the file may be a stranger.
+needs them: whoever wrote the file may be a stranger. --allow_code permits a file that a recipe names by its content (program.py).
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from .files import REPOSITORY
 from .model_section import ModelSection
 
 FLAG = "--trust_remote_code"
 CURE = f"read them; if you trust who wrote them, add {FLAG} to this command"
 HELP = "run the Python files that come with the model"
+ALLOW_HELP = "run the Python file that the recipe names if it has this SHA-256 (may be given several times)"
+ALLOW = "--allow_code"
 CONFIGS = ("config.json", "tokenizer_config.json")
 GENERATE = "custom_generate/generate.py"  # Transformers runs it too (generation/utils.py: load_custom_generate)
 KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 SHOWN = 6
+
+
+def digests(allowed: Sequence[str]) -> tuple[str, ...]:
+    """Return the SHA-256 of each FILE=SHA256 that --allow_code gives. Raise UserError for another form."""
+    for each in allowed:
+        if not re.fullmatch(r".+=[0-9a-f]{64}", each):
+            problem = f"{each!r} is not FILE=SHA256, with the 64 digits that `sha256sum FILE` prints"
+            raise UserError(f"flag {ALLOW}", problem, "copy the flag from the message that asks for it")
+    return tuple(each.rpartition("=")[2] for each in allowed)
 
 
 def folder_of(name: str) -> Path | None:
@@ -73,7 +86,7 @@ def check_kernels(place: str, name: str, revision: str | None, permitted: bool) 
                 raise UserError(place, problem, f"remove the key, or permit it with {FLAG}")
 
 
-def _named(home: str, auto_map: Any) -> Iterator[str]:
+def _named(home: str, auto_map: object) -> Iterator[str]:
     """The files that an auto_map's entries name: `module.Class`, or `owner/name--module.Class` of another repository."""
     entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
     for entry in entries:
@@ -83,7 +96,7 @@ def _named(home: str, auto_map: Any) -> Iterator[str]:
                 yield f"{repository or home}/{module.rpartition('.')[0]}.py"
 
 
-def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, Fields]]:
     """(path, content) of those configs of a model that are on this machine. name: a directory, or a name on the Hub"""
     folder = folder_of(name)
     for file in CONFIGS if name else ():
@@ -101,7 +114,7 @@ def cached(name: str, file: str, revision: str | None) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def _walk(table: Any) -> Iterator[tuple[str, Any]]:
+def _walk(table: object) -> Iterator[tuple[str, Any]]:
     """All keys of a document, at any depth, with their values."""
     waiting = [table]
     while waiting:

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import UserError, did_you_mean, shown
 from .training_section import TrainingSection
 
-PLACE_OF = Callable[[str], str]  # flags.Settings.place: where a key of the recipe stands, for a message
+PLACE_OF = Callable[[str], str]  # settings.Settings.place: where a key of the recipe stands, for a message
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Argument:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
@@ -104,7 +104,8 @@ def _check_schedule_free(training: TrainingSection, place: PLACE_OF) -> None:
 def check_last_rate(training: TrainingSection, learning_rate: float, place: PLACE_OF) -> None:
     """Raise UserError for a schedule that would end at the run's learning rate or above it."""
     for key in AT_THE_END:
-        if (last := training.lr_scheduler_kwargs.get(key, 0)) >= learning_rate:
+        last = training.lr_scheduler_kwargs.get(key, 0)
+        if last >= learning_rate:
             problem = f"{key} is {last:g}, and the learning rate that falls to it is {learning_rate:g}"
             raise UserError(place("lr_scheduler_kwargs"), problem, f"give a {key} below {learning_rate:g}")
 

@@ -45,17 +45,11 @@ class Recipe(Section):
     training: TrainingSection
     cluster: ClusterSection = ClusterSection()
 
-    @property
-    def needs_bitsandbytes(self) -> bool:
-        """Whether the run computes with it: weights in 4 bits, or an optimizer of theirs."""
-        optim = self.training.optim
-        return self.model.load_in_4bit or "8bit" in optim or "paged" in optim or "lion" in optim
-
 
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
 
-# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/kernels.md), and without a proof the default. What it
+# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/gpu.md), and without a proof the default. What it
 # took is not part of its identity.
 BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
 

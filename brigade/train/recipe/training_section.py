@@ -20,7 +20,7 @@ from .value_types import (
     recomputation,
 )
 
-# Transformers does not have them so: loop/optimizers.py
+# Transformers does not have them so: step/optimizers.py
 OWN_OPTIMIZERS = ("lamb", "lars", "muon", "schedule_free_adamw")
 COUNT_IN_GROUPS = ("lamb", "lars")  # the steps, of which others keep one number for each parameter
 
@@ -86,13 +86,13 @@ class TrainingSection(ObjectiveKeys):
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
     router_aux_loss_coef: AtLeastZero | None = None
     """Weight of a mixture's loss that rewards sending tokens to all experts alike, over all tokens of a step
-    (docs/expert-parallelism.md). null: config.json's own where it says output_router_logits, else 0."""
+    (docs/experts.md). null: config.json's own where it says output_router_logits, else 0."""
     router_bias_update_rate: AtLeastZero = 0.0
     """By how much, after each step, the bias of a mixture's routers grows for experts that got fewer tokens than the mean, and
-    shrinks for those that got more (DeepSeek-V3: 0.001; docs/expert-parallelism.md). 0: it stays."""
+    shrinks for those that got more (DeepSeek-V3: 0.001; docs/experts.md). 0: it stays."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
-    256 MiB (docs/sequence-parallelism.md)."""
+    256 MiB (docs/parallelism.md)."""
     tiled_mlp: Positive | Literal["auto"] | None = None
     """Compute each MLP so many tokens at a time, and again in the backward pass. auto: as many as the hidden size."""
     padding_free: bool = True

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from ...errors.tables import Document, Fields
 from .layer_names import check_patterns
 
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> object:
     """The value of a table, with texts like `1e-7` and `1.5e8` turned into numbers."""
     if isinstance(value, dict):
         return {key: _numbers(inner) for key, inner in value.items()}
@@ -24,14 +25,14 @@ def _numbers(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
-def _numbers_of_table(table: Any) -> Any:
+def _numbers_of_table(table: object) -> object:
     try:
         return _numbers(table)
     except RecursionError:  # a YAML alias to itself
         raise ValueError("a table that has an end") from None
 
 
-def _rates(table: dict[str, Any]) -> dict[str, float]:
+def _rates(table: Document) -> dict[str, float]:
     """Learning rates by patterns of names."""
     for pattern, rate in table.items():
         try:
@@ -43,7 +44,7 @@ def _rates(table: dict[str, Any]) -> dict[str, float]:
     return {pattern: float(rate) for pattern, rate in table.items()}
 
 
-def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
+def _yarn(rope: Fields) -> Fields:
     """What stretches a rotary embedding (model/rope.py)."""
     factor: Any = rope.get("factor")
     original: Any = rope.get("original_max_position_embeddings")
@@ -53,8 +54,8 @@ def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _profile(given: dict[str, Any]) -> dict[str, Any]:
-    """Which steps are traced (loop/profile.py), with what is not said."""
+def _profile(given: Fields) -> Fields:
+    """Which steps are traced (watch/profile.py), with what is not said."""
     whole: dict[str, Any] = {"start": 10, "steps": 3, "ranks": [0], "memory": False} | given
     ranks = whole["ranks"] if isinstance(whole["ranks"], list) else [whole["ranks"]]
     counts = all(type(count) is int and count >= 0 for count in [whole["start"], whole["steps"], *ranks])
@@ -89,14 +90,14 @@ class Recomputation:
         return self == Recomputation(1)
 
 
-def recomputation(value: Any) -> Recomputation:
+def recomputation(value: object) -> Recomputation:
     """Return what a value of `activation_checkpointing` asks for."""
     if isinstance(value, dict):
         return Recomputation(value["every_n"])
     return Recomputation(int(bool(value)), selective=value == "selective", offload=value == "offload")
 
 
-def _checkpointing(value: Any) -> Any:
+def _checkpointing(value: object) -> object:
     """A value of `activation_checkpointing`; a text that says true or false is one."""
     value = {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
     every = value.get("every_n") if isinstance(value, dict) and len(value) == 1 else None
@@ -117,22 +118,22 @@ def _pairs(value: str) -> str:
     return value
 
 
-def _words(value: Any) -> Any:
+def _words(value: object) -> object:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
-def _some_words(value: Any) -> Any:
+def _some_words(value: object) -> object:
     words = _words(value)
     if words == []:
         raise ValueError("a list of at least one part")
     return words
 
 
-def _words_or_none(value: Any) -> Any:
+def _words_or_none(value: object) -> object:
     return [] if value in ("none", ["none"]) else _words(value)
 
 
-def _tokens(value: Any) -> Any:
+def _tokens(value: object) -> object:
     """Texts and ids of tokens; digits are an id."""
     words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
     if not isinstance(words, list):
@@ -143,38 +144,46 @@ def _tokens(value: Any) -> Any:
 def _new_tokens(tokens: list[str]) -> list[str]:
     if not all(token and token == token.strip() for token in tokens) or len({*tokens}) < len(tokens):
         raise ValueError("a list of texts, none empty or with blanks at its ends, and each once")
+    return _characters(tokens)
+
+
+def _characters(tokens: list[Any]) -> list[Any]:
+    """Texts that a tokenizer takes: a flag's bytes may be no letter, and JSON may hold half of a pair that makes one."""
+    if any("\ud800" <= letter <= "\udfff" for token in tokens if isinstance(token, str) for letter in token):
+        raise ValueError(r"a list of texts in UTF-8, without half a surrogate pair (\ud800 to \udfff)")
     return tokens
 
 
-def _words_or_all(value: Any) -> Any:
+def _words_or_all(value: object) -> object:
     words = value if value == "all-linear" else _words(value)
     if isinstance(words, list):
         check_patterns(word for word in words if isinstance(word, str))
     return words
 
 
-def _by_pattern(table: dict[str, Any]) -> dict[str, Any]:
+def _by_pattern(table: Fields) -> Fields:
     check_patterns(table)
     return table
 
 
-def _words_or_experts(value: Any) -> Any:
+def _words_or_experts(value: object) -> object:
     return value if value == "experts" else _words_or_none(value)
 
 
-def _not_empty(value: Any) -> Any:
+def _not_empty(value: object) -> object:
     if value == []:
         raise ValueError("a list of at least one source")
     return value
 
 
-def _one_column_each(value: Any) -> Any:
+def _one_column_each(value: Any) -> object:
     if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
         raise ValueError("one name for each column; only ignore takes a list")
     ignored = value.get("ignore", [])
     named = [name for key, name in value.items() if key != "ignore"]
     named += [ignored] if isinstance(ignored, str) else dict.fromkeys(ignored)
-    if twice := next((name for name in named if named.count(name) > 1), None):
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice:
         raise ValueError(f"a table that names each column once: {twice!r} stands for two")
     return value
 
@@ -191,7 +200,7 @@ Profile = Annotated[Table, AfterValidator(_profile)]
 Rates = Annotated[Table, AfterValidator(_rates)]
 Yarn = Annotated[Table, AfterValidator(_yarn)]
 Words = Annotated[list[str], BeforeValidator(_words_or_none)]
-Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)] | str], BeforeValidator(_tokens), AfterValidator(_characters)]
 NewTokens = Annotated[Words, AfterValidator(_new_tokens)]
 ModelParts = Annotated[list[Literal["vision_tower", "projector", "language"]], BeforeValidator(_some_words)]
 LinearLayers = Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)]

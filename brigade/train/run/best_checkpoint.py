@@ -3,12 +3,15 @@
 This module imports no torch.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...errors.console import counted
-from ..recipe.flags import Settings
 from ..recipe.objectives import ACCURACY, to_minimise
+from ..recipe.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 def check(settings: Settings) -> None:
@@ -29,13 +32,13 @@ def check(settings: Settings) -> None:
         raise UserError(settings.place("save_steps"), f"{problem}eval_steps {evaluated}", cure)
 
 
-def saved_step(settings: Settings, state: Any) -> int:
+def saved_step(settings: Settings, state: "TrainerState") -> int:
     """The step of the model that a finished run saves: the last, or the best checkpoint's."""
     best = settings.recipe.training.load_best_model_at_end and state.best_model_checkpoint
     return state.best_global_step if best else state.global_step
 
 
-def closing_lines(settings: Settings, state: Any, before: float | None, after: float) -> list[str]:
+def closing_lines(settings: Settings, state: "TrainerState", before: float | None, after: float) -> list[str]:
     """Sentences for the end of a run: `before` and `after` are held-out losses, of the first model and the saved one."""
     lines = []
     if settings.recipe.training.early_stopping_patience and state.global_step < state.max_steps:

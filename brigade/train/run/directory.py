@@ -14,19 +14,21 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import counted
-from .. import files
-from ..cluster import World
-from ..distributed import consistency, heartbeat, ranks, shared_directory, stop, supervised
-from ..hostfile import read_hostfile
-from ..offers import Offers
-from ..program import own_code, started_as
+from ...errors.tables import Document, Fields
+from ..distributed import consistency, heartbeat, ranks, shared_directory, stop
+from ..distributed.process import this_process
+from ..host import checksums, files
+from ..host.cluster import World
 from ..recipe.batch import Batch, length
 from ..recipe.files import another_output, find, read_yaml
-from ..recipe.flags import Settings
+from ..recipe.hostfile import read_hostfile
 from ..recipe.identity import identity
+from ..recipe.program import own_code, started_as
 from ..recipe.schema import BY_PROOF
+from ..recipe.settings import Settings
 from ..strategy import Strategy
-from . import best_checkpoint, earlier, leftovers, mark, owner, page, same_run, starts, versions
+from . import best_checkpoint, earlier, leftovers, mark, on_disk, owner, page, same_run, starts, versions
+from .offers import Offers
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -34,16 +36,16 @@ STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on f
 # In C, where libyaml is there: a run.yaml is read and written within a step.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
-ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (loop/sample_answers.py)
+ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (step/sample_answers.py)
 TASK_RESULTS = "task_results.jsonl"  # figures of benchmark tasks
 JOB = "BRIGADE_JOB"  # in the environment, set by files of `launch --write`: the same at each start of one job, and no other's
+_FOLDERS = ("tensorboard", heartbeat.FOLDER)  # in the run's directory
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a run computes with, the same on all its ranks (loop/kernels.py).
+    """What a run computes with, the same on all its ranks (engines/kernels.py).
 
     attention: the implementation's name, and why it is that one in a few words; no_liger: why Liger's kernels are asked for and
     not used; the others: values of the recipe's keys
@@ -56,7 +58,7 @@ class Kernels:
     optim: str = ""
     no_liger: str = ""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """Return what run.yaml says of them."""
         return {"attention": self.attention} | {key: getattr(self, key) for key in BY_PROOF}
 
@@ -80,8 +82,8 @@ class Opened:
         self, settings: Settings, strategy: Strategy, world: World, batch: Batch, kernels: Kernels, offers: Offers
     ) -> "Run":
         """The run that goes on, or begins, in this directory."""
-        about = self.identity, self.directory, kernels, offers, self.made_for, self.resized
-        return Run(settings, strategy, world, batch, *about)
+        about = settings, strategy, world, batch, self.identity, self.directory, kernels, offers
+        return Run(*about, made_for=self.made_for, resized=self.resized)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Run:
 
     replica: the ranks that work together: all of the world, or this rank's replica
     offers: what the rooms around the hall do for it
+    pages: of its progress, on the rank that writes them
     skipped: which checkpoints it does not continue from, and why; lengthened: how its last checkpoint goes on under a larger
         length, in words
 
@@ -114,13 +117,14 @@ class Run:
     directory: Path
     kernels: Kernels = field(default_factory=Kernels)
     offers: Offers = field(default_factory=Offers)
+    pages: page.Pages = field(default_factory=page.Pages)
     made_for: str = ""
     resized: bool = False
     replica: World = None  # type: ignore[assignment]  # until __post_init__
     skipped: tuple[str, ...] = ()
     lengthened: str = ""
     shared: bool = True
-    same: Mapping[str, Any] = field(default_factory=dict)
+    same: Document = field(default_factory=dict)
     base: Mapping[str, str] = field(default_factory=dict)
     mark: str = ""
     aside: Path | None = None
@@ -144,19 +148,26 @@ class Run:
 
     def note_failure(self, reason: str) -> None:
         """Note why it failed, and write its page; not under `launch`, which has the verdict and does so."""
-        if self.settings.recipe.training.report_page and not supervised.is_watched():
+        if self.settings.recipe.training.report_page and not this_process.agent.watches:
+            self.pages.end()
             page.of_failure(self.home, reason)
 
 
 def open_directory(settings: Settings, strategy: Strategy, world: World) -> Opened:
     """The output directory of the run that these settings ask for. Look only, and change nothing but the count of a job's starts.
 
-    Raise UserError when it holds another run, or something that is no run, and when its job gets no further.
+    Raise UserError when it holds another run, or something that is no run, when its job gets no further, and for a file `stop`.
+    One that comes later, or under `launch`, which has looked before, stops the run at its first step.
     """
     opened = _open(settings, strategy, world)
+    asked = world.is_main_rank and not opened.finished and (opened.directory / stop.FILE).exists()
+    if asked and not this_process.agent.watches:
+        raise stop.refusal(opened.directory / stop.FILE)
     if world.is_main_rank and not opened.finished and (job := os.environ.get(JOB)):
         with suppress(OSError):  # whoever trains here says that it cannot be written
-            starts.count(opened.directory / starts.FILE, job, max(whole_checkpoints(opened.directory), default=0))
+            starts.count(
+                opened.directory / starts.FILE, job, max(on_disk.whole_checkpoints(opened.directory), default=0)
+            )
     return opened
 
 
@@ -171,6 +182,10 @@ def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
     empty = Opened(directory, name, made_for)
     if settings.fresh or not directory.exists():
         return empty
+    taken = next((directory / name for name in _FOLDERS if (directory / name).is_file()), None)
+    if taken:
+        problem = "it is a file, and a run writes into a directory of that name"
+        raise UserError(str(taken), problem, f"move it away, or {another_output(directory)}")
     if not _occupied(directory):
         return empty
     record = directory / RECORD
@@ -180,14 +195,24 @@ def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
             raise UserError(str(directory), _NO_RUN, cure)
         return empty
     old = read_yaml(record)
-    same_run.check(old, settings, strategy, record, next(iter(whole_checkpoints(directory).values()), None))
+    same_run.check(old, settings, strategy, record, next(iter(on_disk.whole_checkpoints(directory).values()), None))
     resized = length(old["training"]) != length(settings.recipe.training.model_dump())
     name = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
     return Opened(directory, name, made_for, resized, _is_finished(settings, directory, resized))
 
 
 def _is_finished(settings: Settings, directory: Path, resized: bool) -> bool:
-    return not settings.fresh and not resized and (directory / SUCCESS).exists()
+    if settings.fresh or resized or not (directory / SUCCESS).exists():
+        return False
+    problem = unfinished(directory)
+    if not problem or (settings.remote and SUCCESS not in problem):  # the storage has the model, and this host need not
+        return True
+    if SUCCESS not in problem and not on_disk.whole_checkpoints(directory):
+        cure = f"bring it back from a copy; to train the run again from its beginning, remove {directory / SUCCESS}"
+        raise UserError(
+            str(directory), f"the run ended here, and {problem}; there is no checkpoint to make it anew of", cure
+        )
+    return False
 
 
 def _made_for(settings: Settings) -> str:
@@ -198,7 +223,7 @@ def _made_for(settings: Settings) -> str:
     return ", ".join(filter(None, (machines, cluster.gpu)))
 
 
-def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> Run:
+def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: Document) -> Run:
     """Claim the run's directory: move an old run aside if --fresh, and write run.yaml. Return the run with its directory. A
     collective, after each rank has agreed with itself.
 
@@ -230,27 +255,30 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     return run
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """Every checkpoint-N in it, newest first, whole or not."""
-    folders = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal())
-    return sorted(folders, key=step_of, reverse=True)
+def unfinished(directory: Path) -> str:
+    """Return why the run in a directory has not finished, in words: there is no marker, it is not what was written, or the model
+    that it speaks of is not whole. "" where it has.
 
-
-def whole_checkpoints(directory: Path) -> dict[int, Path]:
-    """step -> checkpoint-N, of those that were written to their end."""
-    return {step_of(path): path for path in checkpoints(directory) if (path / STATE).is_file()}
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint-N directory."""
-    return int(checkpoint.name.rpartition("-")[2])
+    Markers of earlier versions name no files of the model, or have no checksums of samples of them: nothing is known of these.
+    """
+    if not (directory / SUCCESS).exists():
+        return f"there is no {SUCCESS}"
+    try:
+        marker = json.loads(files.read(directory / SUCCESS))
+        samples = marker.get("samples", {})
+        for name, size in marker.get("model", {}).items():
+            there = (directory / name).stat().st_size if (directory / name).is_file() else None
+            if there != size:
+                return f"{name} is missing" if there is None else f"{name} has {there:,} bytes of {size:,}"
+            if samples.get(name) and checksums.of_samples(directory / name) != samples[name]:
+                return f"{name} is not what was written"
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return f"{SUCCESS} is not what was written"
+    return ""
 
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
     directory, aside = run.directory, None
-    if (directory / stop.FILE).exists():  # left from before, or somebody wants no further attempt
-        problem = "this file stops the run as soon as it trains"
-        raise UserError(str(directory / stop.FILE), problem, "remove it, and start again")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         occupied = _occupied(directory)
@@ -261,11 +289,11 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         if _is_finished(run.settings, directory, run.resized):  # since open_directory() looked
             problem = "another process finished this run just now"
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
-        kept: dict[str, Any] = {}
+        kept: Fields = {}
         if occupied or run.lengthened:
             if occupied and run.settings.fresh:
                 owned, aside = earlier.move_aside(directory, owned)
-            kept = earlier.kept(run, directory / RECORD, directory / SUCCESS)
+            kept = earlier.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
         leftovers.remove(directory)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
         (directory / STOPPED).unlink(missing_ok=True)
@@ -304,23 +332,23 @@ def check_exists(directory: Path, cure: str = "name the output directory of a ru
 
 
 def _occupied(directory: Path) -> bool:  # by a run of this replica: what others leave here before it begins is none
-    none = owner.FILE, starts.FILE, heartbeat.FOLDER
+    none = owner.FILE, starts.FILE, heartbeat.FOLDER, stop.FILE
     return any(path.name not in none and not path.name.startswith("replica-") for path in directory.iterdir())
 
 
-def written(directory: Path) -> dict[str, Any]:  # run.yaml, as this process wrote it
+def written(directory: Path) -> Fields:  # run.yaml, as this process wrote it
     """The run.yaml that this process has written."""
     return yaml.load(files.read(directory / RECORD), Loader=_LOADER)  # type: ignore[no-any-return]
 
 
-def add_to_record(run: Run, key: str, value: Any) -> None:
+def add_to_record(run: Run, key: str, value: object) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `prediction`."""
     if run.world.is_main_rank:
         (document := written(run.directory))["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 
-def _write_record(directory: Path, document: dict[str, Any]) -> None:
+def _write_record(directory: Path, document: Document) -> None:
     text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
     files.write(directory / RECORD, text + yaml.dump(document, Dumper=_DUMPER, sort_keys=False, width=120))
 

@@ -1,11 +1,13 @@
 """The run that the directory holds already, which this one continues, lengthens or moves aside."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
-from .. import files
+from ...errors.tables import Fields
+from ..distributed import stop
+from ..host import files
 from ..recipe.files import another_output, read_yaml
 from . import owner
 
@@ -17,19 +19,23 @@ def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
     owned.released.set()  # its file moves away, and is nobody's
     aside = here.rename(here.with_name(f"{here.name}.old-{number}"))
     here.mkdir()
+    with suppress(FileNotFoundError):  # it came since this run was started
+        (aside / stop.FILE).rename(here / stop.FILE)
     new = owner.take(here)
     owned.release(aside)
     return new, aside
 
 
-def kept(run: Any, record: Path, marker: Path) -> dict[str, Any]:
+def kept(lengthened: str, resized: bool, record: Path, marker: Path) -> Fields:
     """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
-    each time with the success that it had been."""
+    each time with the success that it had been. lengthened, resized: as Run has them"""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
     kept = {key: old[key] for key in ("prediction", "promise", "lengthened") if key in old}
-    if run.lengthened and (run.resized or not record.exists()):
-        before = json.loads(files.read(marker)) if marker.exists() else {}
-        kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]
+    if lengthened and (resized or not record.exists()):
+        before: Fields = {}
+        with suppress(OSError, ValueError, TypeError):
+            before |= json.loads(files.read(marker))
+        kept["lengthened"] = [*kept.get("lengthened", []), {"how": lengthened, **before}]
     return kept
 
 

@@ -4,19 +4,24 @@ import json
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .. import files
-from ..distributed import ranks, stop, supervised, tell
+from ...errors.tables import Fields
+from ..distributed import ranks, stop, tell
+from ..distributed.process import this_process
+from ..host import checksums, files
 from ..recipe.batch import length
-from ..recipe.flags import Settings
 from ..recipe.objectives import objective_of
-from . import best_checkpoint, events, page
-from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, release, whole_checkpoints
+from ..recipe.settings import Settings
+from . import best_checkpoint, events, on_disk, page
+from .directory import RECORD, STOPPED, SUCCESS, Run, release
 from .versions import now
 
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
-def succeed(run: Run, state: Any, held_out_loss: float) -> None:
+
+def succeed(run: Run, state: "TrainerState", held_out_loss: float) -> None:
     """Write the marker that means success, on one rank, and say where everything lies. The very last thing in a run."""
     if not run.world.is_main_rank:
         release(run)
@@ -34,19 +39,30 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     elastic = run.peers is not None and run.peers.elastic
     if elastic:
         figures["saved_by_replica"] = run.peers.members[0]
-    files.write(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
+    marker = figures | of_model(run.directory)
+    files.write(run.directory / SUCCESS, json.dumps(marker, indent=2) + "\n")
     events.add(run.directory, "end", **figures)
     release(run)
-    supervised.note(marker=True)
+    this_process.agent.note(marker=True)
     if elastic and not run.peers.speaks:
         return
+    run.pages.end()
     written = run.settings.recipe.training.report_page and page.write(run.directory)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
-    where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
+    where = f"The model lies in {run.directory}, its log in {run.directory / on_disk.STATE}, "
     print(f"{where}the resolved run in {run.directory / RECORD}.")
     print(*next_steps(run.settings, run.directory), sep="\n")
     if written:
         print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
+
+
+def of_model(directory: Path) -> Fields:
+    """Return {"model": {name: bytes}, "samples": {name: checksum}} of the weights in a finished run's directory."""
+    names = "*.safetensors", "global_step*/*", "pytorch_model_fsdp_0/*"
+    found = sorted(path for name in names for path in directory.glob(name) if path.is_file())
+    named = {str(path.relative_to(directory)): path for path in found}
+    sizes = {name: path.stat().st_size for name, path in named.items()}
+    return {"model": sizes, "samples": {name: checksums.of_samples(path) for name, path in named.items()}}
 
 
 def next_steps(settings: Settings, directory: Path) -> list[str]:
@@ -71,21 +87,22 @@ def leave(run: Run, step: int, by: str) -> None:
     """Wait until all ranks have written their parts of the checkpoint of this step, and write the marker that names it and who
     asked to stop (`by`, in words). A collective."""
     directory = run.directory
-    supervised.note(marker="stopped", step=step)
+    this_process.agent.note(marker="stopped", step=step)
     ranks.barrier()
     if run.world.local_rank == 0:
         (directory / stop.FILE).unlink(missing_ok=True)
     if run.world.is_main_rank:
         run.check_directory()
-        checkpoint = whole_checkpoints(directory).get(step)
+        checkpoint = on_disk.whole_checkpoints(directory).get(step)
         marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": by, "time": now()}
         marker["identity"] = run.identity
         files.write(directory / STOPPED, json.dumps(marker, indent=2) + "\n")
         events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
     release(run)
     if run.world.is_main_rank and run.settings.recipe.training.report_page:
+        run.pages.end()
         page.write(directory, limit=10)  # whoever asked may not wait long
-    farewell = f"Stopped by {by} {stop.process.where()}"
+    farewell = f"Stopped by {by} {this_process.signals.where()}"
     tell.tell_launcher(f"{farewell} This is no failure")
     if run.world.is_main_rank:
         sys.stdout.flush()
@@ -94,7 +111,7 @@ def leave(run: Run, step: int, by: str) -> None:
 
 def say_finished(settings: Settings, directory: Path) -> None:
     """Say that the run reached its end before: the same command asks for nothing more."""
-    supervised.note(marker=True)
+    this_process.agent.note(marker=True)
     key, value = length(settings.recipe.training.model_dump())
     print(
         f"This run is finished: {settings.remote or directory} (--{key} above {value:g} lengthens it, --fresh begins it anew)."

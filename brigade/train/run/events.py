@@ -13,26 +13,26 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ...errors.disk import exists
-from .. import files
+from ...errors.tables import Fields
+from ..host import files
 from . import typed
 
 FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
 MOST = 2**30  # bytes of it that are read
-SLOW = 0.7  # the score below which a rank is slow (loop/slow_ranks.py)
+SLOW = 0.7  # the score below which a rank is slow (watch/slow_ranks.py)
 _refused: set[Path] = set()  # files to which this process has said that it adds nothing
 
 
-def add(directory: Path, event: str, **fields: Any) -> None:
+def add(directory: Path, event: str, **fields: object) -> None:
     """Append one event. A disk that is full or away costs the line, not the run."""
     if exists(directory / _RECORD):  # else it is no run's directory, or none any more: nothing is made there
         append(directory / FILE, event=event, **fields)
 
 
-def append(file: Path, **fields: Any) -> None:
+def append(file: Path, **fields: object) -> None:
     """Append one line, with its time, to a file in a run's directory. A link, which others may have made, gets no line: that is
     said once."""
     if not (file.parent / _RECORD).is_file():  # it is no run's, or none any more: nothing is made there
@@ -48,7 +48,7 @@ def append(file: Path, **fields: Any) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
+def read(directory: Path, only: str = "") -> list[Fields]:
     """All whole lines, oldest first; [] where there are none. only: of these events, which is quick in a long file"""
     events = []
     with suppress(OSError):

@@ -15,7 +15,8 @@ def remove(directory: Path) -> None:
         if (directory / folder).is_symlink():  # others made it, and what lies behind it is not this run's
             (directory / folder).unlink()
     for old in (directory / SAVING).glob(f"*{REPLACED}"):
-        if not (name := directory / old.name.removesuffix(REPLACED)).exists():
+        name = directory / old.name.removesuffix(REPLACED)
+        if not name.exists():
             old.rename(name)  # the run died between two renames: the new one had no name yet
     for old in (directory / heartbeat.FOLDER).glob("rank-*.json"):
         old.unlink(missing_ok=True)

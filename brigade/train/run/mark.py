@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import UserError, Whose
-from .. import files
+from ..host import files
 
 FILE = ".mark"  # in the output directory: a token that each start of a run draws anew, the same on all hosts
 PATIENCE = 5.0  # seconds for a network file system to show what another host has written

@@ -9,16 +9,16 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from ...errors import UserError
-from .. import files
+from ..host import files
 
 # Seconds without a touch of the file after which its owner is dead: while its lock is there, and when that is gone.
 DEAD, DEAD_UNLOCKED = 60.0, 10.0
 
 
-def lives(path: Path, file: Any, owner: str, locked: bool | None, beat: float) -> bool:
+def lives(path: Path, file: IO[bytes], owner: str, locked: bool | None, beat: float) -> bool:
     """Whether the owner whom the file names is there. Of another host: whether it touches the file while we look. Also where we
     have the lock, which a host may keep to itself (NFS mounted with nolock)."""
     host, pid, *beats = owner.split() if len(owner.split()) > 1 else (owner, "")
@@ -44,7 +44,7 @@ def lives(path: Path, file: Any, owner: str, locked: bool | None, beat: float) -
     return False
 
 
-def set_aside(path: Path, file: Any) -> None:
+def set_aside(path: Path, file: IO[bytes]) -> None:
     """Remove the file of a dead owner, whose lock its file system keeps; unless somebody else has just done that."""
     aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
@@ -55,7 +55,7 @@ def set_aside(path: Path, file: Any) -> None:
             aside.rename(path)
 
 
-def holder(path: Path) -> dict[str, Any] | None:
+def holder(path: Path) -> dict[str, str | int | None] | None:
     """{"host", "pid"} of the process that runs in a directory now; None: nobody, as far as locks, this host's processes and the
     last beat tell. Asks, and takes nothing. Not for the owner itself: closing the file would let go of its lock."""
     with suppress(OSError), files.opened(path) as file:

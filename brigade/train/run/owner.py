@@ -13,9 +13,9 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from .. import files
+from ..host import files
 from . import other_owner
 
 FILE = ".owner"  # "HOST PID beats" of who runs here, locked as long as it runs
@@ -26,7 +26,7 @@ _NOW_YOURS = "another run has taken this directory over, for nothing was seen of
 class Owned:
     """The file that makes this process the only one to run in a directory."""
 
-    def __init__(self, file: Any, path: Path) -> None:
+    def __init__(self, file: IO[bytes], path: Path) -> None:
         self.file, self.path, self.released = file, path, threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -86,13 +86,14 @@ def take(directory: Path) -> Owned:
     if locked is None:
         print(f"{directory} has no file locks: its owner is known only by the file {FILE}", file=sys.stderr)
         time.sleep(BEAT / 2)  # two that came at once: the one that wrote last stays
-        if (now := files.read_text(path, files.LINE, "replace")) != owner:
+        now = files.read_text(path, files.LINE, "replace")
+        if now != owner:
             file.close()
             raise other_owner.taken(directory, now)
     return Owned(file, path)
 
 
-def _lock(file: Any) -> bool | None:
+def _lock(file: IO[bytes]) -> bool | None:
     """Whether this process has the file's lock now; None on a file system without locks."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...errors.disk import exists
 from ..recipe.files import REPOSITORY
@@ -21,40 +20,45 @@ LIMIT = 60.0  # seconds that the end of a run waits for its page
 FILE = "report.html"
 
 
-_process: Any = None  # that writes the page of a run that trains
-_next = 0.0  # when the next one may begin
+class Pages:
+    """The pages of a run that trains, one after another."""
 
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None  # that writes one
+        self.next = 0.0  # when the next one may begin, by time.monotonic()
 
-def renew(directory: Path) -> None:
-    """Begin a new page, unless one is being written or was a moment ago."""
-    global _process
-    if _process:
-        _account(os.WNOHANG)
-    if _process is None and time.monotonic() >= _next:
-        _process = _start(directory)
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, _process.pid, 19)
+    def renew(self, directory: Path) -> None:
+        """Begin a new page, unless one is being written or was a moment ago."""
+        if self.process:
+            self._account(self.process, os.WNOHANG)
+        if self.process is None and time.monotonic() >= self.next:
+            self.process = _start(directory)
+            if self.process:
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, self.process.pid, 19)
 
+    def end(self) -> None:
+        """End the one that is being written: it knows less than one that comes."""
+        if self.process:
+            self.process.kill()
+            self._account(self.process)
 
-def _account(options: int = 0) -> None:
-    """Wait for the page's process, and let the next one wait by what it cost. options: of waitpid"""
-    global _process, _next
-    with suppress(ChildProcessError):  # where the system takes ended children itself, the next page is the end's
-        pid, status, used = os.wait4(_process.pid, options)
-        if pid:
-            # Not os.times(), where children are data readers as well.
-            _next = time.monotonic() + (used.ru_utime + used.ru_stime) / SHARE / (os.cpu_count() or 1)
-            ended, _process = _process, None
-            ended.returncode = os.waitstatus_to_exitcode(status)
-            _warn(ended)
+    def _account(self, process: subprocess.Popen[str], options: int = 0) -> None:
+        """Wait for the page's process, and let the next one wait by what it cost. options: of waitpid"""
+        with suppress(ChildProcessError):  # where the system takes ended children itself, the next page is the end's
+            pid, status, used = os.wait4(process.pid, options)
+            if pid:
+                # Not os.times(), where children are data readers as well.
+                self.next = time.monotonic() + (used.ru_utime + used.ru_stime) / SHARE / (os.cpu_count() or 1)
+                self.process = None
+                process.returncode = os.waitstatus_to_exitcode(status)
+                _warn(process)
 
 
 def write(directory: Path, limit: float = LIMIT) -> bool:
     """Write the page now; whether it is there within `limit` seconds. Any error is a warning line."""
-    if _process:  # it knows less than the one that comes
-        _process.kill()
-        _account()
-    if (process := _start(directory)) is None:
+    process = _start(directory)
+    if process is None:
         return False
     try:
         process.wait(limit)
@@ -73,23 +77,27 @@ def of_failure(directory: Path, reason: str, limit: float = 20.0) -> None:
         write(directory, limit)
 
 
-def _start(directory: Path) -> Any:
+def _start(directory: Path) -> subprocess.Popen[str] | None:
     """None where not even a process can be started."""
     command = [sys.executable, "-m", "brigade", "report", str(directory.absolute()), "--page_only"]
     command += ["--html", str(directory.absolute() / FILE)]  # asked for, also where another user began the run
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     try:
-        # A session of its own: Ctrl-C is for the run, which then wants its page.
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, text=True, errors="replace", start_new_session=True, **streams
+        return subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the run, which then wants its page
         )
     except OSError as error:
         print(f"warning: no page of {directory}: {error}", file=sys.stderr)
         return None
-    return process
 
 
-def _warn(process: Any) -> bool:
+def _warn(process: subprocess.Popen[str]) -> bool:
     """Whether it ended well; else its last words are told."""
     if process.returncode > 0:
         words = " ".join((process.stderr.read() or "it was killed").split()) if process.stderr else ""

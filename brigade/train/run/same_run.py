@@ -2,19 +2,19 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from ..recipe.files import another_output
-from ..recipe.flags import Settings
 from ..recipe.identity import computed, difference, recorded
+from ..recipe.settings import Settings
 from ..strategy import Strategy
 from ..strategy.axes import without
 
 
-def check(old: dict[str, Any], settings: Settings, strategy: Strategy, record: Path, newest: Path | None) -> None:
+def check(old: Fields, settings: Settings, strategy: Strategy, record: Path, newest: Path | None) -> None:
     """Raise UserError where `record`, the directory's run.yaml with these contents, is of another run. newest: its checkpoint"""
     directory = record.parent
     other, version = another_run(old, settings, strategy)
@@ -30,13 +30,13 @@ def check(old: dict[str, Any], settings: Settings, strategy: Strategy, record: P
 
 
 def another_run(
-    old: dict[str, Any], settings: Settings, strategy: Strategy, with_strategy: bool = True
+    old: Fields, settings: Settings, strategy: Strategy, with_strategy: bool = True
 ) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
-    length is the same run: loop/lengthening.py says whether it can be lengthened.
+    length is the same run: step/lengthening.py says whether it can be lengthened.
     """
     try:
         recipe = recorded(old)

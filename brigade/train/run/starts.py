@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...errors.disk import writing
-from .. import files
+from ..host import files
+from . import on_disk
 
 FILE = ".starts"  # in the run's directory
 
@@ -36,10 +37,9 @@ def count(file: Path, job: str, step: int) -> None:
 def main(directory: Path, job: str) -> int:
     """Count a start of `job` before its ranks start, as Slurm's script does: it may get notice of its end before train.py can
     count. Return an exit code, 2 where the job gets no further or nothing can be counted."""
-    steps = (path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json"))
     try:
         with writing(directory):
-            count(directory / FILE, job, max((int(step) for step in steps if step.isdecimal()), default=0))
+            count(directory / FILE, job, max(on_disk.whole_checkpoints(directory), default=0))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -2,17 +2,17 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from .. import files
+from ...errors.tables import Document, Fields
+from ..host import files
 from ..recipe.files import read_yaml
 from . import directory as runs
-from . import events, other_owner, owner, typed
+from . import events, on_disk, other_owner, owner, typed
 
 LAST = 5  # events that are shown
 
 
-def of(directory: Path) -> dict[str, Any]:
+def of(directory: Path) -> Fields:
     """{"directory", "state", "owner", "step", "steps", "loss", "checkpoint", ...}; what is not known is left out.
 
     state: running, succeeded, stopped, or ended: neither marker is there, so it failed or was killed
@@ -20,10 +20,13 @@ def of(directory: Path) -> dict[str, Any]:
     record = typed.kept(read_yaml(directory / runs.RECORD).get("run"), typed.RUN)
     told = events.read(directory)
     held = other_owner.holder(directory / owner.FILE)
-    known: dict[str, Any] = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
+    known: Fields = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
     known |= {key: record[key] for key in ("hosts", "started") if key in record}
     known |= {"ranks": ranks_of(record)} if "ranks" in record else {}
     marker = next((name for name in (runs.SUCCESS, runs.STOPPED) if (directory / name).exists()), None)
+    problem = runs.unfinished(directory)
+    if marker == runs.SUCCESS and problem:
+        marker, known["problem"] = None, problem
     states = {runs.SUCCESS: "succeeded", runs.STOPPED: "stopped", None: "ended"}
     known["state"] = "running" if held else states[marker]
     known["owner"] = held
@@ -34,29 +37,31 @@ def of(directory: Path) -> dict[str, Any]:
         loss = ("loss",) if line.get("event") == "step" else ()  # an evaluation's is another
         keys = ("step", "steps", "tokens_per_second", "held_out_loss", *loss)
         known |= {key: line[key] for key in keys if line.get(key)}
-    checkpoints = runs.whole_checkpoints(directory)
+    checkpoints = on_disk.whole_checkpoints(directory)
     if checkpoints:
         known["checkpoint"] = checkpoints[max(checkpoints)].name
-    if grace := events.slowest(directory, "grace"):
+    grace = events.slowest(directory, "grace")
+    if grace:
         known["grace"] = grace
     return known | {"events": told[-LAST:]}
 
 
-def ranks_of(record: dict[str, Any]) -> int:
+def ranks_of(record: Document) -> int:
     """Return how many ranks a run has, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
     known = typed.kept(record, typed.RUN)
     return known.get("ranks", 0) * known.get("replicas", 1)
 
 
-def lines(known: dict[str, Any], in_full: bool) -> list[str]:
+def lines(known: Document, in_full: bool) -> list[str]:
     """How the run stands, for people: one line, or with `in_full` what else is known."""
     state, marker = known["state"], known.get("marker", {})
-    if held := known["owner"]:
+    held = known["owner"]
+    if held:
         state += f" ({held['host']}, process {held['pid']})"
     elif known["state"] == "stopped":
         state += f" by {marker.get('by', '?')} at {marker.get('time', '?')}"
     elif known["state"] == "ended":
-        state += " before its end"
+        state += f", and {known['problem']}" if "problem" in known else " before its end"
     parts = [state, f"step {known.get('step', 0)}/{known.get('steps', '?')}"]
     parts += [f"loss {known['loss']:.4f}"] if "loss" in known else []
     parts += [known.get("checkpoint", "no checkpoint yet")]

@@ -5,8 +5,8 @@ nobody who looks at a run shall fail by them. Fields that are in no table are ke
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeGuard
 
 MOST = 2**53  # what a count may be: floats hold it exactly
 LONGEST = 100_000  # characters of a text
@@ -14,51 +14,53 @@ DEEPEST = 6  # tables within tables
 
 _PICTURE = re.compile("data:image/png;base64,[A-Za-z0-9+/]+=*")
 
-Fields = dict[str, Callable[[Any], bool]]
+Fields = dict[str, Callable[[object], bool]]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """NaN and infinity are numbers, too: a loss may be one."""
     return not isinstance(value, bool) and (isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST))
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """Whether a value is a whole number from 0."""
     return not isinstance(value, bool) and isinstance(value, int) and 0 <= value <= MOST
 
 
-def is_amount(value: Any) -> bool:
+def is_amount(value: object) -> TypeGuard[float]:
     """Seconds, bytes, degrees."""
     return is_number(value) and math.isfinite(value) and 0 <= value <= MOST
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Whether a value is a text that is not too long."""
     return isinstance(value, str) and len(value) <= LONGEST
 
 
-def is_picture(value: Any) -> bool:
+def is_picture(value: object) -> bool:
     """Whether a value is the data URL of a small PNG file."""
     return is_text(value) and _PICTURE.fullmatch(value) is not None
 
 
-def are_texts(value: Any) -> bool:
+def are_texts(value: object) -> bool:
     """Whether a value is a list of texts."""
     return isinstance(value, list) and all(map(is_text, value))
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> TypeGuard[dict[str, object]]:
     """Whether a value is a table with texts as keys."""
     return isinstance(value, dict) and all(isinstance(key, str) for key in value) and is_shallow(value)
 
 
-def is_shallow(value: Any, depth: int = DEEPEST) -> bool:
+def is_shallow(value: object, depth: int = DEEPEST) -> bool:
     """Whether a value has an end, and one that is near: a YAML alias may lead to itself."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    inside: Iterable[object] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    )
     return depth > 0 and all(is_shallow(part, depth - 1) for part in inside)
 
 
-def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
     """A test that None passes too."""
     return lambda value: value is None or check(value)
 
@@ -116,7 +118,7 @@ TASK: Fields = {
 }
 
 
-def kept(entry: Any, fields: Fields) -> dict[str, Any]:
+def kept(entry: object, fields: Fields) -> dict[str, Any]:
     """The fields of an entry that have their type; {} of what is no table."""
     if not isinstance(entry, dict):
         return {}

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import UserError
 from ...errors.findings import raise_first
-from ...errors.tables import table
-from ..cluster import World
-from ..recipe.flags import Settings
+from ...errors.tables import Document, Fields, table
+from ..host.cluster import World
 from ..recipe.method import method_of
-from ..recipe.objectives import ANSWERS, needs_second_model, objective_of
+from ..recipe.objectives import needs_second_model, objective_of
+from ..recipe.settings import Settings
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
 from .axis_keys import with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
@@ -59,13 +59,14 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         strategy = unsharded(world, "the world size")
     training = settings.recipe.training
     fields = type(training).model_fields.items()
-    if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
+    changed = [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]
+    if changed:
         strategy = replicas.inside(strategy, settings, world, changed)
     check(strategy, settings, world)
     return strategy
 
 
-def _from_files(named: Mapping[str, Any], env: Mapping[str, str], settings: Settings, world: World) -> Strategy:
+def _from_files(named: Document, env: Mapping[str, str], settings: Settings, world: World) -> Strategy:
     """What the environment asks for, where `accelerate launch` started this process; else what the one entry of `named` does:
     ds_config or accelerate_config -> a path, or a document. Raise UserError for a file that is missing, malformed or at odds
     with the recipe."""
@@ -78,7 +79,7 @@ def _from_files(named: Mapping[str, Any], env: Mapping[str, str], settings: Sett
     return _from_accelerate(accelerate_config.read(source, place), place, settings, world)
 
 
-def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
+def _from_ds_config(source: str | Fields, place: str, settings: Settings) -> Strategy:
     name, config = deepspeed_config.read(source, place)
     config = deepspeed_config.check(config, name, settings)
     kind: Any = f"zero{config['zero_optimization']['stage']}"
@@ -106,7 +107,7 @@ def _from_accelerate(
     )
 
 
-def refusal(**facts: Any) -> dict[str, Any] | None:
+def refusal(**facts: Any) -> Fields | None:
     """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None."""
     rows = table(Path(__file__).with_name("refused.yaml"))
     return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)
@@ -126,7 +127,8 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
     facts |= {"weights": settings.recipe.data.weighs_samples}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
-    compares = objective_of(training).rows != ANSWERS
+    facts |= {"loss_spike": training.loss_spike is not None, "streaming": settings.recipe.data.streaming}
+    compares = objective_of(training).compares
     facts |= {"compares": compares, "second_model": needs_second_model(settings.recipe)}
     facts |= {
         key: bool(getattr(model, key))
@@ -140,7 +142,8 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
-    if row := refusal(**facts):
+    row = refusal(**facts)
+    if row:
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
         raise UserError(place, problem, row["cure"])

@@ -16,7 +16,7 @@ import yaml
 
 from ...errors import UserError, shown
 from ...errors.findings import Finding, raise_first
-from ...errors.tables import table
+from ...errors.tables import Document, Fields, table
 from ..recipe.files import find, parse_yaml, read_yaml
 from .axes import NONE, Axes
 from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
@@ -46,7 +46,7 @@ class AccelerateStrategy:
     axes: Axes = NONE
 
 
-def read(source: str | dict[str, Any], place: str) -> AccelerateStrategy:
+def read(source: str | Fields, place: str) -> AccelerateStrategy:
     """The strategy in an accelerate YAML file; hosts and process numbers in it are the launcher's business."""
     document = source if isinstance(source, dict) else read_yaml(find(source, place, "accelerate config"))
     raise_first(findings(document, place if isinstance(source, dict) else source))
@@ -59,7 +59,7 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
     def is_on(engine: str) -> bool:
         return env.get(f"ACCELERATE_USE_{engine}", "").lower() == "true"
 
-    def starting_with(prefix: str) -> dict[str, Any]:
+    def starting_with(prefix: str) -> Fields:
         return {key.removeprefix(prefix).lower(): value for key, value in env.items() if key.startswith(prefix)}
 
     document: dict[str, Any] = {"distributed_type": "NO"}
@@ -77,7 +77,8 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
     document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
     problem = ""
-    if lost := dropped():
+    lost = dropped()
+    if lost:
         problem = f"it does not hand on {' and '.join(lost)} of the file that it read: accelerate knows no such key"
     elif is_on("PARALLELISM_CONFIG") and all(size == "1" for key, size in mesh.items() if key.endswith("_size")):
         # Its launcher saw a mesh, and knew none of the sizes in it.
@@ -123,13 +124,13 @@ def dropped() -> list[str]:
     return [key for key in own if (_whole(sizes.get(key)) or 1) > 1]
 
 
-def sections(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def sections(document: Document) -> list[Document]:
     """deepspeed_config, fsdp_config and parallelism_config: each a table, empty where the document has none."""
     tables = [document.get(section) for section in SECTIONS]
     return [options if isinstance(options, Mapping) else {} for options in tables]
 
 
-def layer_classes(fsdp: Mapping[str, Any]) -> list[str]:
+def layer_classes(fsdp: Document) -> list[str]:
     """The classes of layers that FSDP options name, by TrainingArguments' names of the options; none where they are not used."""
     names = fsdp.get("transformer_layer_cls_to_wrap") or []
     if fsdp.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") != "TRANSFORMER_BASED_WRAP":
@@ -137,14 +138,15 @@ def layer_classes(fsdp: Mapping[str, Any]) -> list[str]:
     return names.split(",") if isinstance(names, str) else list(map(str, names))  # blanks stay, as Accelerate lets them
 
 
-def mesh_sizes(mesh: Mapping[str, Any]) -> dict[str, Any]:
+def mesh_sizes(mesh: Document) -> Fields:
     """A mesh by short names: with accelerate's prefix in its files, in capitals in the environment, bare in run.yaml."""
     return {str(key).removeprefix("parallelism_config_"): value for key, value in mesh.items()}
 
 
-def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def findings(document: Document, name: str) -> Iterator[Finding]:
     """What is wrong with an accelerate config in the part that a run reads."""
-    if variables := list(_variables(document, name)):  # what else is wrong depends on their values
+    variables = list(_variables(document, name))
+    if variables:  # what else is wrong depends on their values
         yield from variables
         return
     kind = str(document.get("distributed_type") or "NO")
@@ -152,7 +154,8 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         value = shown(kind) if "distributed_type" in document else "it is missing"
         yield Finding.of("accelerate-distributed-type", name, "distributed_type", value=value)
     for section in SECTIONS:
-        if (options := document.get(section)) and not isinstance(options, Mapping):
+        options = document.get(section)
+        if options and not isinstance(options, Mapping):
             yield Finding.of("accelerate-not-a-table", name, section, value=shown(options))
     zero, fsdp, mesh = sections(document)
     if kind == "DEEPSPEED":
@@ -163,7 +166,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     yield from unread(document, name)
 
 
-def unread(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def unread(document: Document, name: str) -> Iterator[Finding]:
     """What accelerate would read of an accelerate config, and nothing in a run does."""
     for path, entry in KEYS["unread"].items():
         value = value_at(document, path)
@@ -171,7 +174,7 @@ def unread(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("accelerate-unread", name, path, value=shown(value), use=entry["use"])
 
 
-def _variables(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def _variables(document: Document, name: str) -> Iterator[Finding]:
     """Values that only a shell would replace: accelerate reads the file as it stands."""
     tables = {"": document} | {f"{key}.": table for key, table in zip(SECTIONS, sections(document), strict=True)}
     for prefix, values in tables.items():
@@ -181,10 +184,11 @@ def _variables(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-variable", name, f"{prefix}{key}", value=shown(value), flag=flag)
 
 
-def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def _zero_findings(zero: Document, document: Document, name: str) -> Iterator[Finding]:
     file = zero.get("deepspeed_config_file")
     if not file:
-        if _whole(stage := zero.get("zero_stage", 2)) is None:
+        stage = zero.get("zero_stage", 2)
+        if _whole(stage) is None:
             yield Finding.of("accelerate-not-a-number", name, "deepspeed_config.zero_stage", value=shown(stage))
         return
     if not isinstance(file, str):
@@ -197,7 +201,7 @@ def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: s
         yield Finding.of("accelerate-two-sources", name, at, value=shown(value), file=shown(file))
 
 
-def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def _fsdp_findings(options: Document, name: str) -> Iterator[Finding]:
     def found(rule: str, key: str, **values: Any) -> Finding:
         return Finding.of(rule, name, f"fsdp_config.{key}", **values)
 
@@ -218,7 +222,8 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
     if not isinstance(reshard, bool):
         instead = "true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
         yield found("accelerate-fsdp2-value", "fsdp_reshard_after_forward", value=shown(reshard), instead=instead)
-    if (policy := options.get("fsdp_auto_wrap_policy", _POLICIES[0])) not in _POLICIES:
+    policy = options.get("fsdp_auto_wrap_policy", _POLICIES[0])
+    if policy not in _POLICIES:
         at, problem = "fsdp_config.fsdp_auto_wrap_policy", f"{shown(policy)} is no policy of Accelerate's"
         yield Finding("accelerate-fsdp2-value", name, at, problem, f"write one of {', '.join(_POLICIES)}")
     if str(options.get("fsdp_state_dict_type")).upper() == "LOCAL_STATE_DICT":
@@ -226,11 +231,12 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
         yield found("accelerate-fsdp2-value", "fsdp_state_dict_type", **values)
 
 
-def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def _mesh_findings(mesh: Document, name: str) -> Iterator[Finding]:
     for key, size in mesh_sizes(mesh).items():
         at = f"parallelism_config.parallelism_config_{key}"
         if key in ("dp_replicate_size", "dp_shard_size", "cp_size", *MESH_KEYS.values(), MESH_SCHEDULE["virtual"]):
-            if (ranks := _whole(size)) is None:
+            ranks = _whole(size)
+            if ranks is None:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
@@ -251,7 +257,7 @@ def precision(config: AccelerateStrategy, place: str, bf16: bool, fp16: bool) ->
         yield Finding.of("accelerate-precision", place, "mixed_precision", value=config.mixed_precision, recipe=recipe)
 
 
-def _strategy(document: Mapping[str, Any]) -> AccelerateStrategy:
+def _strategy(document: Document) -> AccelerateStrategy:
     """The strategy of a document without findings."""
     precision = str(
         document.get("mixed_precision") or ("fp16" if document.get("fp16") else "no")
@@ -271,7 +277,7 @@ def _strategy(document: Mapping[str, Any]) -> AccelerateStrategy:
     return AccelerateStrategy(fsdp=fsdp, replicate=replicate, shard=shard, mixed_precision=precision, axes=axes)
 
 
-def _ds_config(options: Mapping[str, Any]) -> dict[str, Any]:
+def _ds_config(options: Document) -> Fields:
     """A ds_config from accelerate's own few ZeRO options (zero_stage, offload_*_device).
 
     Clipping and accumulation in it are compared with the recipe later; a 1 is what accelerate writes unasked.
@@ -295,7 +301,7 @@ def _ds_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> Any:
     """An option that the environment has as text."""
     words = {"true": True, "false": False}
     if isinstance(value, str):

@@ -5,9 +5,9 @@ talks most lies closest, and what talks least crosses hosts (Narayanan et al. 20
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from ...errors.tables import Document, Fields
 
 # What a ds_config says of its axes. It is no part of a run's identity: another division of the same model computes the same.
 DS_BLOCKS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "expert_parallel")
@@ -36,7 +36,8 @@ class Axes:
     tensor: ranks that each layer's matrices are divided over; sequence: ranks that the tokens of a sequence are divided over
     stages: of the pipeline
     experts: neighbouring ranks of a stage that the experts of a layer are divided over; all else is divided over them as without
-    schedule: of the pipeline (parallel/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its ranks
+    schedule: of the pipeline (engines/parallel/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its
+    ranks
     """
 
     tensor: int = 1
@@ -96,7 +97,7 @@ class Axes:
 NONE = Axes()
 
 
-def without(ds_config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def without(ds_config: Document | None) -> Fields | None:
     """Return a ds_config without its axes."""
     if ds_config is None:
         return None

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...errors import shown
 from ...errors.findings import Finding
+from ...errors.tables import Document, Fields
 from .axes import Axes, without
 from .ds_keys import as_json, value_at
 
@@ -22,7 +23,7 @@ DS_SCHEDULE = {"schedule": "pipeline.schedule", "virtual": "pipeline.virtual_sta
 MESH_SCHEDULE = {"schedule": "pp_schedule", "virtual": "pp_virtual_stages"}
 
 
-def of_ds_config(config: Mapping[str, Any]) -> Axes:
+def of_ds_config(config: Document) -> Axes:
     """What a ds_config without findings says of the axes."""
     experts = value_at(config, DS_KEYS["experts"]) if value_at(config, "expert_parallel.enabled") else 1
     sizes = {axis: value_at(config, key) for axis, key in DS_KEYS.items()} | {"experts": experts}
@@ -30,13 +31,13 @@ def of_ds_config(config: Mapping[str, Any]) -> Axes:
     return Axes(**divided, **_schedule_of({name: value_at(config, key) for name, key in DS_SCHEDULE.items()}))
 
 
-def of_mesh(mesh: Mapping[str, Any]) -> Axes:
+def of_mesh(mesh: Document) -> Axes:
     """What a parallelism_config without findings says of them. mesh: by short names (accelerate_config.mesh_sizes)"""
     sizes: dict[str, Any] = {axis: max(1, int(mesh.get(key) or 1)) for axis, key in MESH_KEYS.items()}
     return Axes(**sizes, **_schedule_of({name: mesh.get(key) for name, key in MESH_SCHEDULE.items()}))
 
 
-def _schedule_of(said: Mapping[str, Any]) -> dict[str, Any]:
+def _schedule_of(said: Document) -> Fields:
     """A name in small letters, and stages per rank as a number."""
     each = said["virtual"]
     return {
@@ -45,7 +46,7 @@ def _schedule_of(said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_axes(ds_config: Mapping[str, Any], axes: Axes) -> dict[str, Any]:
+def with_axes(ds_config: Document, axes: Axes) -> Fields:
     """Return a copy of a ds_config that says these axes."""
     document = dict(without(ds_config) or {})
     for axis, size in axes.used.items():
@@ -59,12 +60,12 @@ def with_axes(ds_config: Mapping[str, Any], axes: Axes) -> dict[str, Any]:
     return document
 
 
-def as_mesh(axes: Axes) -> dict[str, Any]:
+def as_mesh(axes: Axes) -> Fields:
     """Return axes as values of an accelerate config's parallelism_config."""
     return {MESH_KEYS[axis]: size for axis, size in axes.used.items()} | _schedule(axes, MESH_SCHEDULE)
 
 
-def _schedule(axes: Axes, keys: Mapping[str, str]) -> dict[str, Any]:
+def _schedule(axes: Axes, keys: Mapping[str, str]) -> Fields:
     """What they say of the pipeline's schedule besides the default, under these keys."""
     return {keys[name]: value for name in keys if (value := getattr(axes, name)) not in ("", 1)}
 
@@ -78,7 +79,7 @@ def groups(axes: Axes, world_size: int, *along: str) -> list[list[int]]:
     return list(found.values())
 
 
-def wrong_sizes(config: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def wrong_sizes(config: Document, name: str) -> Iterator[Finding]:
     """Sizes in a ds_config that are no number of ranks. 0 is off, by DeepSpeed's own word."""
     for axis, path in DS_KEYS.items():
         size = value_at(config, path)

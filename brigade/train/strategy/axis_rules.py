@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import UserError
-from ..cluster import World
-from ..recipe.flags import Settings
+from ...errors.tables import Document
+from ..host.cluster import World
+from ..recipe.settings import Settings
 from .axes import Axes
 from .axis_keys import DS_KEYS, MESH_KEYS
 
@@ -24,7 +25,8 @@ def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
     """Raise UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
     if settings.rehearse:  # it takes the sizes that its ranks allow
         return
-    if mistake := problem(axes, world.size):
+    mistake = problem(axes, world.size)
+    if mistake:
         raise UserError(source, *mistake)
     if crosses_hosts(axes, world.local_size) and not settings.recipe.cluster.tensor_across_hosts:
         raise UserError(
@@ -51,7 +53,8 @@ def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
     """Why these axes do not go over so many ranks: (problem, cure), or None."""
-    if mistake := _of_schedule(axes):
+    mistake = _of_schedule(axes)
+    if mistake:
         return mistake
     if not world_size % axes.unit:
         return None
@@ -64,7 +67,7 @@ def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
     )
 
 
-def outputs(config: Mapping[str, Any], tied: bool) -> dict[str, int]:
+def outputs(config: Document, tied: bool) -> dict[str, int]:
     """How many columns those matrices have that a tensor group divides by columns, by the keys of config.json that say so."""
     number = {key: value for key, value in config.items() if type(value) is int}
     heads = number.get("num_attention_heads", 0)

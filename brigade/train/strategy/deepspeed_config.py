@@ -13,30 +13,30 @@ from typing import Any
 
 from ...errors import UserError, shown
 from ...errors.findings import Finding, raise_first
-from .. import files
-from ..limits import CONFIG_BYTES
-from ..recipe.files import TWICE, find
-from ..recipe.flags import Settings
+from ...errors.tables import Document, Fields
+from ..recipe.files import TWICE, find, text_of
+from ..recipe.settings import Settings
 from .axes import NONE, Axes, without
 from .axis_keys import of_ds_config, wrong_sizes
 from .ds_keys import as_json, key_table, leaves, read_keys, value_at
 
 
-def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
+def read(source: str | Fields, place: str) -> tuple[str, Fields]:
     """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raise UserError."""
     if isinstance(source, dict):
         return place, copy.deepcopy(source)
     path = find(source, place, "ds_config")
 
-    def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def each_key_once(pairs: list[tuple[str, Any]]) -> Fields:
         """Refuse a key that stands twice, as DeepSpeed does: Python's own JSON takes the last one."""
         keys = [key for key, _ in pairs]
-        if key := next((key for position, key in enumerate(keys) if key in keys[:position]), None):
+        key = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
+        if key:
             raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
         return dict(pairs)
 
     try:
-        config = json.loads(files.read_text(path, CONFIG_BYTES), object_pairs_hook=each_key_once)
+        config = json.loads(text_of(path), object_pairs_hook=each_key_once)
     except (ValueError, OSError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         problem = f"not JSON: {getattr(error, 'msg', error)}"
@@ -46,7 +46,7 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
     return source, config
 
 
-def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:
+def check(config: Document, name: str, settings: Settings) -> Fields:
     """The ds_config under DeepSpeed's first names, checked against DeepSpeed and the recipe, with the owned keys that it
     lacks as "auto".
 
@@ -62,12 +62,18 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, An
 
 
 def fill(
-    config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str, largest_shard: int = 10**8
-) -> dict[str, Any]:
+    config: Fields,
+    local_world_size: int,
+    nvme_path: Path,
+    optim: str,
+    largest_shard: int = 10**8,
+    output: Path = Path(),
+) -> Fields:
     """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
 
     zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
-    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an
+    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). What DeepSpeed writes by itself
+    goes into `output`, the run's directory. And unless `optim` is an
     AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
     (accelerator.py:2373). DeepSpeed's throughput timer is off unless the file turns it on: it waits for the whole device
     at the beginning of each micro-step and at the end of each step (utils/timer.py:238, runtime/engine.py:2946).
@@ -76,6 +82,10 @@ def fill(
     filled.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     if not optim.startswith("adamw"):
         filled.setdefault("zero_force_ds_cpu_optimizer", False)
+    for path in ("flops_profiler.output_file", "tensorboard.output_path", "csv_monitor.output_path"):
+        block, key = path.split(".")
+        if value_at(filled, f"{block}.enabled") and (key != "output_file" or filled[block].get(key)):
+            filled[block][key] = str(output / filled[block].get(key, ""))
     values = {"zero_hpz_partition_size": local_world_size, "nvme_path": str(nvme_path), "buffer_size": largest_shard}
     zero = filled["zero_optimization"]
     for block in (zero, zero.get("offload_param", {}), zero.get("offload_optimizer", {})):
@@ -83,13 +93,13 @@ def fill(
     return filled
 
 
-def swaps_to_nvme(config: dict[str, Any]) -> bool:
+def swaps_to_nvme(config: Document) -> bool:
     """Whether a ds_config offloads parameters or optimizer states to NVMe."""
     blocks = ("offload_param", "offload_optimizer")
     return any(value_at(config, f"zero_optimization.{block}.device") == "nvme" for block in blocks)
 
 
-def is_quantised(config: dict[str, Any]) -> bool:
+def is_quantised(config: Document) -> bool:
     """ZeRO++'s quantised weights or gradients, whose kernels need CUDA."""
     zero = config["zero_optimization"]
     return any(zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights"))
@@ -101,7 +111,7 @@ def owned_values() -> dict[str, str]:
     return {path: key for path, key in owned if not path.startswith(("optimizer", "scheduler"))}
 
 
-def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Finding]]:
+def judge(config: Document, name: str) -> tuple[Fields, list[Finding]]:
     """A ds_config as DeepSpeed understands it, and what is wrong with it whatever the recipe says.
 
     Each key has its first name in ds_keys.yaml, whatever spelling the file has, and a text has the type that DeepSpeed
@@ -113,20 +123,38 @@ def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Findi
     if type(stage) is not int or stage not in (1, 2, 3):
         found.append(Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage)))
     found += [*_unread(config, name), *_together(config, name), *_owned(config, name)]
+    found += [*_writes_elsewhere(config, name), *_imports(config, name)]
     return config, found
 
 
-def axes_of(config: dict[str, Any]) -> Axes:
+def _writes_elsewhere(config: Document, name: str) -> Iterator[Finding]:
+    """Paths that lead out of the run's output directory, in which DeepSpeed's own files lie."""
+    for at in key_table()["written"]:
+        path = Path(str(value_at(config, at) or ""))
+        if path.is_absolute() or ".." in path.parts or str(path).startswith("~"):
+            yield Finding.of("ds-writes-elsewhere", name, at, value=shown(str(path), as_json))
+
+
+def _imports(config: Document, name: str) -> Iterator[Finding]:
+    """Modules that DeepSpeed would import, and that are no package of its own or of what trains here."""
+    for at, packages in key_table()["imported"].items():
+        strangers = [str(each) for each in value_at(config, at) or () if str(each).split(".")[0] not in packages]
+        if strangers:
+            yield Finding.of("ds-imports", name, at, value=shown(strangers[0]), packages=", ".join(packages))
+
+
+def axes_of(config: Document) -> Axes:
     """What a ds_config without findings says of axes besides data parallelism."""
     if without(config) == config:
         return NONE
     return of_ds_config(config)
 
 
-def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
+def _owned(config: Document, name: str) -> Iterator[Finding]:
     """What only the recipe decides."""
     key = "gradient_accumulation_steps"
-    if (value := config.get(key, "auto")) != "auto":
+    value = config.get(key, "auto")
+    if value != "auto":
         yield Finding.of("ds-accumulation", name, key, value=shown(value))
     gone = key_table()["removed_optimizers"]
     for block, keys in (("optimizer", "optim, learning_rate, weight_decay"), ("scheduler", "lr_scheduler_type")):
@@ -141,7 +169,7 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
         yield from wrong_sizes(config, name)
 
 
-def _unread(config: dict[str, Any], name: str) -> Iterator[Finding]:
+def _unread(config: Document, name: str) -> Iterator[Finding]:
     """What DeepSpeed knows and nothing in a run reads: one finding for each key, or block that is not switched off."""
     allowed = key_table()["allowed"]
     for at, entry in key_table()["unread"].items():
@@ -159,7 +187,7 @@ def _unread(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("ds-unread", name, at, first=", ".join(values), cure=entry["use"])
 
 
-def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
+def _together(config: Document, name: str) -> Iterator[Finding]:
     """Values that DeepSpeed refuses together."""
     known = key_table()
 
@@ -183,7 +211,7 @@ def holds(value: Any, wanted: Any) -> bool:
     return number and (value < other if relation == "below" else value > other)
 
 
-def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
+def against_recipe(config: Document, name: str, settings: Settings) -> Iterator[Finding]:
     """Where a ds_config says something else than the recipe of what the recipe owns."""
     training = settings.recipe.training
     for path, key in owned_values().items():

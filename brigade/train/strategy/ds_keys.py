@@ -14,22 +14,22 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from ...errors import did_you_mean, shown
 from ...errors.findings import Finding
-from ...errors.tables import table
+from ...errors.tables import Document, Fields, table
 
 
-def key_table() -> dict[str, Any]:
+def key_table() -> Fields:
     """ds_keys.yaml: which keys the pinned DeepSpeed takes, which it dropped, and which the recipe owns."""
     return table(Path(__file__).with_suffix(".yaml"))
 
 
-def value_at(config: Any, path: str, default: Any = None) -> Any:
+def value_at(config: Any, path: str, default: object = None) -> Any:
     """The value at a dotted path, or the default where a table on the way is missing or no table."""
     for part in path.split("."):
         config = config.get(part, default) if isinstance(config, dict) else default
     return config
 
 
-def leaves(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(config: Document, at: str = "") -> Iterator[tuple[str, Any]]:
     """(path, value) of each key in the table at path `at` that has no table of known keys below it."""
     for key, value in config.items():
         path = f"{at}{key}"
@@ -39,14 +39,12 @@ def leaves(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]
             yield path, value
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """A value as JSON writes it, for messages."""
     return json.dumps(value, default=str)
 
 
-def read_keys(
-    config: Mapping[str, Any], name: str, found: list[Finding], at: str = "", written: str = ""
-) -> dict[str, Any]:
+def read_keys(config: Document, name: str, found: list[Finding], at: str = "", written: str = "") -> Fields:
     """The table at path `at`, which the file calls `written`, under first names and with typed values.
 
     What is wrong is left out of it and added to `found`.
@@ -60,11 +58,13 @@ def read_keys(
         def wrong(rule: str, here: str = here, **values: Any) -> None:
             found.append(Finding.of(rule, name, here, deepspeed=deepspeed, **values))
 
-        if gone := known["removed"].get(path):
+        gone = known["removed"].get(path)
+        if gone:
             since = f" (gone since {gone['since']})" if gone["since"] != "older" else ""
             wrong("ds-removed-key", **gone | {"since": since, "value": shown(value, as_json)})
             continue
-        if old := known["deprecated"].get(path):
+        old = known["deprecated"].get(path)
+        if old:
             wrong("ds-deprecated-key", use=old["use"], issue=old["issue"])
             if "type" in old and not (value is None and "values" in old):
                 value, wanted = _typed(old, True, value)
@@ -117,7 +117,7 @@ def _first_names() -> dict[str, str]:
 def _but(refused: type) -> BeforeValidator:
     """A validator that takes no `refused`."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if isinstance(value, refused):
             raise ValueError(refused.__name__)
         return value
@@ -144,7 +144,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 _LIMITS = {"gt": "above", "ge": "from", "lt": "below", "le": "up to"}
 
 
-def _typed(entry: Mapping[str, Any], in_model: bool, value: Any) -> tuple[Any, str]:
+def _typed(entry: Document, in_model: bool, value: object) -> tuple[Any, str]:
     """The value as DeepSpeed reads it, and "", or what it should be where DeepSpeed does not take it.
 
     in_model: one of DeepSpeed's pydantic models reads it, which takes what pydantic can convert ("2" for a number).

@@ -1,12 +1,12 @@
-"""Replicas that train by themselves and meet every `sync_every` steps: how many a run has, and what cannot be one."""
+"""Replicas that train independently and meet every `sync_every` steps: how many a run has, and what cannot be one."""
 
 from dataclasses import replace
 from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
-from ..cluster import World
-from ..recipe.flags import Settings
+from ..host.cluster import World
+from ..recipe.settings import Settings
 from .axes import Axes
 from .deepspeed_config import swaps_to_nvme
 
@@ -80,22 +80,14 @@ def _check_keys(settings: Settings, axes: Axes, source: str, changed: list[str])
     if training.sync_every is None:
         problem = f"{changed[0]} is {getattr(training, changed[0])}, but without sync_every nothing is averaged"
         raise UserError(settings.place(changed[0]), problem, "set sync_every: 50, or leave the key out")
-    if training.outer_optim == "average" and (of := [key for key in changed if key in OF_NESTEROV]):
-        problem = f"{of[0]} is {getattr(training, of[0])}, and outer_optim average has no such thing"
-        raise UserError(settings.place(of[0]), problem, "set outer_optim: nesterov, or leave the key out")
+    of_nesterov = [key for key in changed if key in OF_NESTEROV]
+    if of_nesterov and training.outer_optim == "average":
+        key = of_nesterov[0]
+        problem = f"{key} is {getattr(training, key)}, and outer_optim average has no such thing"
+        raise UserError(settings.place(key), problem, "set outer_optim: nesterov, or leave the key out")
     if training.sync_fragments > training.sync_every:
         problem = f"{training.sync_fragments} fragments in {counted(training.sync_every, 'step')}: each needs a step of its own"
         raise UserError(settings.place("sync_fragments"), problem, f"set it to {training.sync_every} at most")
     if axes:
         problem = f"sync_every averages weights that DDP, ZeRO or FSDP2 keeps, not what {axes} divides"
         raise UserError(source, problem, "leave one of the two out")
-    for key, wrong, why in (
-        ("nonfinite", training.nonfinite == "rollback", "rollback would take only one replica back: use skip or stop"),
-        ("loss_spike", training.loss_spike is not None, "it would take only one replica back: leave it out"),
-    ):
-        if wrong:
-            problem = f"{key} does not go with sync_every"
-            raise UserError(settings.place(key), problem, why)
-    if settings.recipe.data.streaming:
-        problem = "streaming does not go with sync_every: each replica would read and tokenise every window"
-        raise UserError(settings.place("streaming"), problem, "prepare the data once (streaming: false)")

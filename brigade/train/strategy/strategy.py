@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..cluster import World
+from ...errors.tables import Fields
+from ..host.cluster import World
 from .axes import NONE, Axes, without
+from .axis_keys import DS_KEYS, MESH_KEYS, as_mesh
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # which `accelerate launch` sets in every process that it starts
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
@@ -65,12 +67,10 @@ class Strategy:
 
     def place(self, *keys: str) -> str:
         """The place of the first of these that is an axis, for a message."""
-        from .axis_keys import DS_KEYS, MESH_KEYS
-
         names = DS_KEYS if self.is_deepspeed else {axis: f"parallelism_config_{key}" for axis, key in MESH_KEYS.items()}
         return f"{self.source}: {next(names[key] for key in keys if key in names)}"
 
-    def as_cluster(self) -> dict[str, Any]:
+    def as_cluster(self) -> Fields:
         """Return this strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
         if self.is_fsdp:
@@ -83,8 +83,6 @@ class Strategy:
                 "parallelism_config": {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard},
             }
         if self.axes and not self.is_deepspeed:
-            from .axis_keys import as_mesh
-
             document.setdefault("distributed_type", "MULTI_GPU")
             document.setdefault("parallelism_config", {}).update(as_mesh(self.axes))
         return {"ds_config": self.ds_config, "accelerate_config": document or None}

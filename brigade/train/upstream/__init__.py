@@ -1,22 +1,29 @@
 """Every touch of a private name of torch, Transformers, Accelerate, DeepSpeed, PEFT and bitsandbytes: what goes wrong without it,
 and its line. Whoever raises one of their versions looks here first.
 
-Lines are those of the versions in constraints.txt. Files of their own are fsdp2.py, locks.py (torch) and nvme_resume.py
-(DeepSpeed). trainer.py has the private methods of Transformers' Trainer that ours replaces; tests/unit/test_upstream.py says when
+Lines are those of the versions in constraints.txt. A file beside this one holds what belongs to one function of one of them.
+trainer.py has the private methods of Transformers' Trainer that ours replaces; tests/unit/test_upstream.py says when
 one of them is gone.
 Nothing of theirs is imported before it is asked for.
 """
 
+from __future__ import annotations
+
 import copy
 import gc
+import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
 
 # ---- several runs in one process ---------------------------------------------------------------------------------
 _GROUPS = (
@@ -56,35 +63,49 @@ def without_zero3() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = kept
 
 
-@contextmanager
-def quick_imports(bitsandbytes: bool) -> Iterator[None]:
-    """Transformers' Trainer is imported here: without looking for garbage in what stays, and without torch's inductor.
+class _Later(ModuleType):
+    """A package that is imported when something of it is asked for."""
 
-    The Trainer imports PEFT, as get_scheduler does, and PEFT bitsandbytes, whoever trains. That hands four functions to
-    torch.compile while it is imported (backends/default/ops.py:199), which takes a second. Dynamo leaves them as they are while
-    this variable is set (_dynamo/eval_frame.py: _optimize). bitsandbytes: whether this run computes with it, and wants them
-    compiled.
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            if name.startswith("__"):  # inspect looks at __file__ of all that is imported
+                raise AttributeError(name)
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Transformers' Trainer is imported here: without looking for garbage in what stays, and without what few runs compute with.
+
+    The Trainer imports datasets, and it pandas, to recognise a data set of theirs where no loader is given (trainer.py:
+    _get_dataloader); and PEFT, as get_scheduler does, and PEFT bitsandbytes (helpers.py: bnb), and it torch's inductor. Without
+    them a rank starts with 11.8 CPU seconds and not 12.8, and with 12.7 and not 16.7 where it has adapters. Meanwhile there are
+    stand-ins, which import them where something of them is asked for.
     """
-    quick = not bitsandbytes and "TORCHDYNAMO_DISABLE" not in os.environ
-    if quick:
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    stand_ins = {}
+    for name in ("bitsandbytes", "datasets"):
+        if name not in sys.modules and (found := importlib.util.find_spec(name)):
+            stand_ins[name] = sys.modules[name] = _Later(name)
+            stand_ins[name].__spec__ = found  # by which Transformers and PEFT know that it is installed
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        if quick:
-            del os.environ["TORCHDYNAMO_DISABLE"]
+        for name, stand_in in stand_ins.items():
+            if sys.modules.get(name) is stand_in:
+                del sys.modules[name]
 
 
 # ---- Transformers ------------------------------------------------------------------------------------------------
-def take_one_device(arguments: Any) -> None:
+def take_one_device(arguments: TrainingArguments) -> None:
     """One process takes one device: with several, Trainer wraps the model in nn.DataParallel (training_args.py: _n_gpu)."""
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1
 
 
-def save_on_the_first_rank_alone(model: Any) -> None:
+def save_on_the_first_rank_alone(model: torch.nn.Module) -> None:
     """Let the first rank of each host write weights, for each has a directory of its own. Transformers lets only rank 0 do it,
     save_on_each_node or not (distributed/mixin.py:345)."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
@@ -104,7 +125,7 @@ def causal_models() -> dict[str, str]:
     return names
 
 
-def model_class(config: Any) -> Any:
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that AutoModelForCausalLM builds for a config, or None (models/auto/auto_factory.py: _model_mapping)."""
     from transformers import AutoModelForCausalLM
 
@@ -126,19 +147,19 @@ def takes_images(name: str) -> bool:
     return name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
 
 
-def classifier_class(config: Any) -> Any:
+def classifier_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that AutoModelForSequenceClassification builds for a config of texts, or None (as above)."""
     from transformers import AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification._model_mapping.get(type(config.get_text_config()), None)
 
 
-def supports(model: Any, what: str) -> bool:
+def supports(model: torch.nn.Module, what: str) -> bool:
     """Whether a model's class says that it takes `sdpa` or an `attention_backend`; modeling_utils.py: _supports_..."""
     return getattr(model, f"_supports_{what}", True)
 
 
-def calls_by_name(model_class: Any) -> bool:
+def calls_by_name(model_class: type[PreTrainedModel] | None) -> bool:
     """Whether a model's attention calls whatever function is registered under the name of its implementation
     (modeling_utils.py: ALL_ATTENTION_FUNCTIONS); some do that do not say that they take an `attention_backend`."""
     return supports(model_class, "attention_backend") or hasattr(
@@ -146,29 +167,29 @@ def calls_by_name(model_class: Any) -> bool:
     )
 
 
-def attention_of(config: Any) -> str:
+def attention_of(config: PreTrainedConfig) -> str:
     """The attention that a model was built with (configuration_utils.py: _attn_implementation)."""
     return config._attn_implementation
 
 
-def layer_classes(model: Any) -> tuple[str, ...]:
+def layer_classes(model: torch.nn.Module) -> tuple[str, ...]:
     """Names of the classes of a model's layers (modeling_utils.py: _no_split_modules)."""
     return tuple(model._no_split_modules or ())
 
 
-def without_parameters(module: Any) -> Any:
+def without_parameters(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a module whose own parameters are None; buffers and submodules are shared (torch/nn/modules/module.py)."""
     twin = copy.copy(module)
     twin._parameters = dict.fromkeys(module._parameters)
     return twin
 
 
-def are_experts(module: Any) -> bool:
+def are_experts(module: torch.nn.Module) -> bool:
     """Whether a module holds the fused experts of a layer (integrations/moe.py: use_experts_implementation)."""
     return hasattr(module, "_is_expert_parallel")
 
 
-def fix_loaded(model: Any, dequantised: bool = False) -> None:
+def fix_loaded(model: torch.nn.Module, dequantised: bool = False) -> None:
     """Put right what from_pretrained leaves in a model.
 
     - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:485), and saving undoes all.
@@ -198,7 +219,7 @@ def own_frozen_parameters() -> Iterator[None]:
 
     plain = loading.set_param_for_module
 
-    def keeping(model: Any, target_name: str, *args: Any, **options: Any) -> None:
+    def keeping(model: torch.nn.Module, target_name: str, *args: object, **options: object) -> None:
         owner, _, name = target_name.rpartition(".")
         before = getattr(model.get_submodule(owner), name, None)
         plain(model, target_name, *args, **options)
@@ -212,14 +233,14 @@ def own_frozen_parameters() -> Iterator[None]:
         loading.set_param_for_module = plain
 
 
-def init_own_layers_alone(decoder: Any, name: str, own: Sequence[Any]) -> None:
+def init_own_layers_alone(decoder: torch.nn.Module, name: str, own: Sequence[torch.nn.Module]) -> None:
     """Let a decoder have only these layers under this name while it is initialised, and not what stands in the place of others:
     Falcon-H1's sets a buffer in each of them (modeling_utils.py: _init_weights)."""
     from torch.nn import ModuleList
 
     plain = decoder._init_weights
 
-    def init(module: Any) -> None:
+    def init(module: torch.nn.Module) -> None:
         every = getattr(decoder, name)
         setattr(decoder, name, ModuleList(own))
         try:
@@ -238,7 +259,7 @@ def any_layer_kinds() -> Iterator[None]:
 
     plain = trainer.PreTrainedConfig
 
-    def version(file: str) -> Any:
+    def version(file: str) -> SimpleNamespace:
         return SimpleNamespace(transformers_version=json.loads(Path(file).read_text()).get("transformers_version"))
 
     trainer.PreTrainedConfig = SimpleNamespace(from_json_file=version)
@@ -248,7 +269,7 @@ def any_layer_kinds() -> Iterator[None]:
         trainer.PreTrainedConfig = plain
 
 
-def take_rates_of(schedule: Any) -> None:
+def take_rates_of(schedule: torch.optim.lr_scheduler.LambdaLR) -> None:
     """Set the learning rates of a LambdaLR's own curve: a checkpoint brings back those of the length that its run had, and the
     first step of a lengthened run would still have them (torch/optim/lr_scheduler.py: _last_lr)."""
     pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
@@ -257,12 +278,12 @@ def take_rates_of(schedule: Any) -> None:
         group["lr"] = rate
 
 
-def logged_so_far(trainer: Any) -> Any:
+def logged_so_far(trainer: Trainer) -> torch.Tensor:
     """The sum of losses since the last log entry (trainer.py: _tr_loss)."""
     return trainer._tr_loss.clone()
 
 
-def forget_step(trainer: Any, logged_before: Any) -> None:
+def forget_step(trainer: Trainer, logged_before: torch.Tensor) -> None:
     """Leave a step out of the mean that is logged next, and of the run's: the loop adds losses up before anyone can judge the
     step (trainer.py: _run_epoch), and divides by the steps since these numbers (_maybe_log_save_evaluate, _finalize_training)."""
     trainer._tr_loss.copy_(logged_before)

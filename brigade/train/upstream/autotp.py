@@ -1,19 +1,24 @@
 """DeepSpeed's AutoTP: a vocabulary that it divides, and layers with adapters."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
-def whole_logits(model: Any) -> Iterator[None]:
+def whole_logits(model: torch.nn.Module) -> Iterator[None]:
     """Let heads give all logits meanwhile, for who chooses among tokens; a tied one has only those of its rank's tokens. The loss
     is computed from the parts (sequence/cross_entropy.py), so that training never holds the whole (module_inject/layers.py:
     VocabParallelLinear)."""
     from deepspeed.module_inject.layers import GatherFromTensorParallelRegion, VocabParallelLinear
 
-    def gathered(head: Any, _: Any, logits: Any) -> Any:
+    def gathered(head: torch.nn.Module, _: object, logits: torch.Tensor) -> torch.Tensor:
         return GatherFromTensorParallelRegion.apply(head.mp_group, logits, head._partition_sizes)
 
     heads = [module for module in model.modules() if isinstance(module, VocabParallelLinear)]
@@ -35,7 +40,7 @@ def look_into_adapters() -> None:
         return
 
     @functools.wraps(replace)
-    def look_inside(self: Any, child: Any, name: str) -> Any:
+    def look_inside(self: Any, child: torch.nn.Module, name: str) -> Any:
         if not hasattr(child, "base_layer") and not hasattr(child, "modules_to_save"):
             return replace(self, child, name)
         outer, _, own = name.rpartition(".")
@@ -69,13 +74,13 @@ def split_inputs() -> None:
         return specs
 
     @functools.wraps(create)
-    def create_row(self: Any, module: Any, spec: Any, name: str) -> Any:
+    def create_row(self: Any, module: torch.nn.Module, spec: Any, name: str) -> Any:
         if not getattr(spec, "splits_its_input", False):
             return create(self, module, spec, name)
         return LinearAllreduceWithReplicatedInput(module, self.mp_group, name=name, tp_meta=self.tp_meta)
 
     @functools.wraps(update)
-    def update_numbers(self: Any, child: Any, name: Any = None) -> None:
+    def update_numbers(self: Any, child: torch.nn.Module, name: Any = None) -> None:
         layers = (getattr(layer, "base_layer", layer) for layer in child.children())  # adapters have it inside
         if any(isinstance(layer, LinearAllreduceWithReplicatedInput) for layer in layers):
             child.replaced = True
@@ -106,14 +111,14 @@ def gather_buffers() -> None:
     DeepSpeedEngine._replace_module_consolidated_state_dict = gather_all
 
 
-def sum_gradients(model: Any, names: Collection[str]) -> None:
+def sum_gradients(model: torch.nn.Module, names: Collection[str]) -> None:
     """Sum the gradients of these parameters, or modules, over the tensor group: each rank has a part of them. Call it before the
     engine exists. AutoTP does it only for the weight of a module that Transformers' plan names, not for a bias or any other
     parameter, and skips those that are marked (module_inject/auto_tp.py: register_replicated_grad_hooks)."""
     import deepspeed.comm as dist
     from deepspeed.utils import groups
 
-    def total(gradient: Any) -> Any:
+    def total(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient, group=groups.get_tensor_model_parallel_group())
         return gradient
@@ -123,3 +128,17 @@ def sum_gradients(model: Any, names: Collection[str]) -> None:
             parameter._ds_grad_allreduce_registered = True  # a frozen one, too: it would ask for a hook that cannot be
             if parameter.requires_grad:
                 parameter.register_hook(total)
+
+
+# ---- Transformers' styles -------------------------------------------------------------------------------------------
+# Transformers' styles of tensor parallelism, and layers that compute with no DTensors.
+def compute_locally(linear: torch.nn.Module) -> None:
+    """Let a style hand a layer this rank's values, and take them from it, as it does for quantised weights of its own
+    (transformers 5.23, distributed/tensor_parallel.py: should_use_local_tensors)."""
+    linear._hf_quantized_needs_local_tp = True
+
+
+def give_plan(model: torch.nn.Module, plan: dict[str, str]) -> None:
+    """Say what AutoTP divides, beside the plan of the model's config (deepspeed 0.19.8, runtime/tensor_parallel/config.py:
+    _get_hf_tp_plan)."""
+    model._tp_plan = plan

@@ -1,5 +1,7 @@
 """Mixtures of experts as Transformers holds them, and as ZeRO-3 gathers them."""
 
+from __future__ import annotations
+
 import inspect
 import re
 import sys
@@ -8,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import are_experts
+from . import are_experts, peft_layers
 
 if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
     import torch
+    from transformers import PreTrainedConfig
 
 
-def gather_whole(module: Any) -> None:
+def gather_whole(module: torch.nn.Module) -> None:
     """Let ZeRO-3 gather all of a module's parameters before it computes, and none by its parts: a part that is
     called more often on one rank than on others would wait for them (deepspeed/utils/z3_leaf_module.py: _z3_leaf).
 
@@ -25,7 +28,9 @@ def gather_whole(module: Any) -> None:
     module._z3_leaf = True
     first = [*inspect.signature(type(module).forward).parameters][1]
 
-    def name_none(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def name_none(
+        _: object, args: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         given = dict(given)
         hidden, *others = args or (given.pop(first),)
         alone = torch.is_grad_enabled() and not hidden.requires_grad  # a first layer's, on a frozen embedding
@@ -43,7 +48,7 @@ def computes_gradients() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def half_of(device_type: str) -> "torch.dtype | None":
+def half_of(device_type: str) -> torch.dtype | None:
     """The half type in which autocast computes products on such a device at the moment, or None."""
     import torch
 
@@ -53,7 +58,7 @@ def half_of(device_type: str) -> "torch.dtype | None":
 class _InHalf:
     """Experts as their forward pass sees them, with weights and biases cast where it asks for them."""
 
-    def __init__(self, experts: Any, half: "torch.dtype") -> None:
+    def __init__(self, experts: torch.nn.Module, half: torch.dtype) -> None:
         self._experts, self._half = experts, half
 
     def __getattr__(self, name: str) -> Any:
@@ -70,8 +75,8 @@ def compute_as_autocast_says() -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
     def forward(
-        experts: Any, hidden_states: "torch.Tensor", top_k_index: "torch.Tensor", top_k_weights: "torch.Tensor"
-    ) -> "torch.Tensor":
+        experts: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
         half = half_of(hidden_states.device.type)
         if half is None:
             return grouped_mm_experts_forward(experts, hidden_states, top_k_index, top_k_weights)
@@ -81,7 +86,7 @@ def compute_as_autocast_says() -> None:
     ALL_EXPERTS_FUNCTIONS.register("grouped_mm", forward)  # under its own name, by which generate() takes another one
 
 
-def replace_gate(experts: Any, gate: Any) -> None:
+def replace_gate(experts: torch.nn.Module, gate: torch.nn.Module) -> None:
     """Fused experts compute `gate(both)`, where they have no gate of their own as gpt-oss has (integrations/moe.py)."""
     from transformers.integrations.moe import _default_apply_gate
 
@@ -89,15 +94,15 @@ def replace_gate(experts: Any, gate: Any) -> None:
         experts._apply_gate = gate
 
 
-def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
+def taken_for_experts(model: torch.nn.Module, layers: list[str]) -> set[str]:
     """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
     DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
     _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
-    from peft import LoraConfig
+    peft = peft_layers.import_peft()
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     def taken(name: str) -> bool:
-        config = LoraConfig(target_modules=[name])
+        config = peft.LoraConfig(target_modules=[name])
         try:
             convert_peft_config_for_transformers(config, model, None)
         except ValueError:  # it wants the other half of a fused weight
@@ -107,11 +112,11 @@ def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
     return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}
 
 
-# Arguments of Transformers' load_balancing_loss_func where it is what loop/router_loss.py computes; Doge's has other ones.
+# Arguments of Transformers' load_balancing_loss_func where it is what loss/router_loss.py computes; Doge's has other ones.
 _OF_BALANCE = ["gate_logits", "num_experts", "top_k", "attention_mask"]
 
 
-def balances(config: Any) -> bool:
+def balances(config: PreTrainedConfig) -> bool:
     """Whether Transformers adds to this config's model, where asked, the loss of Switch Transformers over all its routers."""
     from transformers import AutoModelForCausalLM
 
@@ -123,7 +128,7 @@ def balances(config: Any) -> bool:
     return loss is not None and [*inspect.signature(loss).parameters] == _OF_BALANCE and bool(_recorders(model))
 
 
-def routers(model: Any) -> list[tuple[Any, int]]:
+def routers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, int]]:
     """The modules of a model whose outputs Transformers records as router_logits, and which output of each that is
     (utils/output_capturing.py: OutputRecorder)."""
     modules = dict(model.named_modules())
@@ -158,7 +163,7 @@ class RoutingBias:
     experts: Any
 
     @property
-    def tensor(self) -> "torch.Tensor":
+    def tensor(self) -> torch.Tensor:
         """The bias as it is now: (experts), or (1, experts) of ERNIE 4.5."""
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
 
@@ -173,7 +178,7 @@ class RoutingBias:
         self.owner.register_buffer(self.name, bias)
 
 
-def routing_biases(model: Any) -> list[RoutingBias]:
+def routing_biases(model: torch.nn.Module) -> list[RoutingBias]:
     """Return the routing biases of a model that no engine has wrapped yet, in the order of its layers.
 
     In all models of Transformers 5.23 that have one, the experts with the largest scores plus bias are chosen.
@@ -187,7 +192,7 @@ def routing_biases(model: Any) -> list[RoutingBias]:
     ]
 
 
-def _chosen_by(modules: dict[str, Any], path: str, number: int) -> Any:
+def _chosen_by(modules: dict[str, torch.nn.Module], path: str, number: int) -> torch.Tensor:
     """Return the fused experts in the smallest module around `path` that has any, if they are these `number`."""
     found: list[Any] = []
     while not (found := [module for module in modules[path].modules() if are_experts(module)]) and path:
@@ -212,17 +217,17 @@ def biases_in_fp32() -> Iterator[None]:
 _READ_PAST = re.compile(r"self\.(\w+)\.weight\b")
 
 
-def beside_mamba(model: Any, layers: list[str]) -> set[str]:
+def beside_mamba(model: torch.nn.Module, layers: list[str]) -> set[str]:
     """Return those last parts of the names in `layers` on which no adapter can be in a model with Mamba's layers, whose kernels
     read these weights past the module: PEFT 0.21.2 refuses some of them for some models (tuners/tuners_utils.py:
     _check_lora_target_modules_mamba), and not for others whose layers hand out_proj's weight to mamba-ssm's function of all
     in one (Bamba, Granite 4's hybrids), nor dt_proj, whose weight Mamba-1's layers multiply themselves (Mamba, Jamba)."""
-    from peft import LoraConfig
+    peft = peft_layers.import_peft()
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
     def refused(name: str) -> bool:
         try:
-            _check_lora_target_modules_mamba(LoraConfig(), model, name)
+            _check_lora_target_modules_mamba(peft.LoraConfig(), model, name)
         except ValueError:
             return True
         return False

@@ -1,12 +1,18 @@
 """FSDP2 as torch, Accelerate, Transformers and PEFT have it together."""
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard_on_cpus() -> None:
@@ -58,7 +64,9 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[Any],
     """
     from accelerate.utils import fsdp_utils
 
-    def send(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], cpu_offload: bool = False) -> Any:
+    def send(
+        accelerator: Accelerator, model: torch.nn.Module, full_sd: dict[str, torch.Tensor], cpu_offload: bool = False
+    ) -> Any:
         shards = _Shards(model.state_dict(), accelerator.device, cpu_offload)
         if not accelerator.is_main_process:
             shards.receive()
@@ -73,7 +81,8 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[Any],
             first = {_of_base(name): names[0] for names in by_place.values() for name in names}
 
             def take(name: str, value: torch.Tensor) -> None:
-                if names := left.pop(first[name], None):  # files may have one of tied weights, or both
+                names = left.pop(first[name], None)
+                if names:  # files may have one of tied weights, or both
                     shards.send(names, value)
 
             of_files = read(take) if read is not None else set()
@@ -150,7 +159,7 @@ def find_adapters_under_checkpointing() -> None:
         )
 
 
-def whole_gradients(model: Any) -> Iterator[Any]:
+def whole_gradients(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Gradients, or None, that FSDP2 keeps whole where their reduction is delayed to the last micro-batch
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
     from torch.distributed.fsdp import FSDPModule
@@ -173,10 +182,10 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
 
     prepare = caller.fsdp2_prepare_model
 
-    def prepare_once(accelerator: Any, model: Any) -> Any:
+    def prepare_once(accelerator: Accelerator, model: torch.nn.Module) -> Any:
         layers_of = fsdp_utils.fsdp2_prepare_auto_wrap_policy
 
-        def shard_and_find_layers(plugin: Any, model: Any) -> Any:
+        def shard_and_find_layers(plugin: Any, model: torch.nn.Module) -> Any:
             policy = plugin.mixed_precision_policy or torch.distributed.fsdp.MixedPrecisionPolicy()
             options = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
             shard(model, options | {"mp_policy": policy})
@@ -192,13 +201,13 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
     caller.fsdp2_prepare_model = prepare_once
 
 
-def sum_at_once(mesh: Any, name: str) -> None:
+def sum_at_once(mesh: DeviceMesh, name: str) -> None:
     """Let DTensors sum over all dimensions of a mesh in one collective, and not in one for each dimension, with a warning
     (torch/distributed/tensor/_redistribute.py:390)."""
     mesh._flatten(name)
 
 
-def hold_places(model: Any) -> None:
+def hold_places(model: torch.nn.Module) -> None:
     """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
     addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
     places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied

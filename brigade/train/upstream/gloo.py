@@ -12,11 +12,11 @@ from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import Store, distributed_c10d
 
 
 def group(
-    store: Any, rank: int, size: int, address: str, connecting: datetime.timedelta, transfers: datetime.timedelta
+    store: Store, rank: int, size: int, address: str, connecting: datetime.timedelta, transfers: datetime.timedelta
 ) -> Any:
     """A ProcessGroupGloo. Raises RuntimeError where not all are connected in time."""
     options = dist.ProcessGroupGloo._Options()
@@ -34,7 +34,7 @@ def around_each_group(guard: Callable[[], AbstractContextManager[None]]) -> None
         return
 
     @wraps(make)
-    def guarded(*arguments: Any, **named: Any) -> Any:
+    def guarded(*arguments: object, **named: object) -> Any:
         with guard():
             return make(*arguments, **named)
 

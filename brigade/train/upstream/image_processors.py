@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from transformers import AutoImageProcessor, FeatureExtractionMixin, video_processing_utils
+from transformers import (
+    AutoImageProcessor,
+    BaseImageProcessor,
+    FeatureExtractionMixin,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    video_processing_utils,
+)
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
@@ -69,7 +76,7 @@ def _images_of_pixtral() -> Iterator[None]:
         del sys.modules[wanted]
 
 
-def read_image_processor(source: str, revision: str | None, config: Any) -> Any:
+def read_image_processor(source: str, revision: str | None, config: PreTrainedConfig) -> BaseImageProcessor:
     """Return the image processor of a directory or of a repository on the Hub, with PIL where there is one.
 
     config: the model's
@@ -82,7 +89,12 @@ def read_image_processor(source: str, revision: str | None, config: Any) -> Any:
     return AutoImageProcessor.from_pretrained(source, revision=revision, **how)
 
 
-def build_processor(kind: type[ProcessorMixin], arguments: dict[str, Any], tokenizer: Any, image_processor: Any) -> Any:
+def build_processor(
+    kind: type[ProcessorMixin],
+    arguments: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    image_processor: BaseImageProcessor,
+) -> ProcessorMixin:
     """Build a processor of this class from what its processor_config.json says, with a tokenizer of its own: Gemma 4's adds a
     token to the one that it gets (gemma4/processing_gemma4.py)."""
     import transformers

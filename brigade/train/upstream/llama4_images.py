@@ -78,7 +78,7 @@ def _coloured(
     do_normalize: bool,
     image_mean: Any,
     image_std: Any,
-    **_: Any,
+    **_: object,
 ) -> torch.Tensor:
     """Return tiles in fp32, where they are both rescaled and normalised with the roundings of bf16."""
     colours = torch.from_numpy(tiles)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
 
@@ -16,7 +17,7 @@ class Stage(PipelineStage):
     """shapes: of the activation before and after this stage, for each micro-batch"""
 
     def __init__(
-        self, part: Any, index: int, stages: int, device: torch.device, dtype: torch.dtype, group: Any
+        self, part: Any, index: int, stages: int, device: torch.device, dtype: torch.dtype, group: ProcessGroup
     ) -> None:
         # With an example on either side the first pass that infers them is left out (stage.py: _warmup_forward_vote).
         example = torch.empty(1, dtype=dtype, device="meta", requires_grad=True)
@@ -39,7 +40,7 @@ class Stage(PipelineStage):
             if not info.is_root_arg:
                 info.buffer = torch.empty(self.shapes[number], dtype=self.dtype, device=self.device)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> None:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: object, **options: object) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **options)
         for info in (*self.args_recv_info[bwd_chunk_id], *self.grad_recv_info[bwd_chunk_id]):
             info.buffer = None

@@ -5,16 +5,21 @@ and takes the gradient of all of it. Here the frozen matrix computes as ever, an
 same numbers without the copy, and only the frozen module reads a weight that ZeRO-3 or FSDP2 have sharded.
 """
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def layers(model: Any) -> list[tuple[str, Any]]:
+
+def layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """Return (name, module) of the layers with trained rows; a tied output layer is one of its own, with the embeddings' rows."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
@@ -36,7 +41,7 @@ def rows_of_shards() -> Iterator[None]:
         layer._collect_token_weights = theirs
 
 
-def _gathered_rows(_: Any, weight: torch.Tensor, rows: list[int], width: int) -> torch.Tensor:
+def _gathered_rows(_: object, weight: torch.Tensor, rows: list[int], width: int) -> torch.Tensor:
     """Return some rows of a matrix, on every rank. width: of a row, which a sharded matrix does not tell"""
     import deepspeed
 
@@ -44,7 +49,7 @@ def _gathered_rows(_: Any, weight: torch.Tensor, rows: list[int], width: int) ->
         return weight.detach().reshape(-1, width)[rows].clone()
 
 
-def compute_by_rows(model: Any) -> None:
+def compute_by_rows(model: PreTrainedModel) -> None:
     """Let a model with adapters compute the trained rows of its ends beside the frozen matrices, in place."""
     from transformers.distributed.fsdp import is_fsdp_enabled
     from transformers.integrations import is_deepspeed_zero3_enabled
@@ -65,18 +70,18 @@ def compute_by_rows(model: Any) -> None:
         base.tie_weights = functools.partial(_tie, base, tied)
 
 
-def _tie(model: Any, tied: list[tuple[str, str]], *args: Any, **options: Any) -> None:
+def _tie(model: torch.nn.Module, tied: list[tuple[str, str]], *args: object, **options: object) -> None:
     """Stand in for Transformers' tie_weights(), which knows the names of a model without adapters only."""
     for one, other in tied:
         module, _, weight = one.rpartition(".")
         setattr(model.get_submodule(module), weight, model.get_parameter(other))
 
 
-def _frozen_weight(_: str, modules: Any) -> Any:
+def _frozen_weight(_: str, modules: Mapping[str, torch.nn.Module]) -> torch.Tensor:
     return modules["token_adapter"].get_base_layer().weight
 
 
-def _inside(model: Any, name: str) -> str:
+def _inside(model: torch.nn.Module, name: str) -> str:
     """Return the present name of a weight, which may lie in a layer with trained rows now."""
     module, _, weight = name.rpartition(".")
     deeper = f"{module}.token_adapter.base_layer"
@@ -86,11 +91,13 @@ def _inside(model: Any, name: str) -> str:
 class _Rows:
     """The forward_adapters method of a TrainableTokensLayer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: torch.nn.Module) -> None:
         self.layer = layer
         self.sorted: dict[str, torch.Tensor] = {}
 
-    def __call__(self, inputs: torch.Tensor, active_adapters: list[str], *args: Any, **options: Any) -> torch.Tensor:
+    def __call__(
+        self, inputs: torch.Tensor, active_adapters: list[str], *args: object, **options: object
+    ) -> torch.Tensor:
         layer = self.layer
         result: torch.Tensor = layer.base_layer(inputs, *args, **options)
         if layer.disable_adapters or not active_adapters or layer.merged:
@@ -102,7 +109,8 @@ class _Rows:
         tokens = self.sorted[name]
         if not isinstance(layer.base_layer, torch.nn.Embedding):
             return result.index_copy(-1, tokens, functional.linear(inputs, delta).to(result.dtype))
-        if (scale := layer._get_embed_scale()) is not None:  # Gemma's embeddings
+        scale = layer._get_embed_scale()
+        if scale is not None:  # Gemma's embeddings
             delta = delta * scale.to(delta.dtype)
         places = torch.searchsorted(tokens, inputs).clamp_(max=len(tokens) - 1)
         is_trained = (tokens[places] == inputs).unsqueeze(-1)

@@ -4,17 +4,23 @@ Transformers 5.23 has no event between wrapping the model and the first step, no
 way to write a checkpoint otherwise. Lines are those of its trainer.py.
 """
 
+from __future__ import annotations
+
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch.utils.data import DataLoader
 from transformers.integrations import TensorBoardCallback
 
 from . import any_layer_kinds
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class HookedTrainer(transformers.Trainer):
@@ -37,11 +43,11 @@ class HookedTrainer(transformers.Trainer):
         """Load what Transformers passes over in a checkpoint's weights."""
 
     @abstractmethod
-    def clip(self, model: torch.nn.Module, max_norm: float) -> Any:
+    def clip(self, model: torch.nn.Module, max_norm: float) -> torch.Tensor | float | None:
         """Clip gradients to this norm (0: leave them), and return the norm before."""
 
     @abstractmethod
-    def judge(self, norm: Any) -> Any:
+    def judge(self, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
         """Return a step's norm, or None where its optimizer step is left out."""
 
     @abstractmethod
@@ -57,31 +63,33 @@ class HookedTrainer(transformers.Trainer):
         self.after_wrapping(checkpoint, max_steps)
         return prepared
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Line 3602: loads weights; train() calls it, too, before the model is wrapped."""
         if self.loads_by_itself(Path(resume_from_checkpoint)):
             with any_layer_kinds():
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
             self.complete_weights(Path(resume_from_checkpoint))
 
-    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
         """Line 2773: where max_grad_norm is not 0."""
         return self.clip(model, self.args.max_grad_norm)
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(
+        self, model: torch.nn.Module, grad_norm: torch.Tensor | float | None = None
+    ) -> torch.Tensor | float | None:
         """Line 2781: the norm that is logged; the last word before the optimizer's step."""
         return self.judge(self.clip(model, 0.0) if grad_norm is None else grad_norm)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Line 3355: writes one file after another into the directory that already has the checkpoint's name."""
         self.save_checkpoint()
 
-    def engines_norm(self, model: torch.nn.Module) -> Any:
+    def engines_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
         """The norm that DeepSpeed has measured, and clipped by (line 2781)."""
         return super()._get_grad_norm(model)
 
     def forward_and_backward(
-        self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Return the loss of a micro-batch, whose gradients are there then.
 
@@ -96,12 +104,12 @@ class HookedTrainer(transformers.Trainer):
         return loss.detach()
 
     @abstractmethod
-    def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def to_device(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return a micro-batch on the device. Transformers' own (line 2379: _prepare_inputs) also casts what is no integer to
         DeepSpeed's precision, a reference's log-probabilities too."""
 
 
-def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
+def clear_only(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
     """Let model.zero_grad() clear these parameters' gradients, and not look for them in all modules (line 1944)."""
 
     def zero_grad(set_to_none: bool = True) -> None:
@@ -111,7 +119,7 @@ def clear_only(model: Any, parameters: list[torch.nn.Parameter]) -> None:
     model.zero_grad = zero_grad
 
 
-def count_once(model: Any) -> None:
+def count_once(model: torch.nn.Module) -> None:
     """Let model.num_parameters(), which Transformers asks in each micro-step (line 4216), look through all modules only once."""
     if hasattr(model, "num_parameters"):  # not a stage of a pipeline
         model.num_parameters = functools.cache(model.num_parameters)
@@ -123,11 +131,13 @@ class ResumedTensorBoard(TensorBoardCallback):
     Transformers' own passes no purge_step on (integrations/integration_utils.py, line 606).
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **about: Any
+    ) -> None:
         self.again = state.global_step + 1 if state.global_step else 0
         super().on_train_begin(args, state, control, **about)
 
-    def _init_summary_writer(self, args: Any) -> None:
+    def _init_summary_writer(self, args: object) -> None:
         self.tb_writer = self._SummaryWriter(log_dir=self.logging_dir, purge_step=self.again)
 
 
@@ -136,3 +146,26 @@ def resume_tensorboard(callbacks: list[transformers.TrainerCallback]) -> None:
     (trainer.py, line 586)."""
     own = next(place for place, callback in enumerate(callbacks) if type(callback) is TensorBoardCallback)
     callbacks[own] = ResumedTensorBoard()
+
+
+# ---- processes that read ahead --------------------------------------------------------------------------------------
+# The processes of torch's DataLoader that read ahead.
+def end_workers(loader: DataLoader) -> None:
+    """End them, where a loader has kept some for its next epoch.
+
+    It has no public way for that. The garbage collector closes the pipes to them before it tells them to end, so that they are
+    waited for, for five seconds (torch/utils/data/dataloader.py, _shutdown_workers).
+    """
+    end = getattr(loader._iterator, "_shutdown_workers", None)
+    if end:
+        end()
+    loader._iterator = None
+
+
+# ---- fp16 on CPUs ---------------------------------------------------------------------------------------------------
+# fp16 without a GPU, for tests.
+def scale_losses_on_cpus(accelerator: Accelerator) -> None:
+    """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py:568), though torch can do both."""
+    import torch
+
+    accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")

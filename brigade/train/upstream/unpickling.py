@@ -54,6 +54,10 @@ _CURE = (
 )
 
 
+class Damaged(UserError):
+    """A file of which not even the names in it can be read."""
+
+
 def data_only() -> None:
     """Let torch.load and torch's distributed checkpoints unpickle nothing but data in this process from here on."""
     from torch.distributed.checkpoint import filesystem
@@ -79,7 +83,7 @@ def pickled(folder: Path) -> list[Path]:
 def check(files: Iterable[Path]) -> None:
     """Look for classes that are in no table here. It reads names from the pickles and loads no tensor.
 
-    Raises UserError for the first file that holds one, with its name, and for one that is damaged.
+    Raises UserError for the first file that holds one, with its name, and Damaged for one that is damaged.
     """
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
@@ -90,12 +94,13 @@ def check(files: Iterable[Path]) -> None:
                     _PickleOfMetadata.load(stream)
                 continue
             found = {*get_unsafe_globals_in_checkpoint(file)}
-        if strange := sorted(found - DEEPSPEED - _NUMPY):
+        strange = sorted(found - DEEPSPEED - _NUMPY)
+        if strange:
             raise _refusal(file, strange[0])
         allow(found)
 
 
-def load(file: Path, **options: Any) -> Any:
+def load(file: Path, **options: object) -> Any:
     """Return what is in a file of torch.save. options: torch.load's. Raises UserError as check() does."""
     import torch
 
@@ -124,7 +129,7 @@ def _told(file: object) -> Iterator[None]:
         raise
     except Exception as error:
         problem = f"it is damaged, or torch has not written it: {type(error).__name__}: {first_line(error)}"
-        raise UserError(str(file), problem, _CURE) from None
+        raise Damaged(str(file), problem, _CURE) from None
 
 
 class _Unpickler(pickle.Unpickler):

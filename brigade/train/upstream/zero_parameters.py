@@ -1,9 +1,15 @@
 """Which gathered weights DeepSpeed's ZeRO-3 releases after a module's pass."""
 
+from __future__ import annotations
+
 import bisect
 import functools
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
 
 PREFIX = "_PartitionedParameterCoordinator__"  # of its private attributes
 
@@ -22,7 +28,7 @@ def decide_by_the_present_order() -> None:
     setattr(PartitionedParameterCoordinator, PREFIX + "params_to_release", _params_to_release)
 
 
-def _params_to_release(coordinator: Any, module: Any, step: int) -> set[int]:
+def _params_to_release(coordinator: Any, module: torch.nn.Module, step: int) -> set[int]:
     """Return the ds_ids of the module's parameters that nobody needs soon.
 
     step: how many modules have run before and with this one, since the forward pass began
@@ -31,12 +37,19 @@ def _params_to_release(coordinator: Any, module: Any, step: int) -> set[int]:
     order = getattr(coordinator, PREFIX + "submodule_order")
     if uses is None or uses.order is not order:
         uses = coordinator.brigade_uses = _Uses(order, getattr(coordinator, PREFIX + "max_reuse_dist_in_numel"))
-    if (decided := uses.decided.get((module.ds_id, step))) is None:
+    decided = uses.decided.get((module.ds_id, step))
+    if decided is None:
         fetched = getattr(coordinator, PREFIX + "most_recent_step_id_param_fetched_for")
         # A use that the prefetcher has skipped, because the weight was there, would not be prefetched any more.
         mine = [each for each in _parameters(module) if not each.ds_persist and fetched[each] <= step]
         decided = uses.decided[module.ds_id, step] = {each.ds_id for each in mine if not uses.soon(each.ds_id, step)}
     return set(decided)  # DeepSpeed adds to it
+
+
+def is_kept(parameter: torch.nn.Parameter) -> bool:
+    """Whether ZeRO-3 keeps this parameter whole on each rank between steps, and has it there now
+    (partition_parameters.py: ds_persist)."""
+    return bool(parameter.ds_persist) and parameter.ds_status.name == "AVAILABLE"
 
 
 class _Uses:
@@ -61,7 +74,7 @@ class _Uses:
         return place < len(steps) and self.before[steps[place]] - self.before[step] < self.distance
 
 
-def _parameters(module: Any) -> list[Any]:
+def _parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
     from deepspeed.utils import z3_leaf_module
 

@@ -6,19 +6,25 @@ DeepSpeed's way from one number of ranks to another, universal checkpoints, give
 that counts steps, and all parameter groups the first one's weight decay (stage3.py:3664-3694).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed.comm as dist
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-from . import cpu_adam
+from . import deepspeed_optimizers
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
 
 Share = tuple[torch.nn.Parameter, int, int, torch.Tensor, int]
 
 
-def shares(optimizer: Any) -> Iterator[Share]:
+def shares(optimizer: torch.optim.Optimizer) -> Iterator[Share]:
     """(parameter, start, stop, flat tensor, offset): its elements start..stop lie in a flat master tensor from `offset` on."""
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         for group in optimizer.fp16_groups:
@@ -30,7 +36,8 @@ def shares(optimizer: Any) -> Iterator[Share]:
         return
     for flat, group in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         for parameter in group:
-            if (held := parameter._hp_mapping) is not None:
+            held = parameter._hp_mapping
+            if held is not None:
                 here, there = held.lp_fragment_address, held.hp_fragment_address
                 yield parameter, here.start, here.start + here.numel, flat, there.start
 
@@ -45,7 +52,7 @@ def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     return part[: max(0, parameter.ds_numel - start)]
 
 
-def load_moments(optimizer: Any, moments_of: Mapping[int, dict[str, Any]]) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, moments_of: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
     """Give the optimizer inside its moments. moments_of: id of a flat master tensor -> that one's moments and step"""
     inside, by_parts = optimizer.optimizer, hasattr(optimizer, "fp32_partitioned_groups_flat")
     if by_parts:
@@ -55,19 +62,20 @@ def load_moments(optimizer: Any, moments_of: Mapping[int, dict[str, Any]]) -> No
     masters = [master for group in inside.param_groups for master in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for number, master in enumerate(masters):
-        if kept := dict(moments_of.get(id(master), {})):
+        kept = dict(moments_of.get(id(master), {}))
+        if kept:
             if "step" in kept:
                 kept["step"] = form(kept["step"])
             state[number] = kept
     inside.load_state_dict({"state": state, "param_groups": inside.state_dict()["param_groups"]})
-    cpu_adam.repeat_steps(inside)
+    deepspeed_optimizers.repeat_steps(inside)
     if by_parts:
         optimizer._clear_fp32_optimizer_param_groups()
     else:
         optimizer._link_all_hp_params()
 
 
-def spread_weights(engine: Any, steps: int) -> None:
+def spread_weights(engine: DeepSpeedEngine, steps: int) -> None:
     """Give the model its weights from the master copies, and the engine the number of steps. A collective."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):

@@ -1,0 +1,82 @@
+"""What belongs to this process of the operating system, and not to a run: several runs may follow each other in one process.
+
+`this_process` holds it, and is no argument: a signal handler, the fork that precedes every import (launched.py), a hook inside
+another package's model, and torch when it makes a group have nobody who could hand it to them, and what it stands for exists
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .heartbeat import Heartbeat
+from .stop import Signals
+from .supervised import Agent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import Store
+
+    from .exchange import T
+
+
+class Peers(Protocol):
+    """The other replicas' ranks, as local/peers.py has them. elastic: whether each replica is a run of its own"""
+
+    elastic: bool
+
+    def gather(self, value: T) -> list[T]: ...
+
+    def rejoin(self) -> None: ...
+
+
+class ForwardPass:
+    """What is said of the forward pass that runs, beside the arguments of its model: a layer deep inside another package's model
+    reads it, and engines would cast an argument or move it to the device. It is over before the backward pass, in
+    which checkpointed layers are computed again, on GPUs by another thread: none of them reads it.
+
+    end_to_end: whether its sequences hold several samples, where that is known
+    of_tower: keyword arguments that readers have made for the tower of images, where they have
+    weights: of each target, fp32 in their order; None: all weigh 1
+    """
+
+    end_to_end: bool | None = None
+    of_tower: Mapping[str, Any] | None = None
+    weights: Tensor | None = None
+
+    @contextmanager
+    def told(
+        self,
+        end_to_end: bool | None = None,
+        of_tower: Mapping[str, Any] | None = None,
+        weights: Tensor | None = None,
+    ) -> Iterator[None]:
+        """Say this of the pass inside, and nothing of it behind: another model's would be told wrong."""
+        before = self.end_to_end, self.of_tower, self.weights
+        self.end_to_end, self.of_tower, self.weights = end_to_end, of_tower, weights
+        try:
+            yield
+        finally:
+            self.end_to_end, self.of_tower, self.weights = before
+
+
+class Process:
+    """agent: who hears of this rank under `launch`; heartbeat: where it stands; signals: what it was asked by signals
+    rank_0: its process and when that began, where all ranks are on this host
+    forward_pass: what layers deep inside of a model have to know of the one that runs
+    store: that of all ranks, once a run had replicas; peers: while each replica of the run is a world of its own
+    """
+
+    def __init__(self) -> None:
+        self.agent = Agent()
+        self.heartbeat = Heartbeat()
+        self.signals = Signals(self.agent)
+        self.forward_pass = ForwardPass()
+        self.rank_0: tuple[int, str] | None = None
+        self.store: Store | None = None
+        self.peers: Peers | None = None
+
+
+this_process = Process()

@@ -1,0 +1,64 @@
+"""Norms that no sharding changes, and clipping by them."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from ..upstream import torch_optim
+
+
+@torch.no_grad()  # to_local() then hands out what is there
+def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | None = None) -> torch.Tensor:
+    """Euclidean norm of plain tensors and DTensors taken as one vector; float64 scalar, the same on every rank.
+
+    Sums are taken in float64: on a CPU torch adds up fp32 squares one after another, which is off by 1e-5 and more for
+    the gradient of an embedding, so that the norm would change with the number of shards. One collective per layout. It stays
+    on the tensors' device, and the host does not wait for it. device: of the norm of no tensors
+    """
+    layouts = defaultdict[Any, list[torch.Tensor]](list)
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+            layouts[local.device, (tensor.device_mesh, tensor.placements)].append(local)
+        else:
+            layouts[tensor.device, None].append(tensor)
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(layouts), (device,))[0])
+    for (of, layout), parts in layouts.items():
+        # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
+        norms = torch_optim.norms(parts, torch.float64 if of.type == "cpu" else torch.float32)
+        square = torch.stack(norms).double().square().sum()
+        if layout is not None:
+            mesh, placements = layout
+            # Not is_shard(): a matrix that is also divided over a tensor group is a _StridedShard.
+            sums = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+            square = DTensor.from_local(square, mesh, sums).full_tensor()
+        total = total.to(square.device) + square
+    return total.sqrt()
+
+
+def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale gradients in place so that their global norm is at most `max_norm` (0: leave them); return the norm before.
+
+    As torch.nn.utils.clip_grad_norm_, with the norm of global_norm.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = global_norm(gradients)
+    if max_norm > 0:
+        scale_(gradients, norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def scale_(gradients: Iterable[torch.Tensor | None], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients of this norm in place so that it is at most `max_norm`."""
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    alike = defaultdict[Any, list[torch.Tensor]](list)
+    for gradient in gradients:
+        if gradient is not None:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            alike[local.device, local.dtype].append(local)
+    for (device, dtype), parts in alike.items():
+        torch_optim.scale_(parts, scale.to(device, dtype))

@@ -1,0 +1,56 @@
+"""What a run computes with: attention, Liger's kernels, compiled layers, and the optimizer's form."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..distributed import ranks
+from ..host.cluster import World
+from ..model import attention
+from ..recipe.settings import Settings
+from ..run.directory import Kernels
+from ..run.offers import Offers, Proofs
+from ..strategy import Strategy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def prove_kernels(
+    settings: Settings, strategy: Strategy, world: World, config: PreTrainedConfig, offers: Offers
+) -> Proofs:
+    """What is proven on all of this run's GPUs (docs/gpu.md), of which `auto` takes the fastest. A collective."""
+    # A run on a CPU proves nothing, and proofs have no vision tower.
+    if any(ranks.gather(torch.cuda.is_available())) and not settings.recipe.data.images:
+        return offers.prove_kernels(settings, strategy, world, config, has_compiler(gpu=True))
+    return Proofs()
+
+
+def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedConfig, proofs: Proofs) -> Kernels:
+    """What the run computes with, by its recipe (with proofs.values in it) and by what is proven. Raise UserError for an
+    attention that does not compute what this model's does."""
+    how, why = attention.choose(settings, config, strategy.axes.sequence > 1, proofs.attention)
+    training, (liger, no_liger) = settings.recipe.training, choose_liger(settings)
+    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger)
+
+
+def choose_liger(settings: Settings) -> tuple[bool, str]:
+    """Whether Liger's kernels are used, and if they were asked for and are not, why."""
+    if not settings.recipe.training.use_liger_kernel:
+        return False, ""
+    if not torch.cuda.is_available():
+        return False, "off: its Triton kernels need a GPU"
+    if importlib.util.find_spec("liger_kernel") is None:
+        return False, "off: pip install liger-kernel"
+    return True, ""
+
+
+def has_compiler(gpu: bool) -> bool:
+    """Whether this host has Triton's compiler, or inductor's."""
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
+    return any(map(shutil.which, compilers))

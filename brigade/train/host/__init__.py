@@ -1,0 +1,1 @@
+"""What this host has: files and caches, object storage, limits, threads."""

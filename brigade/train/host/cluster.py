@@ -1,0 +1,88 @@
+"""The place of this process among the ranks of the run, as the launcher has put it into the environment."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among the ranks of the run.
+
+    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where the launcher gives none
+    replica: the number of these ranks' replica, where a run has several that train independently (see part())
+    replicas: how many an elastic run has, each of which is started by itself (launch/elastic.py); else 1
+    """
+
+    rank: int
+    local_rank: int
+    size: int
+    local_size: int
+    host: str
+    launcher: str
+    host_count: int = 0
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts; where the launcher does not tell, each is assumed to run as many ranks as this one."""
+        return self.host_count or max(1, self.size // self.local_size)
+
+    @property
+    def is_main_rank(self) -> bool:
+        """Whether this rank prints and writes. In an elastic run each replica has one that does, with a directory of its own."""
+        return self.rank == 0 and (self.replica == 0 or self.replicas > 1)
+
+    @property
+    def of_all_replicas(self) -> int:
+        """Number of ranks, including those of replicas that are started by themselves."""
+        return self.size * self.replicas
+
+    @property
+    def number(self) -> int:
+        """Number of this rank among those of all replicas, as its launcher counts."""
+        return self.replica * self.size + self.rank
+
+    def part(self, parts: int) -> "World":
+        """Return the world of this rank's replica, where the ranks are divided, in order, into so many equal parts."""
+        size = self.size // parts
+        if parts == 1 or self.replicas > 1:
+            return replace(self, replica=0)
+        inside = min(size, self.local_size)
+        local_rank = self.local_rank % inside
+        return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
+
+
+# This rank's number on its host, where LOCAL_RANK says which GPU is its: the only one that it sees (step/environment.py).
+OWN_NUMBER = "BRIGADE_LOCAL_RANK"
+ELASTIC = "BRIGADE_ELASTIC"  # `launch --elastic` tells each replica its number, how many there are, and where they meet
+# Variables by which launchers are known, in this order: torchrun's is set under accelerate too.
+_SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
+
+
+def world_from_environment(env: Mapping[str, str] | None = None) -> World:
+    """Read what torchrun, deepspeed or accelerate put into the environment.
+
+    deepspeed says LOCAL_SIZE where torchrun says LOCAL_WORLD_SIZE; accelerate launch is torchrun with
+    ACCELERATE_MIXED_PRECISION set. Without RANK nothing launched us: one process, one device.
+    """
+    env = os.environ if env is None else env
+    host = socket.gethostname()
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return World(0, 0, 1, 1, host, "python")
+    size = int(env["WORLD_SIZE"])
+    launcher = next((launcher for name, launcher in _SIGNS.items() if name in env), "environment")
+    local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
+    hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
+    local_rank = int(env.get(OWN_NUMBER, "") or env.get("LOCAL_RANK", "0"))
+    world = World(int(env["RANK"]), local_rank, size, local_size, host, launcher, hosts)
+    return of_elastic_run(world, env)
+
+
+def of_elastic_run(world: World, env: Mapping[str, str]) -> World:
+    """Return the world of a replica that `launch --elastic` has started; any other as it is."""
+    told = json.loads(env[ELASTIC]) if ELASTIC in env else {}
+    return replace(world, replica=told["replica"], replicas=told["replicas"]) if told else world

@@ -1,0 +1,79 @@
+"""The entrance of an elastic run's coordinator: whoever shows soon, and in few bytes, that it knows the run's token may speak
+to it."""
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+from . import sealed
+
+GREETING = 5.0  # seconds until `hello`
+FIRST = 2**12  # bytes of a line until then
+WAITING = 64  # connections without `hello`; of more one is dropped, and an honest replica tries again
+SAID = 2**20  # bytes that a replica says at once: a few hundred a rank, and when it comes digests of all files of code
+
+Message = dict[str, Any]  # a line of JSON, between a replica and the coordinator
+
+
+def longest(replicas: int) -> int:
+    """Bytes of the longest line: what all replicas have said, which who comes back repeats beside what it runs."""
+    return SAID * (replicas + 2)
+
+
+class Line:
+    """A replica's connection, once it is known to be one. write() and close() as a StreamWriter has them."""
+
+    def __init__(
+        self, replica: int, seal: sealed.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int
+    ) -> None:
+        self.replica, self.most, self.close = replica, most, writer.close
+        self._seal, self._reader, self._writer = seal, reader, writer
+
+    def write(self, message: bytes) -> None:
+        self._writer.write(self._seal.seal(message))
+
+    async def read(self) -> Message:
+        """The next message. Raise ValueError for one that is not the replica's or too long, EOFError at the end."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            try:
+                line += await self._reader.readuntil(b"\n")
+            except asyncio.LimitOverrunError as over:  # the reader keeps no more than FIRST
+                line += await self._reader.readexactly(over.consumed)
+            if len(line) > self.most:
+                raise ValueError("a line without an end")
+        return json.loads(self._seal.open(bytes(line)))
+
+
+class Entrance:
+    """replicas: that the run may have"""
+
+    def __init__(self, replicas: int, token: str) -> None:
+        self.replicas, self.token = replicas, token
+        self.waiting: dict[asyncio.StreamWriter, str] = {}  # until `hello`, the oldest first: from where
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Line:
+        """Raise ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
+        self.waiting[writer] = (writer.get_extra_info("peername") or ("",))[0]
+        if len(self.waiting) > WAITING:
+            self._drop_one()
+        try:
+            async with asyncio.timeout(GREETING):
+                ours = sealed.nonce()
+                writer.write(ours)
+                theirs = await reader.readexactly(len(ours))
+                seal = sealed.Seal(self.token, "coordinator", (ours, theirs))
+                replica = json.loads(seal.open(await reader.readline()))["hello"]
+        finally:
+            self.waiting.pop(writer, None)
+        if replica not in range(self.replicas):
+            raise ValueError(replica)
+        return Line(replica, seal, reader, writer, longest(self.replicas))
+
+    def _drop_one(self) -> None:
+        """The oldest of the host that has the most: who floods drops his own."""
+        ((crowd, _),) = Counter(self.waiting.values()).most_common(1)
+        oldest = next(writer for writer, host in self.waiting.items() if host == crowd)
+        del self.waiting[oldest]
+        oldest.transport.abort()

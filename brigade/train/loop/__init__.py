@@ -1,1 +1,0 @@
-"""Training: the engines, the trainer, and what watches them."""

@@ -1,0 +1,1 @@
+"""What a step minimises: the losses of answers, pairs and judged answers, their terms, tiles and references."""

@@ -1,0 +1,41 @@
+"""Whether a run can compute its objective. Told before the model is built. What a strategy refuses: strategy/refused.yaml."""
+
+from typing import TYPE_CHECKING
+
+from ...errors import UserError
+from ..model import packed_samples, scores
+from ..recipe.objectives import needs_second_model, objective_of, reference_of
+from ..run.directory import Run
+from . import reference_model, token_losses
+from .objective.load import loss_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def check(run: Run, config: "PreTrainedConfig") -> None:
+    """Raise UserError where the objective is none, or its reference cannot be had. config: of the model that is trained"""
+    settings = run.settings
+    training = settings.recipe.training
+    if not objective_of(training).compares:
+        return
+    loss_of(settings)
+    if objective_of(training).scores:
+        _check_scores(run, config)
+    elif why := token_losses.why_not(config, settings.recipe.model.trust_remote_code):
+        problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
+        raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
+    if needs_second_model(settings.recipe):
+        reference_model.check(run, str(reference_of(settings.recipe)), config)
+
+
+def _check_scores(run: Run, config: "PreTrainedConfig") -> None:
+    """Raise UserError where no reward model is built of this config, or where its scores cannot be asked for."""
+    settings = run.settings
+    if scores.class_of(config) is None:
+        problem = f"Transformers has no classifier of {type(config).__name__}, whose head could score answers"
+        raise UserError(settings.place("model_name_or_path"), problem, "choose another model")
+    end_to_end, _, why = packed_samples.layout(settings, config, run.kernels.attention)
+    if not end_to_end:
+        problem = f"scores are asked for by their places among samples that lie end to end, and these would be {why}"
+        raise UserError(settings.place("padding_free"), problem, "leave padding_free true, or choose another model")

@@ -1,0 +1,211 @@
+"""Objectives that compare answers, in training and in evaluations.
+
+A forward pass gives the loss of each target token (loss/token_losses.py); the rest of a step is about a number for each answer.
+What these are compared with is completed before the step: the reference by adapters off, and KTO's divergence, which is a mean
+over the global batch.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ..data import answers as of_batch
+from ..data.answers import ANSWERS, MISMATCHED, REFERENCE
+from ..data.store import MicroBatch
+from ..distributed import heartbeat, ranks
+from ..distributed.process import this_process
+from ..engines.engine import StepContext
+from ..engines.parallel import sequence
+from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
+from ..run.hooks import Feature
+from .objective import load
+from .objective.contract import Result, margin_of, means_of
+from .objective.log_probabilities import compare, sums
+from .reference import Reference
+
+_DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch
+
+
+class Preferences(Feature):
+    """Computes the recipe's objective.
+
+    sums: name of a figure -> its sum, and how many values that is of, since the last log entry: (2,) in fp64
+    sums_before: the same, before the current step
+    """
+
+    def __init__(self, trainer: StepContext) -> None:
+        settings = trainer.run.settings
+        training = settings.recipe.training
+        self.trainer, self.rows = trainer, objective_of(training).rows
+        self.function = load.loss_of(settings)
+        self.options = load.options_of(training)
+        self.parts = trainer.run.strategy.axes.sequence
+        self.reference: Reference | None = None
+        named = reference_of(settings.recipe)
+        if named:
+            self.reference = Reference(trainer, self, named, precomputes(settings.recipe))
+        self.sums: dict[str, torch.Tensor] = {}
+        self.sums_before: dict[str, torch.Tensor] = {}
+
+    def begin(self, checkpoint: Path | None) -> None:
+        if self.reference:
+            self.reference.prepare(checkpoint)
+
+    # ---- what answers are compared with ------------------------------------------------------------------------------
+    def before_micro_batches(self, micro_batches: list[MicroBatch]) -> None:
+        this_process.heartbeat.enter(heartbeat.FORWARD)
+        self.add_references(micro_batches)
+        if self.rows == JUDGED:
+            ratios = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
+            for batch in micro_batches:
+                own = self.mismatched_ratios(batch)
+                ratios += torch.stack([own.sum(), own.new_tensor(float(len(own)))])
+            if distributed.is_initialized():
+                distributed.all_reduce(ratios)  # ranks with the same tokens count equally often
+            divergence = (ratios[0] / ratios[1]).clamp(min=0)
+            for batch in micro_batches:
+                batch[ANSWERS][_DIVERGENCE] = divergence
+
+    def add_references(self, micro_batches: list[MicroBatch]) -> None:
+        """Add REFERENCE to micro-batches whose samples came without."""
+        if not self.reference or self.reference.precomputes:
+            return
+        with self.looking():
+            for batch in micro_batches:
+                for each in (batch, batch[ANSWERS].get(MISMATCHED)):
+                    if each is not None:
+                        each[ANSWERS][REFERENCE] = self.log_probabilities(each, self.reference.token_losses)
+
+    def mismatched_ratios(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the log-ratios of the answers to other prompts: (answers,)"""
+        others = batch[ANSWERS][MISMATCHED]
+        with self.looking():
+            return self.log_probabilities(others) - others[ANSWERS][REFERENCE]
+
+    def log_probabilities(
+        self, batch: MicroBatch, token_losses: Callable[[MicroBatch], torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Return the log-probability of each answer of a micro-batch: (answers,), on all ranks that compute it together. Without
+        gradients.
+
+        token_losses: of a micro-batch, by another model than the one that is trained
+        """
+        found = sums((token_losses or self.trainer.token_losses)(batch), batch[ANSWERS])
+        return sequence.summed(found) if self.parts > 1 else found
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """While the model is looked at, without dropout and gradients."""
+        model = self.trainer.model_wrapped
+        training = model.training
+        if training:
+            model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            if training:
+                model.train()
+            torch.clear_autocast_cache()  # its copies of the weights have no gradient
+
+    # ---- the loss ----------------------------------------------------------------------------------------------------
+    def loss(self, token_losses: torch.Tensor, batch: MicroBatch, items: Any) -> torch.Tensor:
+        """Return this micro-batch's part of the step's loss, a scalar in fp32, and count its figures.
+
+        token_losses: (targets,); items: pairs or labelled answers of the step over all ranks
+        """
+        answers = batch[ANSWERS]
+        found = sums(token_losses, answers)
+        if not len(found):  # filler: every parameter stays in the graph
+            return 0.0 * token_losses.sum()
+        if self.parts > 1:
+            found = sequence.summed(found)
+        result = self.compare(found, answers)
+        self._count(result)
+        # Each rank of a group that divides sequences has the whole loss.
+        return (result.losses.sum() / (items * self.parts)).float()
+
+    def compare(self, found: torch.Tensor, answers: MicroBatch) -> Result:
+        """Return what the objective makes of answers with these log-probabilities, (answers,). answers: their ANSWERS"""
+        reference, desirable = answers.get(REFERENCE), answers.get(of_batch.DESIRABLE)
+        about = answers[of_batch.TOKENS], reference, desirable, answers.get(_DIVERGENCE)
+        return compare(self.function, self.options, found, *about)
+
+    @torch.no_grad()
+    def _count(self, result: Result) -> None:
+        for name, figure in result.figures.items():
+            values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
+            own = torch.stack([(values * which).sum(), which.sum()]).double()
+            self.sums[name] = self.sums[name] + own if name in self.sums else own
+
+    def before_step(self) -> None:
+        self.sums_before = dict(self.sums)
+
+    def forget_step(self) -> None:
+        self.sums = self.sums_before
+
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        """The figures of the objective, as means over the pairs or answers since the last entry."""
+        own = dict(zip(self.sums, torch.stack([*self.sums.values()]).tolist(), strict=True)) if self.sums else {}
+        of_ranks = ranks.gather(own)
+        for name in dict.fromkeys(name for each in of_ranks for name in each):
+            total, count = (
+                math.fsum(column) for column in zip(*(each[name] for each in of_ranks if name in each), strict=True)
+            )
+            if count:
+                logs[name] = total / count
+        logs |= margin_of(logs)
+        self.sums.clear()
+
+    # ---- an evaluation -----------------------------------------------------------------------------------------------
+    def held_out(self) -> dict[str, float]:
+        """Return the mean loss and figures over all held-out items, and with several sources over each one's. A collective.
+
+        They do not depend on ranks and micro-batches, for answers are compared once all are known.
+        """
+        trainer = self.trainer
+        place = trainer.place
+        speaks = place.speaks_for_its_data and not place.sequence
+        own: dict[str, list[list[float]]] = {}
+        for name, samples in trainer.data.heldout.items():
+            own[name] = []
+            for inputs in trainer.eval_loader(samples):
+                batch = trainer.to_device(inputs)
+                own[name] += self._numbers(batch)
+        of_ranks = ranks.gather_all(own if speaks else {})
+        metrics: dict[str, float] = {}
+        every: list[list[float]] = []
+        for name in trainer.data.heldout:
+            numbers = [each for of_rank in of_ranks for each in of_rank.get(name, ())]
+            every += numbers
+            if len(trainer.data.heldout) > 1:
+                metrics |= self._metrics(f"eval_{name}_", numbers)
+        return self._metrics("eval_", every) | metrics
+
+    def _numbers(self, batch: MicroBatch) -> list[list[float]]:
+        """Return for each answer of a micro-batch: its log-probability, its tokens, the reference's log-probability, its label,
+        and the log-ratio of the answer to another prompt; NaN for what the objective has not."""
+        answers = batch[ANSWERS]
+        self.add_references([batch])
+        with self.looking():
+            found = self.log_probabilities(batch)
+        missing = torch.full_like(found, math.nan)
+        others = self.mismatched_ratios(batch) if MISMATCHED in answers else missing
+        columns = [found, answers[of_batch.TOKENS], answers.get(REFERENCE, missing)]
+        columns += [answers.get(of_batch.DESIRABLE, missing), others]
+        rows: list[list[float]] = torch.stack([column.double() for column in columns], dim=1).tolist()
+        return rows
+
+    def _metrics(self, prefix: str, numbers: list[list[float]]) -> dict[str, float]:
+        found, tokens, reference, desirable, others = torch.tensor(numbers, dtype=torch.float64).unbind(1)
+        known = None if reference.isnan().all() else reference
+        about: list[Any] = [tokens, known]
+        if not desirable.isnan().all():
+            about += [desirable.bool(), others.mean().clamp(min=0)]
+        result = compare(self.function, self.options, found, *about)
+        return {prefix + name: mean for name, mean in means_of(result).items()}

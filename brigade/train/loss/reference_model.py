@@ -1,0 +1,63 @@
+"""A second model beside the one that is trained: frozen, in half precision where the run computes so, and never stepped.
+
+Where the strategy shards weights, FSDP2 shards these layer by layer over all ranks, beside DeepSpeed's engine too: forward passes
+need nothing else of it. Elsewhere each rank has them whole.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from .. import upstream
+from ..model import load, sample_by_sample
+from ..model.location import load_config
+from ..model.sizes import half_or_full
+from ..run.directory import Run
+from ..upstream import fsdp2
+from . import own_loss
+
+if TYPE_CHECKING:  # seconds, and preflight imports this module for check()
+    from transformers import PreTrainedConfig
+
+    from ..engines.engine import StepContext
+
+SHARDED = ("zero3", "fsdp2", "hsdp")  # kinds of strategies
+
+
+def check(run: Run, reference: str, config: "PreTrainedConfig") -> None:
+    """Raise UserError where a second model reads other tokens than the trained one.
+
+    config: of the trained model
+    """
+    place = run.settings.place("reference")
+    other = load_config(run.settings.of_reference(reference))
+    kinds = [(each.model_type, each.get_text_config().vocab_size) for each in (other, config)]
+    if kinds[0] != kinds[1]:
+        theirs, ours = (f"{kind} with {tokens:,} tokens" for kind, tokens in kinds)
+        cure = "name one of the same architecture: the same token ids go to both"
+        raise UserError(place, f"the reference is {theirs}, and the model {ours}", cure)
+
+
+def load_reference(trainer: "StepContext", reference: str) -> Any:
+    """Return the reference on this rank's device, ready for forward passes. A collective.
+
+    reference: MODEL, a directory or a name on the Hub
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    run, device = trainer.run, trainer.args.device
+    settings = run.settings.of_reference(reference)
+    with upstream.without_zero3(), fsdp2.every_rank_loads():
+        source = load.weights(settings, load_config(settings))
+        how = trainer.engine.where()
+        model: Any = load.load_model(settings, source, half_or_full(settings), run.kernels.attention, **how)
+        own_loss.apply(model, run.settings)
+    model.requires_grad_(False).eval()
+    sample_by_sample.divide(model)
+    if run.strategy.kind not in SHARDED or run.world.size == 1:
+        return model.to(device)
+    mesh = init_device_mesh(device.type, (run.world.size,))
+    for module in list(model.modules()):
+        if type(module).__name__ in upstream.layer_classes(model):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True).to(device)

@@ -1,0 +1,62 @@
+"""What a tower is told of the grids of its images' patches, made with the micro-batch and not in the tower's forward pass.
+
+Transformers 5.23 makes it there (vision_utils.py) from a tensor on the device that says how many patches each image has, and the
+host waits for a dozen answers, and for three more in each layer: the lengths by which attention is divided. model/tower_inputs.py
+hands a tower what is made here, by the names of its own keyword arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+TowerInputs = dict[str, Any]  # keyword arguments of a tower
+
+
+def _segments(grids: torch.Tensor, _: object) -> TowerInputs:
+    from transformers.vision_utils import get_vision_cu_seqlens
+
+    return {"cu_seqlens": get_vision_cu_seqlens(grids).numpy()}
+
+
+def _positions(grids: torch.Tensor, vision: PreTrainedConfig) -> TowerInputs:
+    from transformers.vision_utils import get_vision_position_ids
+
+    return {"position_ids": get_vision_position_ids(grids, vision.spatial_merge_size)}
+
+
+def _windows(grids: torch.Tensor, vision: PreTrainedConfig) -> TowerInputs:
+    from transformers.vision_utils import get_vision_window_index
+
+    index, borders = get_vision_window_index(grids, vision.spatial_merge_size, vision.window_size, vision.patch_size)
+    return {"window_index": index, "cu_window_seqlens": borders.numpy()}
+
+
+def _interpolation(grids: torch.Tensor, vision: PreTrainedConfig) -> TowerInputs:
+    from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+    side = int(vision.num_position_embeddings**0.5)
+    how = {"mode": "bilinear", "align_corners": True, "spatial_merge_size": vision.spatial_merge_size}
+    indices, weights = get_vision_interpolation_indices_and_weights(grids, side, **how)
+    return {"interp_indices": indices, "interp_weights": weights}
+
+
+# By the words of `grids` in model/vision_models.yaml.
+MAKERS: Mapping[str, Callable[[torch.Tensor, Any], dict[str, Any]]] = {
+    "segments": _segments,
+    "positions": _positions,
+    "windows": _windows,
+    "interpolation": _interpolation,
+}
+
+
+def told_of(grids: torch.Tensor, vision: PreTrainedConfig, words: Sequence[str]) -> TowerInputs:
+    """Return the tower's keyword arguments: tensors for its device, and arrays of numpy of what it reads on the host.
+
+    grids: int64 (images, 3), patches in time, height and width; vision: the model's vision_config; words: of MAKERS
+    """
+    return {name: each for word in words for name, each in MAKERS[word](grids, vision).items()}

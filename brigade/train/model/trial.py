@@ -1,0 +1,45 @@
+"""What a run relies on is tried with a tiny random model of its architecture, on a CPU: what cannot be tried is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import first_line
+from .. import upstream
+from .tiny import shrink
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+FAILS = "a tiny model to try it with fails"
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute on the CPU, with the same random numbers each time; the process's own stay as they are."""
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        yield
+
+
+def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: Any) -> PreTrainedModel:
+    """Return a tiny random model of a config's architecture, in fp32 and without dropout.
+
+    images: whether it is built with its vision tower; divisor: ranks that have to divide its heads; options: of from_config
+    """
+    tiny = type(config).from_dict(shrink(config.to_dict(), divisor))
+    return upstream.auto_class_for(images).from_config(tiny, **{"dtype": torch.float32, **options}).eval()
+
+
+def why_not(ask: Callable[[], str], fails: str = FAILS) -> str:
+    """Return what is wrong, as ask() says, "" for nothing; or that it could not be asked. fails: in which words"""
+    with alone():
+        try:
+            return ask()
+        except Exception as error:
+            return f"{fails} ({type(error).__name__}: {first_line(error)})"

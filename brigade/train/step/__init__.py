@@ -1,0 +1,1 @@
+"""The Trainer, and what happens in and between its steps."""

@@ -1,0 +1,167 @@
+"""Evaluation while training: held-out loss and perplexity per source, and answers to held-out questions."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from ..data.sampling import Loader
+from ..data.store import IGNORED
+from ..distributed import heartbeat, ranks
+from ..distributed.process import this_process
+from ..engines.engine import Engine
+from ..loss.preferences import Preferences
+from ..recipe.objectives import objective_of
+from ..run.directory import Run
+from ..upstream.trainer import HookedTrainer
+from ..watch.throughput import Meter
+from . import sample_answers
+from .early_stopping import EarlyStopping
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainerCallback, TrainerState
+
+    from ..data.prepare import Prepared
+
+CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
+
+
+class EvaluatingTrainer(HookedTrainer):
+    """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples.
+
+    looks_as: at held-out samples: which rank of how many
+    """
+
+    run: Run
+    engine: Engine
+    meter: Meter
+    looks_as: tuple[int, int]
+    control: Any
+    preferences: Preferences | None
+    data: Prepared
+
+    @abstractmethod
+    def eval_loader(self, samples: Any) -> Loader:
+        """Return the loader of a source's held-out samples."""
+
+    @abstractmethod
+    def at_rest(self) -> AbstractContextManager[object]:
+        """While the model is looked at."""
+
+    def evaluate(self, *_: object, **__: object) -> dict[str, float]:
+        """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
+        with this_process.heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.at_rest():
+            metrics = self.held_out()
+            forget_other_samples(self.state, self.callback_handler.callbacks, metrics["eval_samples"], self._stored())
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            training = self.run.settings.recipe.training
+            if self.state.global_step and training.eval_answers and not objective_of(training).scores:
+                sample_answers.ask(self)
+        return metrics
+
+    def _stored(self) -> int:
+        return sum(samples.stored for samples in self.eval_dataset.values())
+
+    def held_out(self) -> dict[str, float]:
+        """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
+
+        `eval_loss` and `eval_perplexity` are over all tokens of all sources; with several sources each has its own,
+        `eval_NAME_loss` and `eval_NAME_perplexity`. Sums stay on the device until the end and are then exchanged once,
+        in float64 where the device has it, so world size and batch size do not show in the result. Where an objective compares
+        answers: what Preferences.held_out() says.
+        """
+        model, began = self._model_in_use(), time.perf_counter()
+        evaluated = sum(map(len, self.eval_dataset.values()))
+        if self.preferences:
+            compared = self.preferences.held_out()
+            return compared | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
+        device = self.args.device
+        sums = torch.zeros(
+            len(self.eval_dataset), 2, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
+        )
+        model.eval()
+        with torch.no_grad():
+            for (loss_sum, tokens), samples in zip(sums, self.eval_dataset.values(), strict=True):
+                for inputs in self.eval_loader(samples):
+                    inputs = self.to_device(inputs)
+                    tokens += (inputs["labels"] != IGNORED).sum()
+                    with self.compute_loss_context_manager():
+                        loss_sum += self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: a sum, not a mean
+        model.train()
+        of_ranks = ranks.gather_all(sums.tolist())
+        totals = [[math.fsum(column) for column in zip(*rows, strict=True)] for rows in zip(*of_ranks, strict=True)]
+        named = dict(zip(self.eval_dataset, totals, strict=True)) if len(totals) > 1 else {}
+        metrics: dict[str, float] = {}
+        for name, (loss, count) in {"": [math.fsum(c) for c in zip(*totals, strict=True)], **named}.items():
+            prefix = f"eval_{name}_" if name else "eval_"
+            metrics[f"{prefix}loss"] = loss / count
+            metrics[f"{prefix}perplexity"] = math.exp(min(loss / count, 700.0))  # 709 overflows
+        return metrics | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
+
+    def _model_in_use(self) -> PreTrainedModel:
+        """The model that train() wrapped: evaluating before it would train DDP unwrapped and crash ZeRO-3."""
+        model = self.model_wrapped
+        if not self.is_in_train and self.run.world.size > 1 and model is self.model and not self.is_fsdp_enabled:
+            raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
+        return model
+
+    def answers(self, questions: list[sample_answers.Question]) -> list[list[int]]:
+        """Return the model's answers in token ids. A collective."""
+        # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
+        # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
+        with self.accelerator.autocast(), self.engine.answering(self):
+            return sample_answers.generate(
+                self.model,
+                self.processing_class,
+                questions,
+                *self.looks_as,
+                self.args.device,
+                self.data.images,
+            )
+
+    def final_evaluation(self) -> float:
+        """Return the held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
+        if self.run.settings.recipe.training.load_best_model_at_end and self.state.best_model_checkpoint:
+            metrics, then = self.held_out(), self.state.best_metric
+            metric = self.run.settings.recipe.training.metric_for_best_model
+            now, best = metrics[metric], self.state.best_global_step
+            evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry and entry["step"] == best]
+            # A run that was resumed with another max_eval_samples has nothing to compare with.
+            same = evaluations and evaluations[-1].get("eval_samples", self._stored()) == metrics["eval_samples"]
+            # Transformers only warns when it finds no file to load.
+            if same and not math.isclose(now, then, rel_tol=CLOSE):
+                raise RuntimeError(
+                    f"the model of {self.state.best_model_checkpoint} was not loaded: its {metric} was "
+                    f"{then:.6f}, now it is {now:.6f}; do all hosts see the output directory?"
+                )
+            return metrics["eval_loss"]
+        evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if not evaluations or evaluations[-1]["step"] != self.state.global_step:
+            return self.evaluate()["eval_loss"]
+        return evaluations[-1]["eval_loss"]
+
+
+def forget_other_samples(state: TrainerState, callbacks: list[TrainerCallback], evaluated: float, stored: int) -> None:
+    """Forget the best held-out loss where it is of other samples: a run may go on with another max_eval_samples than before.
+
+    evaluated: how many samples the next loss is of; stored: how many are held out, all of which earlier versions evaluated
+    """
+    before = next((entry for entry in reversed(state.log_history) if "eval_loss" in entry), None)
+    if before is None or before.get("eval_samples", stored) == evaluated:
+        return
+    state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping):
+            callback.forget()
+    if state.is_world_process_zero:
+        tqdm.write(
+            f"Held-out losses are of {evaluated:,} samples from here on, and were of {before.get('eval_samples', stored):,}: "
+            "the best one is looked for anew (max_eval_samples)."
+        )

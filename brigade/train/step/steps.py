@@ -1,0 +1,84 @@
+"""The steps of a run that need torch, by their names in train.py, which imports them once it knows that there is something to
+train: a user's mistake and a finished run are told without those seconds."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ...errors import UserError
+from ..checkpoint.resume import agree as agree_on_checkpoint
+from ..checkpoint.resume import how_to_continue
+from ..data.places import name_row
+from ..data.prepare import Prepared
+from ..data.prepare import prepare as prepare_data
+from ..distributed.consistency import of_model as digest_model
+from ..distributed.devices import check as check_gpus_are_seen
+from ..engines.kernels import choose_kernels, prove_kernels
+from ..local.replicas import divide as divide_into_replicas
+from ..model.adapter_weights import find as find_adapters
+from ..model.images.features import load_checked as load_processor
+from ..model.images.saved import difference as difference_of_images
+from ..model.load import weights as find_weights
+from ..model.location import load_config
+from ..model.tokenizer import load_tokenizer
+from ..run.directory import Run
+from ..watch.out_of_memory import explain as explain_out_of_memory
+from ..watch.watch_thread import watched
+from .build import build_trainer
+from .environment import prepare_environment
+from .lengthening import how_lengthened
+from .micro_batch import settle_batch
+from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
+from .summary import summary as print_summary
+from .task_loading import prepare as prepare_tasks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+
+def explain(
+    run: Run, config: PreTrainedConfig, data: Prepared, resumed: bool, error: BaseException
+) -> UserError | None:
+    """Return an error of a run in a user's terms, where there are better ones; else None. The arguments are those of train.py."""
+    return name_row(error, data, run.settings) or explain_out_of_memory(run, config, resumed, error)
+
+
+def compare_images(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn, on one rank, where the processor that was saved with the model makes something else of an image than the run did."""
+    if data.images is None or not run.world.is_main_rank or not (run.directory / "tokenizer_config.json").is_file():
+        return
+    said = difference_of_images(run.directory, data.folder, data.images, tokenizer)
+    if said:
+        print(f"warning: {said}.", file=sys.stderr)
+
+
+__all__ = [
+    "agree_on_checkpoint",
+    "build_trainer",
+    "check_callbacks",
+    "check_gpus_are_seen",
+    "check_gpus_differ",
+    "check_host",
+    "check_run",
+    "check_steps",
+    "choose_kernels",
+    "compare_images",
+    "digest_model",
+    "divide_into_replicas",
+    "explain",
+    "find_adapters",
+    "find_weights",
+    "how_lengthened",
+    "how_to_continue",
+    "load_config",
+    "load_processor",
+    "load_tokenizer",
+    "prepare_data",
+    "prepare_environment",
+    "prepare_tasks",
+    "print_summary",
+    "prove_kernels",
+    "settle_batch",
+    "watched",
+]
