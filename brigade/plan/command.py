@@ -12,10 +12,11 @@ import yaml
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
 from ..errors.numbers import numeric
-from ..train.hostfile import read_hostfile
+from ..errors.tables import Fields
 from ..train.recipe.files import find
+from ..train.recipe.hostfile import read_hostfile
 from ..train.recipe.method import METHODS
-from ..train.recipe.objectives import ANSWERS, OBJECTIVES
+from ..train.recipe.objectives import OBJECTIVES
 from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import refusal
 from .choice import averaging_advice, goals
@@ -108,7 +109,7 @@ def _recipe(options: argparse.Namespace) -> int:
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
     money = None if options.tokens == 1e9 else options.tokens, options.price
-    more: dict[str, Any] = {"asked": _asked_of_images(options), "as_json": options.json}
+    more: Fields = {"asked": _asked_of_images(options), "as_json": options.json}
     return show_recipe(options.model, cluster, hosts, options.margin, *money, **more)
 
 
@@ -195,14 +196,15 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 
 def _check_with_images(options: argparse.Namespace) -> None:
     """Raise UserError at the flag that asks for what train.py refuses under every strategy where rows have images."""
-    compares = OBJECTIVES[options.objective].rows != ANSWERS
+    compares = OBJECTIVES[options.objective].compares
     facts = {
         "method": {"method": options.method},
         "objective": {"compares": compares},
         "liger": {"use_liger_kernel": options.liger},
     }
     for flag, fact in facts.items():
-        if row := refusal(images=True, **fact):
+        row = refusal(images=True, **fact)
+        if row:
             _refuse(flag, row["problem"], row["cure"])
 
 
@@ -211,7 +213,8 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
 
     config, place, name = named_config(options.model)
     method, keys, images = options.method, METHODS[options.method].keys, None
-    if asked := _asked_of_images(options):
+    asked = _asked_of_images(options)
+    if asked:
         if options.write:
             _refuse("write", "a recipe of images is not written yet", "leave it out, or plan without images")
         _check_with_images(options)
@@ -239,7 +242,8 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         _refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
     if whole and not keys:
         _refuse("lora_modules_to_save", "full fine-tuning trains them anyway", "leave it out, or give --method lora")
-    if other := [name for name in whole if name not in ENDS]:
+    other = [name for name in whole if name not in ENDS]
+    if other:
         _refuse("lora_modules_to_save", f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
     if whole and shape.tied:
         problem = f"{shape.name} ties its two ends: trained apart, they could not be saved as one"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from ...errors import UserError
 from ...errors.console import counted, figure
 from ...train.recipe.objectives import SFT
-from ..costs.averaging import CONSTANTS, held, round_seconds, sent
+from ..constants import CONSTANTS
+from ..costs.averaging import held, round_seconds, sent
 from ..costs.estimate import Estimate, estimate
 from ..costs.job import Replicas
 from ..costs.memory import GIB
@@ -18,10 +19,10 @@ from .job_of_recipe import RecipePlan, job_of
 def for_recipe(plan: RecipePlan) -> list[str]:
     """Return one sentence at most, for a recipe on its own cluster."""
     training = plan.settings.recipe.training
-    longest = training.max_steps if training.max_steps > 0 else max(CONSTANTS["every"])
+    longest = training.max_steps if training.max_steps > 0 else max(CONSTANTS.replica_every)
 
     def with_replicas() -> Estimate | None:
-        changed = training.model_copy(update={"sync_every": CONSTANTS["every"][0]})
+        changed = training.model_copy(update={"sync_every": CONSTANTS.replica_every[0]})
         recipe = plan.settings.recipe.model_copy(update={"training": changed})
         try:
             return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link, asked=plan.asked))
@@ -55,17 +56,17 @@ def _advice(plain: Estimate, name: str, changed: Callable[[], Estimate | None], 
 
     changed: the estimate with replicas, or None where there can be none; longest: steps that a round may have
     """
-    if plain.job.replicas.count > 1 or plain.time.across <= CONSTANTS["waits"] * plain.time.total:
+    if plain.job.replicas.count > 1 or plain.time.across <= CONSTANTS.replica_waits * plain.time.total:
         return []
     other = changed()
     if other is None or not other.fits:
         return []
     without = other.time.total - other.time.synchronising
     every, slower = 0, 0.0
-    for every in (number for number in CONSTANTS["every"] if number <= longest):
+    for every in (number for number in CONSTANTS.replica_every if number <= longest):
         job = replace(other.job, replicas=replace(other.job.replicas, every=every))
         slower = estimate(job, other.gpu).time.total / without
-        if slower <= CONSTANTS["most"]:
+        if slower <= CONSTANTS.replica_most:
             break
     if not every or slower * without > plain.time.total:
         return []

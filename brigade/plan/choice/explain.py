@@ -47,7 +47,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
     assert winner is not None  # what fits and can be run was there to choose from
-    if untold := not_weighed(candidate, winner):
+    untold = not_weighed(candidate, winner)
+    if untold:
         return untold
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
         return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"

@@ -1,4 +1,7 @@
-"""Find the size of a cluster that serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
+"""Find the size of a cluster that serves a goal, what it costs, and what would train the same tokens sooner or cheaper.
+
+How many tokens a recipe reads of its own data is known here for the data sets of our recipes: data_sets.yaml.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,6 +10,7 @@ from pathlib import Path
 from ...errors import UserError
 from ...errors.console import counted, figure
 from ...errors.tables import table
+from ...train.recipe.schema import Recipe
 from ..shape.lora import trained_parameters
 from .search import candidates, chosen
 from .workload import Candidate, Cluster, Workload
@@ -17,6 +21,7 @@ MEASURE = (
 )
 SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence
 BILLION = 1e9
+TOKENS = {name: entry["tokens"] for name, entry in table(Path(__file__).with_name("data_sets.yaml")).items()}
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,16 @@ def better(whole: Answer) -> list[str]:
         return []
     sentences: list[str] = []
     fewer = list(sizes(whole.workload, whole.cluster, False))
-    if fewer and (best := max(fewer, key=lambda one: one.speed)).speed > SOONER * whole.speed:
-        sentences.append(f"More is not faster: on {best.size} the same tokens train sooner, {_against(best, whole)}.")
+    fastest = max(fewer, key=lambda one: one.speed, default=whole)
+    cheapest = min(fewer, key=Answer.gpu_hours, default=whole)
+    if fastest.speed > SOONER * whole.speed:
+        sentences.append(
+            f"More is not faster: on {fastest.size} the same tokens train sooner, {_against(fastest, whole)}."
+        )
     else:
-        if fewer and (best := min(fewer, key=Answer.gpu_hours)).gpu_hours() < CHEAPER * whole.gpu_hours():
-            took = f"{figure(best.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
-            sentences.append(f"On {best.size} the same tokens are cheaper: {took} (--goal cheapest).")
+        if cheapest.gpu_hours() < CHEAPER * whole.gpu_hours():
+            took = f"{figure(cheapest.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
+            sentences.append(f"On {cheapest.size} the same tokens are cheaper: {took} (--goal cheapest).")
         sentences += measure_first(whole, fewer)
     waits = whole.winner.estimate.time
     if (waits.across + waits.inside + waits.bubble + waits.offload + waits.optimizer) > 0.15 * waits.total:
@@ -126,7 +135,8 @@ def better(whole: Answer) -> list[str]:
                     f"{batch} trains the same tokens sooner, {_against(larger, whole)}; its steps are fewer."
                 )
                 break
-    if whole.workload.method == "full" and (trained := trained_parameters(whole.workload.shape, 16, ())):
+    if whole.workload.method == "full":
+        trained = trained_parameters(whole.workload.shape, 16, ())
         lora = answer(replace(whole.workload, method="lora", trained=trained), whole.cluster)
         if lora.speed > (SOONER if whole.winner.choice.offload else LIGHTER) * whole.speed:
             sentences.append(f"--method lora trains the same tokens sooner, {_against(lora, whole)}.")
@@ -135,6 +145,20 @@ def better(whole: Answer) -> list[str]:
 
 def _against(one: Answer, other: Answer) -> str:
     return f"{one.speed:,.0f} tokens/s in all against {other.speed:,.0f}"
+
+
+# ---- tokens --------------------------------------------------------------------------------------------------------
+def own_tokens(recipe: Recipe) -> float | None:
+    """Return about how many tokens the recipe's epochs have; None where data_sets.yaml does not name its data set."""
+    data, training = recipe.data, recipe.training
+    if training.max_steps > 0 or data.train_file or data.max_train_samples or data.dataset_name not in TOKENS:
+        return None
+    return training.num_train_epochs * TOKENS[data.dataset_name]
+
+
+def million(tokens: float) -> str:
+    """Return `18 million`, or from a billion on `1.5 billion`."""
+    return f"{tokens / 1e9:,.3g} billion" if tokens >= 1e9 else f"{tokens / 1e6:,.3g} million"
 
 
 # ---- money -------------------------------------------------------------------------------------------------------

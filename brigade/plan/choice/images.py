@@ -1,11 +1,11 @@
 """What a recipe or the flags say of images, as the formulas count it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Document
 from ...train.data.images import ImageRules
 from ...train.recipe.images import within
 from ...train.recipe.parts import trained_parts
@@ -43,7 +43,7 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 def described_with_images(
-    config: Mapping[str, Any],
+    config: Document,
     place: str,
     name: str,
     asked: Asked,
@@ -67,15 +67,13 @@ def described_with_images(
     return shape, Images(tower, each, per_sample, width, height, assumed=asked.size is None, trained=trained)
 
 
-def of_recipe(
-    recipe: Recipe, config: Mapping[str, Any], place: str, name: str, asked: Asked
-) -> tuple[ModelShape, Images]:
+def of_recipe(recipe: Recipe, config: Document, place: str, name: str, asked: Asked) -> tuple[ModelShape, Images]:
     """Return what described_with_images() does, of a recipe with data.images."""
     trained = trained_parts(recipe)
     beside = tuple(part for part in PARTS if part in trained)
     return described_with_images(config, place, name, asked, beside, (recipe.data.max_pixels, recipe.data.min_pixels))
 
 
-def adapter_widths(images: Images, targets: Any) -> int:
+def adapter_widths(images: Images, targets: str | Iterable[str]) -> int:
     """Return the widths of the linear layers beside the decoder that have adapters, summed: what one rank of adapters has."""
     return sum(images.tower.adapted(targets, part) for part in images.trained)

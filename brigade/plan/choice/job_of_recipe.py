@@ -3,17 +3,16 @@
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
-from ...errors.tables import table
-from ...train.cluster import World
-from ...train.hostfile import read_hostfile
+from ...errors.tables import Fields, table
+from ...train.host.cluster import World
 from ...train.model.config_json import grown_vocabulary, with_vocabulary
 from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
 from ...train.recipe.files import REPOSITORY, find
-from ...train.recipe.flags import Settings
+from ...train.recipe.hostfile import read_hostfile
+from ...train.recipe.settings import Settings
 from ...train.strategy import Strategy, choose
 from ..costs.estimate import Estimate, estimate
 from ..costs.job import Job
@@ -41,7 +40,7 @@ class PublishedModel:
     beside: str = ""
     revision: str | None = None
     template: str | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: Fields | None = None
     base: bool = False
     licence: str = ""
 
@@ -63,7 +62,8 @@ def published_model(name: str) -> PublishedModel:
     A model that nobody has described has only its name: a folder elsewhere, or another owner's model, may hold anything although
     it is called like one of ours.
     """
-    if found := next((model for model in published_models().values() if model.hub == name), None):
+    found = next((model for model in published_models().values() if model.hub == name), None)
+    if found:
         return found
     path = Path(name).expanduser()
     if "/" not in name and not path.exists():
@@ -110,7 +110,8 @@ def job_of(
         problem = "flags say how many images samples have, and this recipe reads none"
         raise UserError(str(settings.recipe_path), problem, "set data.images: true, or leave the flags out")
     shape = described_with_tower(config, place, name)[0] if seen else described(config, place, name)
-    if new := len(model.add_tokens + model.add_special_tokens):  # as if no row of the model were to spare
+    new = len(model.add_tokens + model.add_special_tokens)  # as if no row of the model were to spare
+    if new:
         config = with_vocabulary(config, grown_vocabulary(shape.vocab, shape.vocab + new))
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"

@@ -1,21 +1,20 @@
 """Turn a run of train.py into a Job. No torch."""
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Document, Fields
 from ...train.recipe import continued
 from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
-from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, PAIRS, objective_of, precomputes, reference_of
+from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, PAIRS, objective_of, precomputes, reference_of
 from ...train.recipe.schema import Recipe
 from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.estimate import estimate
-from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, first_that_holds, method_fields
 from ..hardware import Gpu
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
@@ -34,8 +33,8 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
-# Nothing is sharded, by what shards (loop/fsdp2_engine.py).
-EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
+# Nothing is sharded, by what shards (engines/fsdp2_engine.py).
+EXPERTS_UNDER_DDP: Fields = {"engine": "fsdp2", "stage": 3, "shard": 1}
 FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
@@ -49,7 +48,7 @@ def job_of_run(
     batch: Batch,
     ranks: int,
     node_size: int,
-    config: Mapping[str, Any],
+    config: Document,
     gpu: str,
     *,
     trained: int = 0,
@@ -159,8 +158,8 @@ def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
 
 
 def _loss(training: TrainingSection) -> str:
-    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
-    if training.use_liger_kernel and objective_of(training).rows == ANSWERS:
+    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/step/arguments.py).
+    if training.use_liger_kernel and not objective_of(training).compares:
         return "fused"
     return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
 
@@ -171,7 +170,7 @@ def largest_fit(
     batch: Batch,
     ranks: int,
     node_size: int,
-    config: Mapping[str, Any],
+    config: Document,
     device: Gpu,
     place: str,
     asked: Asked = NOT_ASKED,
@@ -235,7 +234,8 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         and not trained,
     }
     lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
-    if reason := next((reason for reason, holds in lacking.items() if holds), None):
+    reason = first_that_holds(lacking)
+    if reason:
         raise NotCovered(f"the formulas do not cover this run: {reason}")
 
 
@@ -250,11 +250,12 @@ def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
         "MLPs in tiles": recipe.training.tiled_mlp,
         "eager attention": attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    if lacks := next((lacks for lacks, holds in lacking.items() if holds), None):
+    lacks = first_that_holds(lacking)
+    if lacks:
         raise NotCovered(f"the formulas do not know what activation_checkpointing: selective keeps of {lacks}")
 
 
-def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
+def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document) -> None:
     """Raise NotCovered for axes besides data parallelism that no formula covers. spread: what _engine() returned"""
     again = recipe.training.recomputation
     lacking = {
@@ -272,10 +273,12 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[s
         and (shape.family.fused_qkv or shape.family.fused_gate),
         "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    if lacks := next((lacks for lacks, holds in lacking.items() if holds), None):
+    lacks = first_that_holds(lacking)
+    if lacks:
         raise NotCovered(f"the formulas do not know {lacks} under {axes} parallelism")
     for axis, size in axes.used.items():
-        if odd := [number for number in divisible(shape, axis) if number % size]:
+        odd = [number for number in divisible(shape, axis) if number % size]
+        if odd:
             raise NotCovered(
                 f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model, and {size} do not {odd[0]}"
             )
@@ -291,10 +294,10 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
     }.get(axis, ())
 
 
-def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
+def _engine(strategy: Strategy, node_size: int) -> Fields:
     """Return the fields of a Job that say how states are sharded, and what is sent."""
     if strategy.is_fsdp:
-        # The parts of a sequence are shards' ranks too (train/loop/choose_engine.py).
+        # The parts of a sequence are shards' ranks too (train/engines/choose_engine.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
         offload = "all" if strategy.fsdp.get("cpu_offload") else ""
         return {"engine": "fsdp2", "stage": 3, "shard": shard, "offload": offload}

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ...errors import UserError, shortened
+from ...errors.tables import Document, Fields
 from ..costs.job import Job
 from ..shape.from_code import MeasuredShape
 from ..shape.model_shape import ModelShape
@@ -15,12 +16,12 @@ from ..shape.model_shape import ModelShape
 OLDER = {"ours", "sequence_parallel", "bounded", "fp32_weights"}
 
 
-def record(job: Job) -> dict[str, Any]:
+def record(job: Job) -> Fields:
     """Return a Job as plain values, for YAML: those that differ from the defaults."""
     return dict(_plain(job))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if is_dataclass(value):
         values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
         return {name: _plain(own) for name, (own, default) in values.items() if own != default}
@@ -29,12 +30,13 @@ def _plain(value: Any) -> Any:
     return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def job_of_record(values: Mapping[str, Any], place: str) -> Job:
+def job_of_record(values: Document, place: str) -> Job:
     """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
         known = _known(values)
         known["shape"] = _shape(known["shape"])
-        if compared := known.get("comparison"):
+        compared = known.get("comparison")
+        if compared:
             known["comparison"] = compared | {"shape": _shape(compared.get("shape"))}
         return TypeAdapter(Job).validate_python(known, extra="forbid")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -42,13 +44,13 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         raise UserError(place, problem, "run the recipe once more") from None
 
 
-def _known(value: Any) -> Any:
+def _known(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: _known(inner) for key, inner in value.items() if key not in OLDER}
 
 
-def _shape(values: Mapping[str, Any] | None) -> ModelShape | None:
+def _shape(values: Document | None) -> ModelShape | None:
     if values is None:
         return None
     measured = not values.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code

@@ -4,9 +4,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from ...train.model.experts import shards
 from ...train.recipe.objectives import SFT
 from ...train.strategy.axes import Axes
@@ -67,7 +67,7 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
         or not bf16
     ):
         return False
-    # train.py computes no loss in tiles where the model changes logits (train/parallel/tiled.py).
+    # train.py computes no loss in tiles where the model changes logits (train/loss/tiled.py).
     changed = workload.shape.family.capped or workload.shape.family.scaled
     tiled = KERNELS[names][1] == "tiled"
     if tiled and ({"tensor", "stages"} & set(choice.axes) or changed):
@@ -105,7 +105,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         return sorted(size for size in found if not any(number % size for number in whole))
 
     for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
-        named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
+        named: Fields = dict(zip(choice.axes, chosen_sizes, strict=True))
         axes = Axes(**named)
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
         if not inside or misfit(axes, gpus) or (choice.group and axes.tensor == cluster.node_size):
@@ -128,7 +128,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
     shape, attention = workload.shape, attention_of(workload.shape)
     padded = workload.pairs and attention == "eager"  # as a recipe that is not packed has them (job_of_run.py)
     comparison = replace(workload.comparison, apart=2 if padded else 1)
-    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/loop/arguments.py).
+    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/step/arguments.py).
     loss = "released" if loss == "fused" and workload.objective != SFT else loss
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
         data = axes.data(cluster.gpus)
@@ -136,7 +136,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         # Every stage needs a micro-batch, and stages that take turns on a rank take them in rounds.
         if rest or accumulation < axes.stages or (axes.virtual > 1 and accumulation % axes.stages):
             continue
-        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage}
+        spread: Fields = {"engine": choice.engine, "stage": choice.stage}
         if choice.group and choice.engine == "fsdp2":
             spread["shard"] = node // axes.tensor
         if choice.engine == "ddp" and axes.experts > 1 and axes.stages == 1:
@@ -180,7 +180,8 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
     most, when = max((needs.training, "train"), (needs.loading, "load"))
     if most / GIB > memory:
         return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
-    if (model := whole_on_gpu(job) / GIB) > usual.memory_gib:
+    model = whole_on_gpu(job) / GIB
+    if model > usual.memory_gib:
         which = "before FSDP2 or ZeRO-3 cut its shards"
         return f"to load, each GPU needs {model:,.1f} GiB for the model in 4 bits, of {usual.memory_gib:,.1f}, {which}"
     if needs.fullest[1] / GIB > memory:
@@ -231,17 +232,31 @@ def _order(candidate: Candidate) -> tuple[bool, float]:
     return not candidate.fits, candidate.seconds if candidate.fits else -candidate.estimate.spare_gib
 
 
+def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str, device: Gpu) -> Iterator[Candidate]:
+    """Yield the configurations of one strategy with their estimates. Larger micro-batches than one that does not fit are left
+    out, for they need more: but for the largest, with which there is nothing to accumulate."""
+    told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
+    too_large = set()
+    for job in jobs(workload, cluster, choice, names):
+        divided = (job.tensor, job.pipeline, job.virtual, job.context, job.expert, job.checkpointing)
+        if divided in too_large and job.accumulation > 1:
+            continue
+        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told)
+        if not candidate.fits:
+            too_large.add(divided)
+        yield candidate
+
+
 def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]:
     device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
             continue
-        told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, estimate(job, device), workload.margin, told=told)
+            candidate
             for names in workload.kernels
             if taken(workload, choice, names, device.bf16)
-            for job in jobs(workload, cluster, choice, names)
+            for candidate in _estimated(workload, cluster, choice, names, device)
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue

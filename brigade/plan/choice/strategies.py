@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError, did_you_mean
 from ...errors.tables import table
@@ -88,7 +87,7 @@ def _choices() -> Iterable[Choice]:
 CHOICES = tuple(_choices())
 
 
-def runs(choice: Choice, **facts: Any) -> bool:
+def runs(choice: Choice, **facts: object) -> bool:
     """Return whether train.py takes a strategy with such a `method` and recipe's keys (train/strategy/refused.yaml)."""
     host_shards = choice.engine == "fsdp2" and bool(choice.offload)
     return refusal(kind=choice.kind, host_shards=host_shards, **dict.fromkeys(choice.axes, True), **facts) is None
@@ -105,12 +104,14 @@ def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
     keys = {choice.key: choice for choice in CHOICES}
     keys |= {_key(choice.file): choice for choice in CHOICES if choice.file and not choice.axes}
     words = list(words)
-    if unknown := [word for word in words if _key(word) not in keys]:
+    unknown = [word for word in words if _key(word) not in keys]
+    if unknown:
         without = _key(_SIZES.sub("", unknown[0]))
         cure = f"write {without}: plan tries every size" if without in keys else did_you_mean(unknown[0], keys)
         raise UserError("flag --strategy", f"unknown strategy {unknown[0]!r}", cure)
     choices = [keys[_key(word)] for word in words] or CHOICES
-    if found := tuple(dict.fromkeys(choice for choice in choices if runs(choice, optim=optimizer))):
+    found = tuple(dict.fromkeys(choice for choice in choices if runs(choice, optim=optimizer)))
+    if found:
         return found
     names = " or ".join(choice.name for choice in choices)
     if any(runs(choice, optim="adamw_torch_fused") for choice in choices):

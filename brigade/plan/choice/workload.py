@@ -64,7 +64,7 @@ class Workload:
     method: a key of METHODS; objective: one of OBJECTIVES, of which those over pairs have two samples in a sequence
     trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
     margin: share of each card to leave free; images: those of a sample, if it has some
-    choices, micro_batches, kernels (keys of KERNELS): what the search is among
+    choices, micro_batches (the smallest first), kernels (keys of KERNELS): what the search is among
     optimizer: "" for the usual one, or where that does not fit without offload one with 8-bit moments
     """
 

@@ -3,17 +3,17 @@
 import functools
 import math
 
+from ..constants import CONSTANTS
 from ..shape.lora import ALL, all_linears
 from .adapters import NORM_STANDS, adapter_bytes
 from .conventions import LOGIT_BYTES
 from .division import division
 from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import NORM_BACK, layer_ops
+from .layer import layer_ops
 from .stages import stages
 from .tower import pixel_bytes, projector_bytes, tower_job
 
-TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/parallel/tiled.py)
-FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
+TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/loss/tiled.py)
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -36,7 +36,7 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
     What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
     """
     kept = freed = peak = inside = 0.0
-    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (train/parallel/tiled.py)
+    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (train/loss/tiled.py)
     pairs = [(op, job.tensor if op.split else 1) for op in layer_ops(job, moe)]
     for op, parts in pairs:
         if op.tiled:
@@ -98,7 +98,7 @@ def inputs_on_host(job: Job) -> float:
 
 def selectively_kept(job: Job) -> float:
     """Return the bytes per token that a layer keeps besides what it begins with: every second product's output, the first among
-    them, and what attention gives (train/loop/recomputing.py: kept_contexts)."""
+    them, and what attention gives (train/engines/recomputing.py: kept_contexts)."""
     s = job.shape
     into = [s.query_width + s.key_value_width] if s.family.fused_qkv else [s.query_width, *[s.key_value_width / 2] * 2]
     up = [s.ffn] * 2 if s.family.gated and not s.family.fused_gate else [s.ffn * (1 + s.family.gated)]
@@ -135,11 +135,11 @@ def logit_bytes(job: Job) -> float:
         return (norm + 2) * s.hidden * t
     capped = 2 * s.family.capped  # bytes of a logit that tanh keeps
     if loss == "fused":  # besides what the norm gives
-        return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
+        return (CONSTANTS.fused_loss_bytes * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t
     if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
         tile = 4 * s.hidden * t + (LOGIT_BYTES["full"] + capped) * min(TILE, t * job.labelled * s.vocab)
-        return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
+        return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * CONSTANTS.norm_back / norm)
     divisor = division(job).logits
     if divisor > 1:
         loss = "parallel"

@@ -1,20 +1,14 @@
-"""Count what replicas take that train independently and average weights every so many steps: averaging.yaml has the constants.
+"""Count what replicas take that train independently and average weights every so many steps.
 
 Each rank sends its part of a replica's weights to the ranks with its place in the others, and gets the means: an all-to-all, then
 gloo's allgather, which is a ring (gloo/allgather.cc). Of n replicas with one on each host, 2 (n - 1) / n of the weights leave a
 host (docs/evidence/local-training.md counts them).
 """
 
-from pathlib import Path
-from typing import Any
-
-import yaml
-
+from ..constants import CONSTANTS
 from ..hardware import Gpu
 from ..hardware.network import links
 from .job import Job
-
-CONSTANTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
 def part(job: Job) -> float:
@@ -32,20 +26,20 @@ def sent(job: Job) -> float:
         return 0.0
     here = max(1.0, ranks * n / job.gpus)  # replicas on a host
     exchanged, gathered = (n - here) / n, (n - 1) / n / here
-    return ranks * part(job) * CONSTANTS["width"][job.replicas.precision] * (exchanged + gathered)
+    return ranks * part(job) * CONSTANTS.replica_width[job.replicas.precision] * (exchanged + gathered)
 
 
 def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
     """Return (seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
     n, own = job.replicas.count, part(job)
-    line = links(g, job.link, job.node_size).node * CONSTANTS["exchanges"]
-    socket = 2 * (n - 1) / n * own * CONSTANTS["width"][job.replicas.precision] / CONSTANTS["socket"]
+    line = links(g, job.link, job.node_size).node * CONSTANTS.replica_exchanges
+    socket = 2 * (n - 1) / n * own * CONSTANTS.replica_width[job.replicas.precision] / CONSTANTS.gloo_socket
     # One all-to-all; the means; what the replicas wish and what they log, each a gather of sizes and one of values.
-    hops = CONSTANTS["hop"] * (1 + 5 * (n - 1)) * (job.nodes > 1)
-    # Under DDP the ranks of a replica then reduce fp32 weights over all of them (train/loop/outer.py: _exchange).
+    hops = CONSTANTS.tcp_hop * (1 + 5 * (n - 1)) * (job.nodes > 1)
+    # Under DDP the ranks of a replica then reduce fp32 weights over all of them (train/local/outer.py: _exchange).
     ranks = job.gpus // n
-    spread = 8 * (ranks - 1) * own / CONSTANTS["socket"] if job.engine == "ddp" else 0.0
-    return max(sent(job) / line, socket), CONSTANTS["value_seconds"] * own + hops + spread
+    spread = 8 * (ranks - 1) * own / CONSTANTS.gloo_socket if job.engine == "ddp" else 0.0
+    return max(sent(job) / line, socket), CONSTANTS.replica_seconds * own + hops + spread
 
 
 def synchronising(job: Job, g: Gpu, step: float) -> float:
@@ -54,7 +48,7 @@ def synchronising(job: Job, g: Gpu, step: float) -> float:
     if replicas.count == 1:
         return 0.0
     network, beside = round_seconds(job, g)
-    behind = step * min(CONSTANTS["overlap"], replicas.every // replicas.fragments) * (replicas.fragments > 1)
+    behind = step * min(CONSTANTS.replica_overlap, replicas.every // replicas.fragments) * (replicas.fragments > 1)
     waits = replicas.fragments * max(0.0, network / replicas.fragments - behind)
     return (waits + beside) / replicas.every
 
@@ -63,7 +57,7 @@ def held(job: Job) -> float:
     """Return the bytes of host memory that averaging takes on a node at most."""
     if job.replicas.count == 1:
         return 0.0
-    each = CONSTANTS["kept"][job.replicas.outer] + CONSTANTS["buffers"] / job.replicas.fragments
+    each = CONSTANTS.replica_kept[job.replicas.outer] + CONSTANTS.replica_buffers / job.replicas.fragments
     return each * part(job) * min(job.node_size, job.gpus)
 
 

@@ -3,14 +3,12 @@
 import functools
 from typing import NamedTuple
 
-from ..hardware.network import CALL_LATENCY, Links
+from ..constants import CONSTANTS
+from ..hardware.network import Links
 from .division import division
 from .job import Job
 from .layer import exchanged_width
 from .stages import Stage, gathered_bytes
-
-# Of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors.
-CONTENTION = 0.2
 
 
 @functools.singledispatch
@@ -66,7 +64,7 @@ def ulysses_seconds(job: Job, net: Links, again: bool) -> float:
     is computed again.
     """
     once = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
-    return (2 + again) * (once + CALL_LATENCY)  # two calls each way
+    return (2 + again) * (once + CONSTANTS.call_latency)  # two calls each way
 
 
 class Shared(NamedTuple):
@@ -108,7 +106,7 @@ def data_seconds(job: Job, net: Links, forward: float, backward: float, stage: S
         exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatters - backward)) + 2 * gather / layers
         exposed += m * (scatter - scatters)
         exposed += max(0.0, across - max(0.0, backward - gather - scatters))
-        return exposed + CONTENTION * m * min(2 * gather + scatters + across / m, forward + backward)
+        return exposed + CONSTANTS.contention * m * min(2 * gather + scatters + across / m, forward + backward)
     reduce = gather = 0.0
     for part in shared_parts(job, stage):
         calls = max(1.0, engine.reduced * part.trained / engine.bucket) if engine.bucket else layers
@@ -131,7 +129,7 @@ def gathering_seconds(job: Job, net: Links, forward: float, stage: Stage) -> flo
     if job.stage < 3:
         return 0.0
     gather, _, _ = sharding_seconds(job, net, stage)
-    return max(0.0, gather - forward) + gather / job.shape.layers + CONTENTION * min(gather, forward)
+    return max(0.0, gather - forward) + gather / job.shape.layers + CONSTANTS.contention * min(gather, forward)
 
 
 @functools.singledispatch

@@ -1,6 +1,6 @@
 """Count what it takes to compare answers: who looks at them without gradients, how often, and what a second model holds.
 
-train/loop/preferences.py and reference_model.py are what is counted here. No GPU has measured any of it.
+train/loss/preferences.py and reference_model.py are what is counted here. No GPU has measured any of it.
 """
 
 from dataclasses import replace

@@ -33,8 +33,8 @@ class Division:
         """How many ranks of a tensor group (the embedding, the output head) is divided over.
 
         Transformers' plans divide both. Where the two are one weight, train.py's own division leaves it whole
-        (train/parallel/tensor.py); AutoTP divides it, unless there are adapters (train/loop/deepspeed_engine.py), and leaves an
-        embedding of its own whole (deepspeed 0.19.8, module_inject/tp_plan_converter.py).
+        (train/engines/parallel/tensor.py); AutoTP divides it, unless there are adapters (train/engines/deepspeed_engine.py),
+        and leaves an embedding of its own whole (deepspeed 0.19.8, module_inject/tp_plan_converter.py).
         """
         tensor, auto = self.job.tensor, self.job.deepspeed
         if self.job.shape.tied:
@@ -109,7 +109,8 @@ def division(job: Job) -> Division:
 def _cheapest(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Return the layers of each stage for which the most costly stage costs least, and the most even of such divisions.
 
-    head: what the last stage has besides, in layers. Every stage has at least one layer (train/parallel/pipeline_split.py).
+    head: what the last stage has besides, in layers. Every stage has at least one layer
+    (train/engines/parallel/pipeline_split.py).
     """
 
     def others(last: int) -> list[int]:

@@ -4,27 +4,15 @@ import functools
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ...errors.tables import table
+from ...errors.tables import Fields, table
 from ...train.model.flops import flops_per_token, utilisation
+from ..constants import CONSTANTS
 from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
 from .step_time import StepTime, before_seconds, step_time
-
-# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
-# an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
-# with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
-SHORT, SHORT_IN_STEP = 0.7, 0.4
-# Times what ZeRO-3's streams hold at least (stream_pool), the most: in 25 runs of ml-engineering, ms-swift and qwen
-# (collected.csv) they hold 4 to 8 GiB whatever the model's size.
-POOLS_AT_MOST = 4
-FRAGMENTATION = 1.1  # what the allocator reserves of what is allocated at the peak: torchtitan's runs of December 2024
-CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
-MANY = 128  # ranks that share one copy of the states; of more, fewer than five sources have published runs
-COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,7 @@ class Estimate:
 
     @functools.cached_property
     def least_seconds(self) -> float:
-        """Seconds of a step at the best utilisation that anybody published for the chip by what drives it; 0 where nobody did.
+        """Seconds of a step at the best utilisation that anybody published for the chip by what drives it, or its best product's.
 
         0 with adapters. Of attention the visible half counts, of recomputation nothing.
         """
@@ -79,7 +67,8 @@ class Estimate:
     @functools.cached_property
     def one_card_seconds(self) -> float:
         """Seconds of a step if one of each node's network cards does all the work; the expected ones where they cannot differ."""
-        if self.job.nodes == 1 or (cards := unproven_cards(self.gpu, self.job.link, self.job.node_size)) == 1:
+        cards = unproven_cards(self.gpu, self.job.link, self.job.node_size) if self.job.nodes > 1 else 1
+        if cards == 1:
             return self.time.total
         return replace(self, gpu=replace(self.gpu, network=self.gpu.network / cards)).time.total
 
@@ -106,7 +95,7 @@ class Estimate:
     @property
     def most_gib(self) -> float:
         """GiB that the card has to hold at the upper end of the interval, where ZeRO-3's streams keep what they take."""
-        most = self.memory_interval()[1] * GIB + POOLS_AT_MOST * stream_pool(self.job)
+        most = self.memory_interval()[1] * GIB + CONSTANTS.pools_at_most * stream_pool(self.job)
         return (max(self.held, most) + self.context) / GIB
 
     @property
@@ -168,8 +157,8 @@ def time_group(job: Job, gpu: Gpu) -> str:
         return f"{job.driver} code on {gpu.kind}"
     if job.offload and not job.deepspeed:
         return f"{job.engine} with offload"
-    if job.stage and job.shard_ranks > MANY:
-        return f"{job.engine} over more than {MANY} ranks"
+    if job.stage and job.shard_ranks > CONSTANTS.many_ranks:
+        return f"{job.engine} over more than {CONSTANTS.many_ranks} ranks"
     if job.shape.experts:
         return "experts"
     network = "inside a host" if job.nodes == 1 else "measured" if is_measured(gpu, job.link) else "named"
@@ -178,12 +167,15 @@ def time_group(job: Job, gpu: Gpu) -> str:
 
 @functools.singledispatch
 def best_share(job: Job, gpu: Gpu) -> float:
-    """Return the most of its dense peak that a GPU may be promised to reach with what drives it; infinity where none is known."""
-    return float(intervals()["best"][job.driver].get(gpu.kind, math.inf))
+    """Return the most of its dense peak that a GPU may be promised to reach with what drives it.
+
+    Where nobody published what it reached: what its best matrix product reaches by itself.
+    """
+    return float(intervals()["best"][job.driver].get(gpu.kind, gpu.matmul_tflops / gpu.bf16_tflops))
 
 
 def unseen(what: str, group: str) -> bool:
-    """Return whether fewer than five sources have published such runs: then their interval is the widest."""
+    """Return whether fewer than five sources have published such runs: then theirs is the interval of what is seen first."""
     return group not in intervals()[what]
 
 
@@ -195,7 +187,7 @@ def factors(what: str, group: str) -> tuple[float, float]:
 
 
 @functools.cache
-def intervals() -> dict[str, Any]:
+def intervals() -> Fields:
     """Return the factors between which 80 % of measured runs lie, and under `best` the share of its dense peak that the best run
     on each kind of GPU reached, by what drives it. benchmarks/planner.py writes them, from sources left out of every fit."""
     return table(Path(__file__).with_name("intervals.yaml"))
@@ -208,14 +200,16 @@ def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     """
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
-    collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
+    collectives = CONSTANTS.collectives_gib * (1 + math.log(together, 8)) if together > 1 else 0.0
     peaks = moments(job)
     held = max(reserved(job, peak) for peak in peaks) + stream_pool(job)
-    context = (CONTEXT_GIB + collectives) * GIB
+    context = (CONSTANTS.context_gib + collectives) * GIB
     return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context)
 
 
 @functools.singledispatch
-def reserved(job: Job, peak: Memory, fragmentation: float = FRAGMENTATION) -> float:
+def reserved(job: Job, peak: Memory, fragmentation: float = CONSTANTS.fragmentation) -> float:
     """Return the bytes that torch's allocator has to hold at a step's moment, where memory is short."""
-    return peak.allocated * (1 + (fragmentation - 1) * (SHORT if peak.activations else SHORT_IN_STEP))
+    return peak.allocated * (
+        1 + (fragmentation - 1) * (CONSTANTS.short if peak.activations else CONSTANTS.short_in_step)
+    )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..constants import CONSTANTS
 from ..shape.model_shape import ModelShape
 from .activations import inputs_on_host
 from .averaging import held, written
@@ -10,12 +11,6 @@ from .estimate import intervals
 from .job import Job
 from .stages import frozen_bytes, gathered_bytes, stages
 from .states import own_bytes
-
-# Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
-PROCESS = 3.5e9
-# Times what is offloaded: page-locked copies and buffers beside it. Nine published full runs (benchmarks/data/host_memory.csv)
-# took 0.85 to 1.63 times, the middle one of them 1.25; DeepSpeed's own estimator says 1.5.
-PINNED = 1.25
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Host:
 
 def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:
     """Return the bytes of memory that the ranks of a node own: their own copies of weights, and what is offloaded."""
-    return ranks * PROCESS + copied + PINNED * offloaded
+    return ranks * CONSTANTS.process_bytes + copied + CONSTANTS.pinned * offloaded
 
 
 def host(job: Job) -> Host:
@@ -64,12 +59,16 @@ def host(job: Job) -> Host:
     )
 
 
-def copied(job: Job) -> float:
-    """Return the bytes of weights that the processes of a node own at once while they read the model.
+def copied(job: Job, certain: bool = False) -> float:
+    """Return the most bytes of weights that the processes of a node own at once while they read the model.
+
+    certain: only those that are there on any run: without the ends of a model, which its files may have in fp32, and with the
+    shard of a single rank, as others may copy theirs a moment later
 
     Weights that keep their precision and shape are pages of the model's files, which all ranks share and the system may drop.
-    What becomes fp32 (weights that are trained without DeepSpeed: train/loop/engine.py: load_dtype), what was published in MXFP4
-    and the experts of a layer, which become one tensor, is made of them one tensor after the other: on the GPU, where it stays
+    What becomes fp32 (weights that are trained without DeepSpeed: train/engines/engine.py: load_dtype), what was published in
+    MXFP4 and the experts of a layer, which become one tensor, is made of them one tensor after the other: on the GPU, where it
+    stays
     there (Engine.where); under FSDP2 on one rank, which sends the others their shards (train/model/load.py: read_weights); under
     ZeRO-3 on the first rank of all (transformers 5.23, integrations/deepspeed.py). Four bits are made on the GPU
     (quantizers/quantizer_bnb_4bit.py). Whole in memory are what DeepSpeed's tensor groups divide later, a second model that is
@@ -77,7 +76,9 @@ def copied(job: Job) -> float:
     of the host into one piece (deepspeed/runtime/zero/utils.py: defragment).
     """
     s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
-    ends = (s.embedding, s.head) if width == 4 else (0, 0)  # else they are sent as they lie in the files
+    ends = (
+        (s.embedding, s.head) if width == 4 and not certain else (0, 0)
+    )  # else they are sent as they lie in the files
     largest = max(*ends, 3 * converted(s) / s.layers)  # what is fused, its parts, and parts of these
     whole = 0.0
     if job.method == "qlora":
@@ -91,8 +92,8 @@ def copied(job: Job) -> float:
     if job.comparison.second and job.stage >= 3:
         whole = max(whole, 2 * converted(reference_job(job).shape) * ranks)
     in_one_piece = job.deepspeed and job.stage == 3 and job.offload in ("", "optimizer")
-    shards = 2 * (job.trained or stages(job)[0].parameters) / job.shard_ranks * ranks if in_one_piece else 0.0
-    return max(width * largest + whole, shards)
+    shard = 2 * (job.trained or stages(job)[0].parameters) / job.shard_ranks if in_one_piece else 0.0
+    return max(width * largest + whole, shard * (1 if certain else ranks))
 
 
 def converted(shape: ModelShape) -> float:

@@ -1,9 +1,11 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
@@ -22,13 +24,18 @@ VISION_TOWER, PROJECTOR = "vision_tower", "projector"  # parts of a model that r
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
-def method_fields(name: str) -> dict[str, Any]:
+def first_that_holds(reasons: Mapping[str, object]) -> str:
+    """Return the first of the reasons whose value is true; "" where none is."""
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def method_fields(name: str) -> Fields:
     """Return the fields of a Job for a method. name: a key of METHODS"""
     keys = METHODS[name].keys
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
-def axis_fields(axes: Axes, ranks: int) -> dict[str, Any]:
+def axis_fields(axes: Axes, ranks: int) -> Fields:
     """Return the fields of a Job that train.py divides along these axes over so many ranks."""
     if not axes:
         return {"data": ranks}
@@ -225,7 +232,8 @@ class Job:
             "replicas that train independently": self.replicas.count > 1,
             f"objective {self.comparison.objective}": self.comparison.objective != SFT,
         }
-        if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        reason = first_that_holds(reasons)
+        if reason:
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")
         if images.tokens > self.sequence:
             problem = (

@@ -14,14 +14,13 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..constants import CONSTANTS
 from .adapters import adapter_traffic
 from .job import Job
 from .mixer import mixer_ops
 from .operation import Op
 
 MOST_NORMS = 7  # of hidden width in a layer, Gemma 4's with experts beside a dense MLP
-EFFICIENT = 3  # times as slow as FlashAttention SDPA's memory-efficient kernel is assumed to be, which takes masks and wide heads
-NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
 
 
 @functools.singledispatch
@@ -87,7 +86,8 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     into, out = [(h, wide + shape.made_width)], (q, h)
     if shape.projections:
         *into, out = shape.projections
-        if latent := sum(inner for inner, _ in into if inner != h):
+        latent = sum(inner for inner, _ in into if inner != h)
+        if latent:
             yield _norm(job, "latent norm", latent)
             yield Op("latent norm out", "pointwise", kept=2 * latent)
     yield from (Op("qkv", "product", 2 * inner * outer, (inner, outer)) for inner, outer in into)
@@ -95,7 +95,9 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
     if family.v_norm and shape.made:  # without a weight
-        yield Op("v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=NORM_BACK * kv / 2)
+        yield Op(
+            "v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=CONSTANTS.norm_back * kv / 2
+        )
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
@@ -120,13 +122,13 @@ def _experts(job: Job) -> Iterator[Op]:
     h, shape, experts, top = job.shape.hidden, job.shape, job.shape.experts, job.shape.top_k
     if shape.shared_ffn:
         yield from _mlp(job, shape.shared_ffn)
-    if own_norms := shape.family.norms >= MOST_NORMS:
+    own_norms = shape.family.norms >= MOST_NORMS
+    if own_norms:
         # A norm behind the dense MLP, one before the router, without a weight, but with a scale, and one before the experts, of
         # which the dispatch keeps what it copies (Gemma4TextDecoderLayer).
         yield _norm(job, "norm4", h, split=False)
-        yield Op(
-            "router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=NORM_BACK * h, split=False
-        )
+        back = CONSTANTS.norm_back * h
+        yield Op("router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=back, split=False)
         yield _norm(job, "norm5", h, split=False)
     if shape.family.fp32_router and not own_norms:  # whose router's norm has it
         yield Op("router input", "pointwise", moved=6 * h, moved_back=6 * h, kept=4 * h, split=False)
@@ -158,7 +160,7 @@ def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = 
         kept = (4 if stream else 2) * width
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
     normalised = 4 if job.shape.family.fp32_norm or stream else 2  # what the weight multiplies
-    kept, back = (4 + normalised) * width, NORM_BACK * width + beside
+    kept, back = (4 + normalised) * width, CONSTANTS.norm_back * width + beside
     return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, back=back, split=split)
 
 
@@ -174,7 +176,8 @@ def _attention(job: Job) -> Iterator[Op]:
         outside = of_images or (bool(shape.window) and job.sequence > shape.window)
         flops = 4 * q * (job.sequence if outside else job.scored / 2)
         kept = 4 * q + (4 * q if kv < 2 * q else keys_values) + 4 * heads + 2 * job.sequence * outside
-        yield Op("attention", "attention", EFFICIENT * flops, moved=8 * q, moved_back=8 * q, kept=kept, back=16 * q)
+        flops *= CONSTANTS.efficient_attention
+        yield Op("attention", "attention", flops, moved=8 * q, moved_back=8 * q, kept=kept, back=16 * q)
         return
     if job.attention != "eager":
         kept = 2 * q + keys_values + 2 * q + 4 * heads

@@ -10,6 +10,7 @@ of the trained model without gradients have none: they keep no layer's activatio
 import functools
 from dataclasses import dataclass, replace
 
+from ..constants import CONSTANTS
 from .activations import (
     activation_bytes,
     logit_bytes,
@@ -20,12 +21,10 @@ from .activations import (
 from .comparing import reference_job, reference_weights
 from .division import division
 from .job import VISION_TOWER, Job
-from .stages import NF4, Stage, stages
+from .stages import Stage, stages
 from .states import SUB_GROUP_SIZE, own_bytes, stage_states
 
 GIB = 2**30
-BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
-LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ def stream_pool(job: Job) -> float:
 
     Runs of published tables reserved three times as much where a card had room, and one with 0.7 GiB to spare ran out of memory.
     """
-    return 2 * min(LIVE, job.shape.parameters) if job.deepspeed and job.stage == 3 and job.shard_ranks > 1 else 0.0
+    pooled = job.deepspeed and job.stage == 3 and job.shard_ranks > 1
+    return 2 * min(CONSTANTS.live, job.shape.parameters) if pooled else 0.0
 
 
 @functools.singledispatch
@@ -135,7 +135,7 @@ def _roots(job: Job, optimizer: float) -> float:
     """Return the bytes of the copies that come and go while the optimizer steps. optimizer: bytes of all its states
 
     Torch's foreach kernels take the square root of all second moments at once (torch/optim/adam.py: _multi_tensor_adam;
-    train/loop/schedule_free.py).
+    train/step/schedule_free.py).
 
     Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
     benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time,
@@ -156,10 +156,10 @@ def buffers(job: Job, stage: Stage) -> float:
     if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
         together, widest = s.experts * s.expert, max(s.hidden * max(s.vocab, s.ffn, s.query_width), s.looked_up)
-        return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full
+        return 2 * max(min(CONSTANTS.live, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
-        weight = NF4 if job.method == "qlora" else 2
+        weight = CONSTANTS.nf4_bytes if job.method == "qlora" else 2
         dense = weight * s.dense_layer / job.tensor if s.dense_layers else 0
         experts = 2 * s.experts * s.expert / job.expert / (1 if division(job).whole_experts else job.tensor)
         moe = weight * s.moe_base / job.tensor + experts if s.moe_layers else 0
@@ -171,7 +171,7 @@ def buffers(job: Job, stage: Stage) -> float:
         )
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head + around)
     if job.deepspeed and job.data > 1:
-        return 2.0 * BUCKET
+        return 2.0 * CONSTANTS.deepspeed_bucket
     if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
         copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)

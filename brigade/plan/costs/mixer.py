@@ -7,17 +7,10 @@ GPU has measured either here.
 
 from collections.abc import Iterator
 
+from ..constants import CONSTANTS
 from ..shape.model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Mixer
 from .job import Job
 from .operation import Op
-
-CHUNK = 64  # tokens that the rule computes at once (fla/ops/gated_delta_rule/chunk.py)
-SCANNED = 2048  # and a selective scan (csrc/selective_scan/selective_scan.cpp)
-# A selective scan computes an exponential for each channel, state and token. An H100 takes as long for one (16 a clock and
-# multiprocessor) as for a byte of its memory; backward it does so again, with about twice as much besides. Assumed of all cards.
-EXPONENTIAL, EXPONENTIAL_BACK = 1, 3
-# A chunk's products are small, and each waits for the state before it: as many times slower than one large product is assumed.
-SMALL = 3
 
 
 def mixer_ops(job: Job) -> Iterator[Op]:
@@ -58,8 +51,8 @@ def _scan(mixer: Mixer, width: int, wide: int) -> Iterator[Op]:
     heads, inner = mixer.heads, mixer.heads * mixer.value_dim
     # For each group C with B, for each head the result with values, and the state written and read.
     pairs = mixer.chunk * 2 * (mixer.key_heads * mixer.key_dim + inner)
-    flops = pairs + 4 * inner * mixer.key_dim
-    yield Op("scan", "product", SMALL * flops, (inner, max(1, SMALL * flops // (2 * inner))))
+    flops = CONSTANTS.chunk_products * (pairs + 4 * inner * mixer.key_dim)
+    yield Op("scan", "product", flops, (inner, max(1, flops // (2 * inner))))
     states = 4 * inner * mixer.key_dim / mixer.chunk
     moved = wide * (4 * width + 4 * mixer.convolved + 6 * inner) + 8 * heads + 2 * states
     kept = wide * (2 * width + 2 * inner) + 4 * mixer.key_heads
@@ -78,9 +71,9 @@ def _selective(job: Job, mixer: Mixer) -> Iterator[Op]:
     each = 4 if "norm" in job.kernels else 6 + wide + 2 * job.autocast
     yield Op("steps norm", "pointwise", moved=36 * made, moved_back=54 * made, kept=each * made)
     # Copies of three, then the scan, which reads them, and gives its result with and without the gate.
-    moved = 12 * inner + 10 * inner + EXPONENTIAL * inner * state
-    moved_back = 4 * inner + 16 * inner + EXPONENTIAL_BACK * inner * state
-    kept = 10 * inner + 8 * inner * state / SCANNED
+    moved = 12 * inner + 10 * inner + CONSTANTS.scan_exponential * inner * state
+    moved_back = 4 * inner + 16 * inner + CONSTANTS.scan_exponential_back * inner * state
+    kept = 10 * inner + 8 * inner * state / CONSTANTS.scan_chunk
     yield Op("selective scan", "pointwise", moved=moved, moved_back=moved_back, kept=kept, back=8 * inner + 12 * state)
 
 
@@ -91,9 +84,9 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     computed from. States at the chunks' borders are computed again in the backward pass.
     """
     heads, keys, values = mixer.heads, mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim
-    kept = 4 * keys + 2 * values + heads * (2 * CHUNK + 28)
+    kept = 4 * keys + 2 * values + heads * (2 * CONSTANTS.rule_chunk + 28)
     yield from _chunks_of_rule(mixer)
-    states = 2 * heads * mixer.key_dim * mixer.value_dim / CHUNK
+    states = 2 * heads * mixer.key_dim * mixer.value_dim / CONSTANTS.rule_chunk
     moved = 8 * keys + 6 * values + 4 * states
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=2 * moved)
     if "norm" in job.kernels:
@@ -111,8 +104,8 @@ def _chunks_of_rule(mixer: Mixer) -> Iterator[Op]:
     and written.
     """
     values = mixer.heads * mixer.value_dim
-    each = CHUNK * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
-    flops = SMALL * mixer.heads * each
+    each = CONSTANTS.rule_chunk * (6 * mixer.key_dim + 4 * mixer.value_dim) + 6 * mixer.key_dim * mixer.value_dim
+    flops = CONSTANTS.chunk_products * mixer.heads * each
     yield Op("rule", "product", flops, (values, max(1, flops // (2 * values))))
 
 
@@ -129,12 +122,12 @@ def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     moved, kept = 60.0, 13 * width + 2 * between
     yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
     yield from _chunks_of_rule(mixer)
-    states = 2 * width * mixer.key_dim / CHUNK
+    states = 2 * width * mixer.key_dim / CONSTANTS.rule_chunk
     moved = (
         12 * width + 12 * width + 22 * width + 4 * states
     )  # queries, keys and values put together and apart, and the rule
-    kept = 14 * width + heads * (4 * CHUNK + 10)
-    back = 28 * width + 2 * states + heads * 8 * CHUNK + 6 * width
+    kept = 14 * width + heads * (4 * CONSTANTS.rule_chunk + 10)
+    back = 28 * width + 2 * states + heads * 8 * CONSTANTS.rule_chunk + 6 * width
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)
     yield Op("gated norm", "pointwise", moved=46 * width, moved_back=69 * width, kept=16 * width, back=16 * width)
 

@@ -3,11 +3,9 @@
 import functools
 from dataclasses import dataclass
 
+from ..constants import CONSTANTS
 from .division import division
 from .job import Job
-
-NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
-NF4_CUT = 0.5625  # with plain ones, as tensor groups have them (train/parallel/tensor_adapters.py)
 
 
 @dataclass(frozen=True)
@@ -76,4 +74,4 @@ def frozen_bytes(job: Job, psi: float) -> float:
     s = job.shape
     whole = (s.embedding + s.head + s.moe_layers * s.experts * s.expert) / job.tensor / job.pipeline
     whole += job.images.tower.parameters + job.images.tower.projector if job.images else 0
-    return 2 * whole + (NF4_CUT if job.tensor > 1 else NF4) * (psi - whole)
+    return 2 * whole + (CONSTANTS.nf4_cut_bytes if job.tensor > 1 else CONSTANTS.nf4_bytes) * (psi - whole)

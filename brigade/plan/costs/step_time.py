@@ -4,6 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from ..constants import CONSTANTS
 from ..hardware import Gpu, gpu
 from ..hardware.network import links
 from ..shape.lora import linears
@@ -21,32 +22,8 @@ from .stages import gathered_bytes, stages
 from .states import beside_matrices
 from .tower import tower_job
 
-TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
-FILL = 300  # inner width that a tile's start and end cost
-# Seconds that Python and torch take to launch a layer's kernels, forward and backward, for which short kernels wait: a Llama
-# layer of Transformers has 115, at 17 us each.
-LAUNCHING = 2e-3
-STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
-# Products that Muon makes of each matrix, which some rank has whole: three in each of five iterations. Counted as if all matrices
-# were square and of the hidden size (train/loop/muon.py).
-NEWTON_SCHULZ = 15
-GROUPED = 0.6  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
-ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
-DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
-# Parameters per second and node, for each GB/s of its PCIe: its memory is as new. 1.75e9 with PCIe 4 (DeepSpeed's ZenFlow blog:
-# about 4 s for 7B), 4.0e9 with PCIe 5 (collected.csv, ml-engineering: 2 s for 8B).
-CPU_ADAM = 7.3e7
-PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
-# What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
-# hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
-HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
-# Head width at which exponentials take as long as products: at 128, of which rates are known, half as long (FlashAttention-3,
-# arXiv 2407.08608, section 3.1). Without it nanotron's runs with 64 were predicted 8 % faster than those with 128. Of version 1,
-# which is slow, llm-foundry's runs with both widths agree (published.csv).
-EXPONENTIALS = {"flash2": 64, "flash3": 64, "flash4": 64}
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
-NVME = 6e9  # bytes per second and node of local disks
 
 
 @dataclass(frozen=True)
@@ -83,10 +60,11 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: flo
     A card without a kernel for all of them at once computes one after another: each has a last wave of its own, and nothing says
     that they are faster than all at once.
     """
-    tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
-    waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.product_rate * (GROUPED if groups > 1 else 1)
-    compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
+    height, width = CONSTANTS.product_tile
+    tiles = groups * math.ceil(rows / height) * math.ceil(outer / width)
+    waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / height * outer / width)
+    rate = g.product_rate * (CONSTANTS.grouped_share if groups > 1 else 1)
+    compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + CONSTANTS.tile_fill / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
     looped = 0.0 if groups == 1 or g.grouped else groups * product_seconds(g, rows, inner, outer)
     return max(compute, memory, looped)
@@ -102,7 +80,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         return moved
     if op.kind == "attention":
         if op.name == "scores":  # two products that nothing masks, one with the head's width inside
-            rate, factor = g.product_rate / (1 + FILL / job.shape.head_dim), 2.0
+            rate, factor = g.product_rate / (1 + CONSTANTS.tile_fill / job.shape.head_dim), 2.0
         else:
             rate, factor = attention_rate(job, g), 2.5
         forward = op.flops * t / job.tensor / rate
@@ -127,8 +105,8 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 
 def attention_rate(job: Job, g: Gpu) -> float:
     """Return FLOPs per second of fused attention, for its length and the width of its heads; only the visible scores count."""
-    half, tokens = HALF_LENGTH.get(job.attention, 0), max(8192.0, job.length)
-    beside, width = EXPONENTIALS.get(job.attention, 0), min(128, job.shape.head_dim)
+    half, tokens = CONSTANTS.flash_half_length.get(job.attention, 0), max(8192.0, job.length)
+    beside, width = CONSTANTS.exponential_width.get(job.attention, 0), min(128, job.shape.head_dim)
     wide = (1 + beside / 128) / (1 + beside / width)
     return g.attention_rate(job.attention) * wide * (1 + half / 8192) / (1 + half / tokens)
 
@@ -154,7 +132,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     parts = {"none": 0.0, "attention": scores, "half": half, "selective": half, "full": forward / job.every}
     again = parts[job.checkpointing] + sum(one for op, one, _ in both if op.tiled)
     if job.method == "qlora":
-        once = DEQUANTISE * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
+        once = CONSTANTS.dequantise_bytes * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
         forward, backward = forward + once, backward + once * (1 + again / forward)
     return forward, backward + again, again / forward
 
@@ -190,10 +168,10 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     shared = data_seconds(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), most)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
-    optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
+    optimizer = 0.0 if job.offload else CONSTANTS.adam_bytes * stepped / stream
     if job.optimizer == "muon" and not job.offload:
         matrices = (1 - beside_matrices(job)) * trained / s.hidden**2
-        optimizer += NEWTON_SCHULZ * product_seconds(g, s.hidden, s.hidden, s.hidden) * matrices / job.gpus
+        optimizer += CONSTANTS.muon_products * product_seconds(g, s.hidden, s.hidden, s.hidden) * matrices / job.gpus
     if job.optimizer.startswith("paged"):  # moments come from the host's memory and go back
         optimizer += 2 * PAGED[job.optimizer] * stepped / (g.pcie_gb_s * 1e9)
     tensor = m * n * around
@@ -233,7 +211,7 @@ def _looking_seconds(looks: Looks, g: Gpu) -> float:
 
 def forward_seconds(job: Job, g: Gpu) -> float:
     """Return the seconds of a forward pass over all micro-batches of a step. The stages of a pipeline compute one after another
-    (train/parallel/pipeline.py: forward_alone)."""
+    (train/engines/parallel/pipeline.py: forward_alone)."""
     plain, s, m = replace(job, checkpointing="none"), job.shape, job.accumulation
     net = links(g, job.link, job.node_size)
     computes = sum(layer_seconds(plain, g, moe)[0] * count / s.layers for moe, count in s.kinds)
@@ -278,7 +256,8 @@ def image_seconds(job: Job, g: Gpu) -> float:
 def waiting_seconds(job: Job, again: float, busy: float) -> float:
     """Return the seconds per layer and micro-batch that a GPU which computes for `busy` waits for Python to launch kernels."""
     engine = job.conventions
-    launching = LAUNCHING * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    adapters = 1 if job.method == "full" else CONSTANTS.adapter_launching
+    launching = CONSTANTS.launch_seconds * (1 + again / 2) * adapters
     if job.stage >= 3:
         launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
     if job.stage < 3 or math.isinf(engine.host_norm):
@@ -289,14 +268,14 @@ def waiting_seconds(job: Job, again: float, busy: float) -> float:
 def cpu_adam_seconds(job: Job, g: Gpu) -> float:
     """Return the seconds of the host's own optimizer step where states are offloaded, over all of a node's shards."""
     trained = job.trained or job.shape.parameters
-    rate = CPU_ADAM * min(g.pcie_gb_s, PCIE_5)
+    rate = CONSTANTS.cpu_adam_rate * min(g.pcie_gb_s, CONSTANTS.pcie_5)
     return trained / job.shard_ranks * min(job.node_size, job.gpus) / rate if job.offload else 0.0
 
 
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
     """Return the seconds that offloading adds to a step: gradients go down, the host steps, weights come up for each pass.
 
-    FSDP2 has gradients reduced, and so sent down, in each micro-batch (train/loop/fsdp2_engine.py: sync_each_batch).
+    FSDP2 has gradients reduced, and so sent down, in each micro-batch (train/engines/fsdp2_engine.py: sync_each_batch).
     """
     if not job.offload:
         return 0.0
@@ -306,7 +285,7 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     if job.offload in ("all", "nvme"):
         seconds += max(0.0, 2 * job.accumulation * _fetching(job, g, psi) - compute)
     if job.offload == "nvme":
-        seconds += 2 * 12 * stepped * here / NVME
+        seconds += 2 * 12 * stepped * here / CONSTANTS.nvme_rate
     return seconds
 
 
@@ -319,5 +298,5 @@ def _inputs_moving(job: Job, g: Gpu, layers: float) -> float:
 
 def _fetching(job: Job, g: Gpu, psi: float) -> float:
     """Return the seconds in which offloaded weights come up once."""
-    rate = g.pcie_gb_s * 1e9 if job.offload == "all" else NVME / min(job.node_size, job.gpus)
+    rate = g.pcie_gb_s * 1e9 if job.offload == "all" else CONSTANTS.nvme_rate / min(job.node_size, job.gpus)
     return gathered_bytes(job, psi) / job.shard_ranks / rate

@@ -6,19 +6,15 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError, nearest
-from ...errors.tables import table
+from ...errors.tables import Fields, table
+from ..constants import CONSTANTS
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
-# Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
-MATMUL_SHARE = 0.8
 # What people write around a card's own name, which tells no two cards apart.
 AROUND = re.compile(r"nvidia|amd|geforce|rtx|tesla|instinct|sxm\d?|oam|hbm\d?e?|dgx|hgx|paper|gpu|.*gb")
-STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
-ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Gpu:
     @property
     def stream_rate(self) -> float:
         """Bytes per second that streaming kernels reach in the card's own memory."""
-        return self.hbm_gb_s * 1e9 * STREAM
+        return self.hbm_gb_s * 1e9 * CONSTANTS.stream_share
 
     @property
     def product_rate(self) -> float:
@@ -67,10 +63,10 @@ class Gpu:
     def attention_rate(self, kernel: str) -> float:
         """Return FLOPs per second; only the visible half of the scores counts."""
         known = self.attention_tflops
-        return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
+        return 1e12 * known.get(kernel, known.get("flash2", CONSTANTS.attention_share * self.matmul_tflops))
 
 
-def catalogue() -> dict[str, dict[str, Any]]:
+def catalogue() -> dict[str, Fields]:
     """Return the entry of each kind of GPU, from the user's own file or hardware.yaml. Raises UserError for a broken file."""
     published, own = table(CATALOGUE)["gpus"], calibration.gpus()
     # A user's own card of a known name keeps what no measurement of it tells: the cluster's network, and torch's kernels.
@@ -127,9 +123,9 @@ def gpu_of_device(device_name: str) -> Gpu | None:
     return next((_gpu(kind, entry) for kind, entry in entries if re.fullmatch(entry["driver"], device_name)), None)
 
 
-def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
+def _gpu(kind: str, entry: Fields) -> Gpu:
     values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
-    usual = {"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]}
+    usual = {"kind": kind, "matmul_tflops": CONSTANTS.matmul_share * entry["bf16_tflops"]}
     if "sustained" not in entry:
         reach = usual_share(entry.get("generation", "")) * entry["bf16_tflops"]
         usual |= {"seen": False, "sustained": reach / values.get("matmul_tflops", usual["matmul_tflops"])}
@@ -147,7 +143,9 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
     fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
     for kind, entry in fitted.items():
         share = (
-            entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
+            entry["sustained"]
+            * entry.get("matmul_tflops", CONSTANTS.matmul_share * entry["bf16_tflops"])
+            / entry["bf16_tflops"]
         )
         if kind not in without:
             shares.setdefault(entry["generation"], set()).add(share)

@@ -14,12 +14,14 @@ variable stands for none. Without a file nothing changes.
 
 import functools
 import math
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, did_you_mean, shown
+from ...errors.tables import Fields
 from ...train.recipe.files import CALIBRATION as VARIABLE
 from ...train.recipe.files import calibration_file as where
 from ...train.recipe.files import read_yaml
@@ -29,7 +31,6 @@ FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
 OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
 OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation", "grouped")
-_ignored: set[Path | None] = set()
 
 
 def named() -> str:
@@ -37,7 +38,7 @@ def named() -> str:
     return str(where() or f"a file that {VARIABLE} names")
 
 
-def gpus() -> dict[str, dict[str, Any]]:
+def gpus() -> dict[str, Fields]:
     """Return the kinds of GPU that the user describes, as hardware.yaml does."""
     return _current()["gpus"]
 
@@ -48,30 +49,29 @@ def factors(kind: str) -> dict[str, float]:
 
 
 def leave_aside_if_broken(host: str) -> None:
-    """Ignore the file in this process if it cannot be used, for a run that needs no planner. Where a host is named, say so."""
+    """Take no file in this process if it cannot be used, for a run that needs no planner. Where a host is named, say so."""
     try:
         _current()
     except (UserError, OSError) as error:
-        _ignored.add(where())
+        os.environ[VARIABLE] = ""  # stands for none
         broken = f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
         if host:
             print(f"warning on {host}: {broken}; training goes on without this file", file=sys.stderr)
 
 
-def _current() -> dict[str, Any]:
-    path = where()
-    return once(None if path in _ignored else path)
+def _current() -> Fields:
+    return once(where())
 
 
 @functools.cache
-def once(path: Path | None) -> dict[str, Any]:
+def once(path: Path | None) -> Fields:
     """Read a file once in a process: to edit it while a run goes on does not disturb the run."""
     return read(path) if path else {"gpus": {}, "factors": {}}
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Fields:
     """Return {"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
-    document: dict[str, Any] = {}
+    document: Fields = {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     if path.is_dir() or any(line.strip() and line[0] != "#" for line in lines):  # more than comments
         document = _table(read_yaml(path), f"{path}:", SECTIONS, "section")
@@ -88,11 +88,12 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_gpu(entry: Any, place: str) -> None:
-    _table(entry, place, OF_GPU, "key")
+def _check_gpu(entry: object, place: str) -> None:
+    entry = _table(entry, place, OF_GPU, "key")
     for key in (*NUMBERS, *(key for key in OPTIONAL if key in entry)):
         _check_positive(entry.get(key), f"{place}.{key}")
-    driver, names, grouped = entry.get("driver"), entry.get("names", []), entry.get("grouped", False)
+    driver: Any = entry.get("driver")
+    names, grouped = entry.get("names", []), entry.get("grouped", False)
     if not isinstance(grouped, bool):
         raise UserError(
             f"{place}.grouped", f"{grouped!r} is neither true nor false", "say whether torch groups experts"
@@ -106,7 +107,7 @@ def _check_gpu(entry: Any, place: str) -> None:
         raise UserError(f"{place}.names", f"{names!r} is not a list of names", "give names that --gpu takes, or none")
 
 
-def _table(value: Any, place: str, known: tuple[str, ...] = (), what: str = "") -> dict[str, Any]:
+def _table(value: object, place: str, known: tuple[str, ...] = (), what: str = "") -> Fields:
     """Return `value`, or raise UserError unless it is keys and values. known: the keys that it may have; what: their name"""
     if not isinstance(value, dict):
         raise UserError(
@@ -118,6 +119,6 @@ def _table(value: Any, place: str, known: tuple[str, ...] = (), what: str = "") 
     return value
 
 
-def _check_positive(value: Any, place: str) -> None:
+def _check_positive(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UserError(place, f"{value!r} is not a number above 0", "fix it, or move the file away")

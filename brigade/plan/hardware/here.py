@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ...train import control_groups
+from ...train.host import control_groups
 from . import Gpu, catalogue, gpu, gpu_of_device
 
 GIB = 2**30

@@ -10,19 +10,8 @@ import re
 from dataclasses import dataclass
 
 from ...errors import UserError
+from ..constants import CONSTANTS
 from . import Gpu
-
-PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450 GB/s on eight H200
-PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop
-CALL_LATENCY = 15e-6  # launching a collective and waking its kernels
-HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
-# Of a ring over several nodes, per rank: read off runs of FSDP and nanotron on 16 to 512 GPUs (benchmarks/data). Every rank's
-# part crosses each border between nodes, one after the other, so collectives over hundreds of ranks are slow (AMSP, arXiv
-# 2311.00257, figures 2 and 3).
-PACE = 10e-6
-LINE_SHARE = 0.85  # of a line's rate that collectives reach
-# Gbit/s of one network card: where a name gives no number of cards, a host has as few as its rate takes.
-FASTEST_CARD = 400
 
 
 @dataclass(frozen=True)
@@ -36,7 +25,7 @@ class Links:
     @property
     def gbit(self) -> float:
         """Line rate of a node's network cards together, Gbit/s."""
-        return self.node * 8e-9 / LINE_SHARE
+        return self.node * 8e-9 / CONSTANTS.line_share
 
     def crosses(self, ranks: int, stride: int = 1) -> bool:
         """Return whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
@@ -45,22 +34,23 @@ class Links:
     def ring(self, ranks: int, stride: int) -> tuple[float, float]:
         """Return (bytes per second, seconds of all hops) of a ring. Groups side by side share a node's cards."""
         if not self.crosses(ranks, stride):
-            return self.peer, (ranks - 1) * PEER_LATENCY
-        return min(self.peer, self.node / min(stride, self.node_size)), (ranks - 1) * PACE
+            return self.peer, (ranks - 1) * CONSTANTS.peer_latency
+        return min(self.peer, self.node / min(stride, self.node_size)), (ranks - 1) * CONSTANTS.ring_delay
 
     def half(self, payload: float, ranks: int, stride: int = 1) -> float:
         """Return the seconds of a gather or a scatter of `payload` bytes in all."""
         if ranks == 1:
             return 0.0
         rate, hops = self.ring(ranks, stride)
-        return CALL_LATENCY + hops + (ranks - 1) / ranks * payload / rate
+        return CONSTANTS.call_latency + hops + (ranks - 1) / ranks * payload / rate
 
     def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
         if ranks == 1:
             return 0.0
         rate, hops = self.ring(ranks, stride)
-        tree = 2 * math.log2(ranks) * (HOP if self.crosses(ranks, stride) else PEER_LATENCY)
-        return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
+        hop = CONSTANTS.node_latency if self.crosses(ranks, stride) else CONSTANTS.peer_latency
+        tree = 2 * math.log2(ranks) * hop
+        return CONSTANTS.call_latency + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
 
     def exchange(self, payload: float, ranks: int, stride: int = 1) -> float:
         """Return the seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all).
@@ -71,7 +61,9 @@ class Links:
             return self.half(payload, ranks, stride)
         inside = max(1, self.node_size // stride)
         outside = (1 - inside / ranks) * payload / (self.node / self.node_size)
-        return CALL_LATENCY + HOP + max(outside, (inside - 1) / ranks * payload / self.peer)
+        return (
+            CONSTANTS.call_latency + CONSTANTS.node_latency + max(outside, (inside - 1) / ranks * payload / self.peer)
+        )
 
     def send(self, payload: float, stride: int, stages: int) -> float:
         """Return the seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
@@ -80,8 +72,12 @@ class Links:
         a stage share the node's cards.
         """
         if stride * stages <= self.node_size:
-            return CALL_LATENCY + payload / self.peer
-        return CALL_LATENCY + HOP + payload / min(self.peer, self.node / min(stride, self.node_size))
+            return CONSTANTS.call_latency + payload / self.peer
+        return (
+            CONSTANTS.call_latency
+            + CONSTANTS.node_latency
+            + payload / min(self.peer, self.node / min(stride, self.node_size))
+        )
 
 
 # `3200 Gb/s`, `8x400 Gbit/s`, `4 * 100Gb RoCE`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`
@@ -96,7 +92,8 @@ def node_gbit(named: str, node_size: int) -> float | None:
 
     Raises UserError for a rate that is none.
     """
-    if not (match := RATE.search(named)):
+    match = RATE.search(named)
+    if not match:
         return None
     cards, rate, prefix, unit, each = match.groups()
     try:
@@ -126,7 +123,7 @@ def unproven_cards(gpu: Gpu, named: str, node_size: int) -> int:
     match = RATE.search(named)
     if match and (match[1] or match[5]):
         return int(match[1] or 1) * (node_size if match[5] else 1)
-    return math.ceil((node_gbit(named, node_size) or gpu.node_gbit) / FASTEST_CARD)
+    return math.ceil((node_gbit(named, node_size) or gpu.node_gbit) / CONSTANTS.fastest_card)
 
 
 def hold_name(named: str, place: str) -> None:
@@ -141,5 +138,5 @@ def links(gpu: Gpu, named: str, node_size: int) -> Links:
     """Return the links of a cluster. named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)"; without a rate the usual one"""
     gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
-    node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
-    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, node_size)
+    node = gbit / 8 * CONSTANTS.line_share * 1e9 * gpu.network / gpu.efficiency
+    return Links(gpu.peer_gb_s * CONSTANTS.peer_share * 1e9, node, node_size)

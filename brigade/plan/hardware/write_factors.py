@@ -3,12 +3,12 @@
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...errors import UserError
-from ...train import files
+from ...errors.tables import Fields
+from ...train.host import files
 from . import calibration, gpu
 from .network import links
 
@@ -24,14 +24,14 @@ def take_network(
     measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
     """
     supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring(ranks, 1)[0]
-    factors: dict[str, Any] = calibration.read(file)["factors"]
+    factors: Fields = calibration.read(file)["factors"]
     lines: list[str] = []
     factors[kind] = fold(factors.get(kind, {}), "network", {Path(named): measured * 1e9 / supposed}, kind, lines)
     write(file, factors)
     return lines
 
 
-def fold(entries: dict[str, Any], name: str, found: dict[Path, float], kind: str, lines: list[str]) -> dict[str, Any]:
+def fold(entries: Fields, name: str, found: dict[Path, float], kind: str, lines: list[str]) -> Fields:
     """Return `entries` with the factors of runs in the entry `name`, and a line on what became of it."""
     if not found:
         return entries
@@ -44,7 +44,7 @@ def fold(entries: dict[str, Any], name: str, found: dict[Path, float], kind: str
     return entries | {name: {"factor": factor, "runs": runs}}
 
 
-def write(file: Path, factors: dict[str, Any]) -> None:
+def write(file: Path, factors: Fields) -> None:
     """Replace the section `factors`; all else of the file stays as its owner wrote it."""
     kept: list[str] = []
     inside = False

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
+from ...errors.tables import Fields
 from ..choice.explain import reason
 from ..choice.goals import BILLION, Answer, price
 from ..costs.estimate import Estimate
@@ -39,16 +39,16 @@ def recipe_json(
     return _whole([plan], 0, list(advice))
 
 
-def _whole(plans: list[dict[str, Any]], chosen: int | None, advice: list[str]) -> str:
+def _whole(plans: list[Fields], chosen: int | None, advice: list[str]) -> str:
     return json.dumps({"schema": SCHEMA, "chosen": chosen, "advice": advice, "plans": plans}, indent=1)
 
 
-def _numbers(result: Estimate, given: float | None, runs: bool) -> dict[str, Any]:
+def _numbers(result: Estimate, given: float | None, runs: bool) -> Fields:
     """Return the figures of a plan. runs: whether it fits, for else it has no time"""
     job, needs = result.job, host(result.job)
     hours = result.hours(BILLION) * job.gpus
     usd = price(result.gpu.kind, given)[0] * hours
-    numbers: dict[str, Any] = {
+    numbers: Fields = {
         "model": job.shape.name,
         "parameters": job.shape.parameters,
         "trained": job.trained or job.shape.parameters - job.frozen_beside,

@@ -4,8 +4,7 @@ import shlex
 
 from ...errors.console import figure, one_line
 from ...train.recipe.objectives import ANSWERS, JUDGED, PAIRS
-from ..choice.data_sets import million, own_tokens
-from ..choice.goals import BILLION
+from ..choice.goals import BILLION, million, own_tokens
 from ..choice.job_of_recipe import RecipePlan
 
 # By what an objective reads: what a recipe's model learns from, and what its sequences are where they are not packed.

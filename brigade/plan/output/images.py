@@ -1,8 +1,7 @@
 """Print what images take, where samples have some: tokens, the tower's part of memory and time, and what of it is trained."""
 
-from typing import Any
-
 from ...errors.console import billions, figure
+from ...errors.tables import Fields
 from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
 from ..costs.job import PROJECTOR, VISION_TOWER, Job
@@ -42,7 +41,7 @@ def say_images(result: Estimate) -> None:
     )
 
 
-def of_images(job: Job) -> dict[str, Any]:
+def of_images(job: Job) -> Fields:
     """Return what `plan --json` says of images."""
     images = job.images
     assert images

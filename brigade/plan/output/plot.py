@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -11,7 +10,8 @@ from matplotlib.ticker import LogLocator
 
 from ...errors import UserError
 from ...errors.console import billions, counted
-from ...train import files
+from ...errors.tables import Fields
+from ...train.host import files
 from ...train.recipe.method import METHODS
 from ..choice.search import candidates, chosen
 from ..choice.workload import Candidate, Cluster, Workload
@@ -173,7 +173,7 @@ class Picture:
         smallest = [min(points.items()) for points in self.lines.values()]  # (nodes, speed)
         start, speed = max(smallest, key=lambda point: (point[0] == counts[0], point[1]))
         ideal = speed / start / size
-        quiet: dict[str, Any] = {"color": QUIET, "linewidth": 0.9}
+        quiet: Fields = {"color": QUIET, "linewidth": 0.9}
         total.plot(
             counts, [ideal * nodes * size for nodes in counts], label=f"ideal, from {counted(start, 'node')}", **quiet
         )
@@ -185,7 +185,7 @@ class Picture:
             highest = max(highest, *per_gpu.values())
             label, width = (f"{name}, chosen", 2.8) if name == best else (name, 1.4)
             for axis, heights in ((total, points), (each, per_gpu)):
-                look: dict[str, Any] = {"color": colour, "marker": marker}
+                look: Fields = {"color": colour, "marker": marker}
                 axis.plot(list(heights), list(heights.values()), linewidth=width, label=label, **look)
         total.set_yscale("log")
         total.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))

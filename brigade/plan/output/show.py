@@ -11,7 +11,7 @@ from ...errors.console import billions, counted, figure, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
-from ..choice.data_sets import million
+from ..choice.goals import million
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
@@ -40,7 +40,8 @@ def columns() -> int | None:
 
 def wrapped(text: str, indent: int = 0) -> str:
     """Return text in lines as wide as the terminal; on one line for a file or a pipe."""
-    if not (width := columns()):
+    width = columns()
+    if not width:
         return text
     return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
@@ -51,9 +52,10 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
     config, shape, said = named_config(model)[0], workload.shape, []
     positions = positions_of(config)
     if positions and workload.length > positions:
-        how = "train.py takes them where the recipe says rope_parameters (docs/sequence-parallelism.md)"
+        how = "train.py takes them where the recipe says rope_parameters (docs/parallelism.md)"
         said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
-    if sparse := sparse_attention(config):
+    sparse = sparse_attention(config)
+    if sparse:
         how = "this counts attention to all earlier tokens, and nothing for choosing some"
         said.append(f"The attention of {shape.name} is sparse ({sparse}): {how}.")
     if shape.mixer:
@@ -115,7 +117,8 @@ def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate]) 
     """Return what to do where nothing fits."""
     if all(candidate.choice.why_only for candidate in ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
-    if change := explain.smallest_change(workload, cluster):
+    change = explain.smallest_change(workload, cluster)
+    if change:
         measure = f" {goals.MEASURE}." if " nodes instead of " in change else ""
         return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}"
     return (
@@ -222,13 +225,12 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         say("replicas", averaging_advice.described(result))
     for what, group in {"memory": memory_group(job), "time": time_group(job, result.gpu)}.items():
         if unseen(what, group):
-            say(
-                "",
-                f"{what} unseen: fewer than five sources have published such runs ({group}), hence the widest interval",
-            )
+            few = f"{what} unseen: fewer than five sources have published such runs ({group})"
+            say("", f"{few}, so its interval is that of what is seen first")
     if not result.gpu.seen:
         say("", f"the {result.gpu.kind} is known only by its data sheet: {result.gpu.source}")
-    if factors := calibration.factors(result.gpu.kind):
+    factors = calibration.factors(result.gpu.kind)
+    if factors:
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         print(wrapped(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})"))
     fast, slow = (seconds / result.time.total for seconds in result.time_interval())

@@ -11,7 +11,7 @@ from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
 from ..choice import averaging_advice, goals
-from ..choice.data_sets import own_tokens
+from ..choice.goals import own_tokens
 from ..choice.images import NOT_ASKED, Asked
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import refusal
@@ -139,7 +139,8 @@ def describe_recipe(plan: RecipePlan) -> None:
     if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
-    if filler := size - recipe.training.global_batch_size:
+    filler = size - recipe.training.global_batch_size
+    if filler:
         wasted = f"{filler / size:.1%} of the work is wasted"
         say("", f"{filler} of them filler, for the recipe's {size - filler} do not divide: {wasted}")
     rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"

@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from ...train.hostfile import read_hostfile
+from ...errors.tables import Fields
 from ...train.recipe.files import REPOSITORY, find
+from ...train.recipe.hostfile import read_hostfile
 from ...train.strategy.axis_keys import as_mesh, with_axes
 from ..choice.job_of_recipe import here
 from ..choice.strategies import SHORT
@@ -84,10 +84,10 @@ def ours(folder: Path) -> bool:
     return folder.resolve().is_relative_to(REPOSITORY / "recipes")
 
 
-def as_document(candidate: Candidate) -> dict[str, Any]:
+def as_document(candidate: Candidate) -> Fields:
     """Return a candidate's strategy as an accelerate config inside a recipe; under DeepSpeed it names a ds_config of ours."""
     file = candidate.choice.file
-    document: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    document: Fields = {"distributed_type": "MULTI_GPU"}
     if file.endswith(".json"):
         document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
     elif file:
@@ -97,7 +97,7 @@ def as_document(candidate: Candidate) -> dict[str, Any]:
     return document | ({"parallelism_config": mesh} if mesh else {})
 
 
-def _mesh(candidate: Candidate) -> dict[str, Any]:
+def _mesh(candidate: Candidate) -> Fields:
     """Return the sizes of a parallelism_config, by short names."""
     job = candidate.estimate.job
     hsdp = candidate.choice.file == "hsdp"

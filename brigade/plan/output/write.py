@@ -2,22 +2,21 @@
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ...errors.tables import table
-from ...train.files import write as write_file
+from ...errors.tables import Document, Fields, table
+from ...train.host.files import write as write_file
 from ...train.model.config_json import read_config
 from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import SFT
-from ..choice.data_sets import own_tokens
+from ..choice.goals import own_tokens
 from ..choice.job_of_recipe import (
     BESIDE,
     PublishedModel,
@@ -52,8 +51,8 @@ def body(
     workload: Workload,
     source: PublishedModel,
     hostfile: str | None,
-    strategy: Mapping[str, Any],
-    rope: Mapping[str, Any] | None = None,
+    strategy: Document,
+    rope: Document | None = None,
 ) -> str:
     """Return the recipe as YAML: the template without the lines that name what this recipe does not say.
 
@@ -62,7 +61,7 @@ def body(
     job, adapters = candidate.estimate.job, workload.method != "full"
     size = host(job).checkpoint
     ordinary = source.base and adapters and not workload.whole
-    values: dict[str, Any] = {
+    values: Fields = {
         "hub": source.hub,
         "revision": source.revision,
         "rope_parameters": rope,
@@ -123,7 +122,7 @@ def _of_preferences(workload: Workload) -> dict[str, str]:
     return texts | {"preference_rate": rate, "why_rate": rates["source"], "warmup": "0.1"}
 
 
-def strategy_keys(candidate: Candidate) -> dict[str, Any]:
+def strategy_keys(candidate: Candidate) -> Fields:
     """Return the keys of a recipe's `cluster:` that name the strategy: a file of ours, or what it would say if there is none."""
     job, file = candidate.estimate.job, candidate.choice.file
     if not job.axes and (not file or file.endswith(".json")):

@@ -1,23 +1,30 @@
 """Serve a run that trains: the micro-batch that fits, a device's peak, the comparison with the plan after ten steps, and what
 would fit where memory was not enough."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ...train.cluster import World
-from ...train.offers import CURE, Remedies
+from ...train.host.cluster import World
 from ...train.recipe.batch import Batch
 from ...train.recipe.files import calibration_file
 from ...train.recipe.schema import Recipe
+from ...train.run.offers import CURE, Remedies
 from ...train.strategy import Strategy
 from .. import hardware
 from ..choice import job_of_run
 from ..hardware import calibration
 from ..shape.find import described
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, TrainerCallback
+
+    from ...train.run.directory import Run
+    from ...train.watch.throughput import Meter
+
 
 def leave_aside_a_broken_calibration(world: World) -> None:
     """Let a run go on without the user's own figures where their file cannot be used; each host says so once."""
-    if (file := calibration_file()) and file.exists():
+    file = calibration_file()
+    if file and file.exists():
         calibration.leave_aside_if_broken("" if world.local_rank else world.host)
 
 
@@ -27,35 +34,35 @@ def peak_tflops(device_name: str) -> float | None:
     return device.bf16_tflops if device else None
 
 
-def callbacks(run: Any, meter: Any, config: Any, trained: int) -> list[Any]:
+def callbacks(run: "Run", meter: "Meter", config: "PreTrainedConfig", trained: int) -> list["TrainerCallback"]:
     """Return the callback that compares a run with its plan (compare_with_plan.py)."""
     from .compare_with_plan import CompareWithPlan
 
     return [CompareWithPlan(run, meter, config, trained)]
 
 
-def what_fits(run: Any, config: Any, needed: float) -> Remedies:
+def what_fits(run: "Run", config: "PreTrainedConfig", needed: float) -> Remedies:
     """Return what would make a run fit (remedies.py). config: the model's; needed: bytes that its GPU would have had to hold"""
     from . import remedies
 
     return remedies.what_fits(run, config, needed)
 
 
-def fails_to_load(run: Any, config: Any) -> tuple[str, str] | None:
+def fails_to_load(run: "Run", config: "PreTrainedConfig") -> tuple[str, str] | None:
     """Return why a run's model does not fit while it loads, and a cure (loading.py); None where it does, or nobody can tell."""
     from . import loading
 
-    try:
-        return loading.fails_to_load(run, config)
-    except Exception:  # a run that trains does not end for an estimate's sake
-        return None
+    return loading.fails_to_load(run, config)
 
 
-def rows_that_fit(recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: Any) -> tuple[int, str]:
+def rows_that_fit(
+    recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: "PreTrainedConfig"
+) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
     from ..hardware.here import gpu_here
 
-    if (device := gpu_here()) is None:
+    device = gpu_here()
+    if device is None:
         return 1, f"there is no GPU{CURE}"
     sizes = (replica.size, replica.local_size)
     known, place = config.to_dict(), "the model's config"

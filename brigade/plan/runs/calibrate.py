@@ -9,9 +9,9 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from ...train.recipe.files import read_yaml
 from ..choice.job_record import job_of_record
 from ..costs.job import Job
@@ -77,7 +77,7 @@ def calibrate(folders: list[Path], file: Path) -> list[str]:
     keep their factor where they are not.
     """
     given = {run.folder: run for run in map(read_run, folders)}
-    factors: dict[str, Any] = calibration.read(file)["factors"]
+    factors: Fields = calibration.read(file)["factors"]
     lines: list[str] = []
     for kind in sorted({gpu(run.job.gpu).kind for run in given.values()}):
         entries = factors.get(kind, {})

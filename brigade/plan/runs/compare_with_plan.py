@@ -1,16 +1,19 @@
 """Measure the first ten steps of a run, and compare them with the plan: one line, and an entry in run.yaml."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
 
 from ...train.distributed import ranks
-from ...train.loop.measured_states import OneStep
-from ...train.loop.throughput import STATES, STEPS, WARM_UP, Meter
 from ...train.run.directory import Run
+from ...train.watch.measured_states import OneStep
+from ...train.watch.throughput import STATES, STEPS, WARM_UP, Meter
 from .prediction import compare
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, TrainerControl, TrainerState, TrainingArguments
 
 
 class CompareWithPlan(TrainerCallback):
@@ -20,17 +23,21 @@ class CompareWithPlan(TrainerCallback):
     config: the model's; trained: parameters with gradients
     """
 
-    def __init__(self, run: Run, meter: Meter, config: Any, trained: int) -> None:
+    def __init__(self, run: Run, meter: Meter, config: "PreTrainedConfig", trained: int) -> None:
         self.run, self.meter, self.config, self.trained = run, meter, config, trained
         self.steps, self.began = 0, 0.0
-        self.states: Any = None  # measured_states.OneStep, of one step within the warm-up
+        self.states: OneStep | None = None  # of one step within the warm-up
         self.bytes = (0, 0, 0)
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_substep_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: object
+    ) -> None:
         if self.states:
             self.states.on_substep_end(args, state, control)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **given: Any
+    ) -> None:
         self.steps += 1
         if self.steps == WARM_UP - 2 and "model" in given:
             self.states = OneStep(args, state, control, **given)

@@ -2,12 +2,12 @@
 
 import shlex
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ...errors.tables import Fields
 from ...train.checkpoint import compatibility
 from ...train.recipe.files import another_output, read_yaml
-from ...train.run import same_run
-from ...train.run.directory import RECORD, Run, whole_checkpoints
+from ...train.run import on_disk, same_run
+from ...train.run.directory import RECORD, Run
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ def after(run: Run, changed: Run) -> Next | None:
     checkpoint/resume.py: choose)."""
     settings, strategy = changed.settings, changed.strategy
     record, there = run.home / RECORD, settings.directory(strategy.name)
-    newest = next(iter(whole_checkpoints(run.home).values()), None)
+    newest = next(iter(on_disk.whole_checkpoints(run.home).values()), None)
     anew = Next(newest is None, note="begins anew" if newest else "")
     if settings.fresh or not record.is_file():
         return anew
-    old: dict[str, Any] = read_yaml(record)
+    old: Fields = read_yaml(record)
     here = there.resolve() == run.home.resolve() and same_run.another_run(old, settings, strategy)[0] is None
     reads = newest is None or compatibility.refusal(newest, changed) is None
     if here and reads:

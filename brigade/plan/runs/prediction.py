@@ -2,20 +2,24 @@
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...train.loop.throughput import STATES, STEPS, WARM_UP, device_name
+from ...errors.tables import Fields
 from ...train.model.attention import SAMPLE_BY_SAMPLE
 from ...train.run.directory import Run, add_to_record
 from ...train.upstream import attention_of
+from ...train.watch.throughput import STATES, STEPS, WARM_UP, device_name
 from .. import hardware
 from ..choice import job_of_run, job_record
 from ..costs.estimate import estimate
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..hardware import calibration
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 WAITING = 0.1  # of a step: the share of waiting for data from which on it is named as the reason
 
@@ -100,9 +104,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def entry(
-    predicted: Prediction | None, measured: Measured, device: hardware.Gpu | None, reason: str = ""
-) -> dict[str, Any]:
+def entry(predicted: Prediction | None, measured: Measured, device: hardware.Gpu | None, reason: str = "") -> Fields:
     """Return prediction and measurement for run.yaml, without the job."""
     record = {"measured": _short(asdict(measured))}
     if predicted is None or device is None:
@@ -111,10 +113,10 @@ def entry(
     return {"gpu": device.kind, "predicted": _short(asdict(predicted)) | factors} | record
 
 
-def _short(values: dict[str, Any]) -> dict[str, Any]:
+def _short(values: Fields) -> Fields:
     """Return values with five digits, and pairs as lists."""
 
-    def short(value: Any) -> Any:
+    def short(value: object) -> object:
         if isinstance(value, tuple):
             return [short(item) for item in value]
         if isinstance(value, dict):
@@ -124,7 +126,7 @@ def _short(values: dict[str, Any]) -> dict[str, Any]:
     return {key: short(value) for key, value in values.items()}
 
 
-def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None:
+def compare(run: Run, config: "PreTrainedConfig", trained: int, seen: dict[str, float]) -> None:
     """Print the line, and write the entry.
 
     config: the model's; trained: parameters with gradients; seen: what CompareWithPlan has measured
@@ -150,7 +152,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
     add_to_record(run, "prediction", entry(predicted, measured, device, reason) | job)
 
 
-def planned_job(run: Run, config: Any, trained: int, gpu: str) -> Job:
+def planned_job(run: Run, config: "PreTrainedConfig", trained: int, gpu: str) -> Job:
     """Return the run as the planner's Job."""
     recipe = run.settings.with_training(use_liger_kernel=run.kernels.use_liger_kernel).recipe
     sizes = (run.world.size, run.world.local_size)
@@ -166,7 +168,7 @@ def planned_job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     return replace(job, attention=job_of_run.ATTENTION.get(attention_of(config), "flash2"))
 
 
-def _as_seen(job: Job, config: Any, seen: dict[str, float]) -> tuple[Job, Job]:
+def _as_seen(job: Job, config: "PreTrainedConfig", seen: dict[str, float]) -> tuple[Job, Job]:
     """Return the job with the usual micro-batch of these steps, and with the largest."""
     # Without cumulative lengths a mask hides the other samples of a row, and its products are computed all the same, those
     # above the diagonal too: the formulas count half of a square.

@@ -2,21 +2,22 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...train import control_groups
-from ...train.cluster import World
-from ...train.loop import preflight
-from ...train.offers import Remedies
+from ...errors.tables import Document, Fields
+from ...train.host import control_groups
+from ...train.host.cluster import World
 from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
 from ...train.recipe.files import REPOSITORY
 from ...train.run.directory import Run
+from ...train.run.offers import Remedies
+from ...train.step import preflight
 from ...train.strategy import check, choose
 from .. import hardware
 from ..choice.job_of_run import ATTENTION, NotCovered
@@ -27,6 +28,9 @@ from ..costs.memory import GIB
 from ..hardware.here import gpu_here
 from . import continuing
 from .prediction import planned_job
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MOST = 3  # ways that are named
 TOGETHER = 3  # changes at once
@@ -43,7 +47,7 @@ class Change:
 
     kind: str
     flag: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Document = field(default_factory=dict)
     strategy: tuple[str, str] | None = None
 
 
@@ -56,7 +60,7 @@ class Way:
     estimate: Estimate
 
 
-def what_fits(run: Run, config: Any, needed: float) -> Remedies:
+def what_fits(run: Run, config: "PreTrainedConfig", needed: float) -> Remedies:
     """Return what the planner counts for a run, and up to three of the smallest sets of changes that fit by its count.
 
     config: the model's; needed: bytes that the run's GPU would have had to hold. Where the planner counts less, its other counts
@@ -88,12 +92,12 @@ def _in_words(run: Run, way: Way, raised: float) -> str:
     return f"{' '.join(words)} ({', '.join(filter(None, about))})"
 
 
-def _estimated(run: Run, config: Any, device: hardware.Gpu) -> Estimate:
+def _estimated(run: Run, config: "PreTrainedConfig", device: hardware.Gpu) -> Estimate:
     job = planned_job(run, config, 0, device.kind)
     return estimate(replace(job, attention=ATTENTION.get(run.kernels.attention, "flash2")), device)
 
 
-def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
+def _smallest(run: Run, config: "PreTrainedConfig", own: Estimate, limit: float) -> list[Way]:
     """Return ways below `limit` GiB of which no part is enough, one of each set of kinds: those first that keep what was trained,
     then those with fewer flags, then the fastest."""
     changes = _changes(run, config, own)
@@ -121,7 +125,7 @@ def _smallest(run: Run, config: Any, own: Estimate, limit: float) -> list[Way]:
     return sorted(found, key=order)[:MOST]
 
 
-def _changes(run: Run, config: Any, own: Estimate) -> dict[str, list[Change]]:
+def _changes(run: Run, config: "PreTrainedConfig", own: Estimate) -> dict[str, list[Change]]:
     """Return what a run may do otherwise, by kind."""
     training, axes, job = run.settings.recipe.training, run.strategy.axes, own.job
     changes = [
@@ -142,7 +146,7 @@ def _changes(run: Run, config: Any, own: Estimate) -> dict[str, list[Change]]:
     return {kind: [change for change in changes if change.kind == kind] for kind in kinds}
 
 
-def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
+def _other_strategies(run: Run, config: "PreTrainedConfig", own: Estimate) -> Iterator[Change]:
     """Yield the files of ds_configs/ and accelerate_configs/ by which less lies on a GPU, and that the run can take."""
     seen: list[Any] = []
     for key, path in _files(run.world):
@@ -152,7 +156,8 @@ def _other_strategies(run: Run, config: Any, own: Estimate) -> Iterator[Change]:
         if way is None or way.estimate.device_gib >= own.device_gib:
             continue
         # Of accelerate's files several differ in hosts and ranks alone, which train.py leaves to its launcher.
-        if (described := way.run.strategy.as_cluster()) in seen:
+        described = way.run.strategy.as_cluster()
+        if described in seen:
             continue
         seen.append(described)
         job = way.estimate.job
@@ -176,9 +181,9 @@ def _files(world: World) -> Iterator[tuple[str, Path]]:
         yield "accelerate_config", path
 
 
-def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> Way | None:
+def _way(run: Run, config: "PreTrainedConfig", own: Estimate, changes: tuple[Change, ...]) -> Way | None:
     """Return the run with these changes; None where train.py refuses it, or no formula covers it."""
-    values: dict[str, Any] = {"per_device_train_batch_size": run.batch.micro}
+    values: Fields = {"per_device_train_batch_size": run.batch.micro}
     for change in changes:
         values |= change.values
     settings, strategy = run.settings.with_training(**values), run.strategy
@@ -186,7 +191,8 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
         settings, by_proof=tuple(key for key in settings.by_proof if key not in values)
     )  # a flag decides it
     try:
-        if named := dict(change.strategy for change in changes if change.strategy):
+        named = dict(change.strategy for change in changes if change.strategy)
+        if named:
             cluster = settings.recipe.cluster.model_copy(update=dict.fromkeys(flags.STRATEGIES) | named)
             settings = replace(settings, recipe=settings.recipe.model_copy(update={"cluster": cluster}))
             strategy = choose(settings, run.world, env={})
@@ -202,15 +208,15 @@ def _way(run: Run, config: Any, own: Estimate, changes: tuple[Change, ...]) -> W
         return None
 
 
-def _following(run: Run, config: Any, own: Estimate, change: Change) -> continuing.Next | None:
+def _following(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> continuing.Next | None:
     """Return how the command goes on with this change; None where it cannot."""
     way = _way(run, config, own, (change,))
     return continuing.after(run, way.run) if way else None
 
 
-def _is_allowed(run: Run, config: Any, own: Estimate, change: Change) -> bool:
+def _is_allowed(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> bool:
     """Return whether the model, this host and the run's directory allow a change, as train.py would find when it begins
-    (loop/preflight.py)."""
+    (step/preflight.py)."""
     way = _way(run, config, own, (change,))
     try:
         if way and continuing.after(run, way.run) is None:

@@ -1,17 +1,20 @@
 """Models as Transformers builds them from a config.json, without weights: what is read off a model's code is read off these."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...errors import UserError, first_line
+from ...errors.tables import Document
 from ...train.model.config_json import check_causal
 from ...train.model.sizes import beyond_texts
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-def configured(config: Mapping[str, Any]) -> Any:
+
+def configured(config: Document) -> "PreTrainedConfig":
     """Return what Transformers makes of a config.json. Raises UserError for a kind of model that it does not know."""
     from transformers import CONFIG_MAPPING, __version__
 
@@ -24,7 +27,7 @@ def configured(config: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[kind].from_dict(plain)
 
 
-def build(config: Mapping[str, Any], images: bool = False, **options: Any) -> Any:
+def build(config: Document, images: bool = False, **options: str) -> "PreTrainedModel":
     """Build the model of a config.json, untrained, on whatever device is the default. Raises UserError.
 
     images: the model of images and texts, and not the causal language model; options: of from_config
@@ -49,7 +52,7 @@ def build(config: Mapping[str, Any], images: bool = False, **options: Any) -> An
         raise UserError(place, problem, "check the config.json") from error
 
 
-def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
+def decoder_layers(model: "PreTrainedModel") -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
     """(module that has them, its attribute, the layers): the list of modules with most parameters, towers apart."""
     outside = {id(module) for part in beyond_texts(model).values() for module in part.modules()}
     lists = [

@@ -1,12 +1,11 @@
 """Find models by name: a recipe's folder, any folder or file with a config.json, or the Hub. No torch."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from ...errors import UserError, did_you_mean
-from ...train.hub import hub_is_away, refusal
+from ...errors.tables import Document, Fields
+from ...train.host.hub import hub_is_away, refusal
 from ...train.model.config_json import check_causal, read_config
 from ...train.recipe.files import REPOSITORY
 from .from_code import shape_from_model
@@ -39,7 +38,8 @@ def config_of(name: str) -> Path:
     except OSError as error:
         raise UserError(place, f"it cannot be looked up: {error.strerror}", "check the name") from None
     short = name.rpartition("/")[2]
-    if known := known_config(short):
+    known = known_config(short)
+    if known:
         return known
     none = "the folder has no config.json" if path.is_dir() else "no folder or recipe here has that name"
     # The Hub's names have an owner's before them, and none of its owners is a folder here.
@@ -56,7 +56,7 @@ def config_of(name: str) -> Path:
         raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
 
 
-def positions_of(config: Mapping[str, Any]) -> int | None:
+def positions_of(config: Document) -> int | None:
     """Return how many tokens of a sequence the text model has positions for, as far as its config.json says."""
     text = config.get("text_config") or config
     found = (
@@ -65,14 +65,14 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     return next((positions for positions in found if isinstance(positions, int)), None)
 
 
-def stretches(config: Mapping[str, Any]) -> bool:
+def stretches(config: Document) -> bool:
     """Return whether a rotary embedding is plain, with one base, which rope_parameters can stretch (train/model/rope.py)."""
     text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     return "rope_local_base_freq" not in text and rope.get("rope_type", rope.get("type", "default")) == "default"
 
 
-def named_config(name: str) -> tuple[dict[str, Any], str, str]:
+def named_config(name: str) -> tuple[Fields, str, str]:
     """Return (config.json, where it is, short name) of a model; name: as config_of takes it."""
     path = config_of(name)
     ours = Path(name).expanduser().exists() or path.is_relative_to(RECIPES)
@@ -84,7 +84,7 @@ def named_shape(name: str) -> ModelShape:
     return described(*named_config(name))
 
 
-def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+def described(config: Document, place: str, name: str = "") -> ModelShape:
     """Return what the config.json states, or for an architecture that FAMILIES lacks what its code builds (from_code.py).
 
     Raises UserError for what is no causal language model, by what it is.

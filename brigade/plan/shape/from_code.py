@@ -2,13 +2,14 @@
 that model_shape.FAMILIES does not know. Remembered, so that only the first call imports torch."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from ...errors import UserError
+from ...errors.tables import Document
 from ...train import upstream
 from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
@@ -16,31 +17,18 @@ from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
 from .from_config import scales_logits, windows
 from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_reads_fp32, sizes_of_layers
-from .lora import NAMES
-from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Family, Mixer, ModelShape
+from .mixers import APART, linear_layers, mixer_of
+from .model_shape import Family, Mixer, ModelShape
 from .remembered import remembered
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig
 
 ATTENTION = re.compile(r"attn|attention")
 ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
-# Attributes of a mixer's module that has a state, by Mixer's fields.
-STATES = {
-    RULE: {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
-    SPACE: {"heads": "num_heads", "key_heads": "n_groups", "key_dim": "ssm_state_size", "value_dim": "head_dim",
-            "chunk": "chunk_size"},
-    CHANNELS: {"heads": "num_heads", "key_heads": "num_heads", "key_dim": "head_dim", "value_dim": "head_dim"},
-    SCAN: {"heads": "intermediate_size", "key_dim": "ssm_state_size"},
-}  # fmt: skip
-# Names in `layer_types` of layers with a mixer that a formula describes.
-MIXERS = {
-    "linear_attention": (RULE, SPACE, CHANNELS, SCAN),
-    "mamba": (SPACE,),
-    "conv": (CONVOLUTION,),
-    "hybrid": (SPACE,),
-}
-BESIDE = "hybrid"  # with attention beside the mixer
-APART = ("mlp", "moe")  # with nothing else: the other layers of such a model have no MLP
 # What no formula here describes, by names in `layer_types` and of modules.
 NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|(?-i:SSM|\bssm)|retention|delta", re.I)
 
@@ -72,7 +60,7 @@ class MeasuredShape(ModelShape):
         return self.parameters - self.embedding - self.head - layers - self.other
 
 
-def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape:
+def shape_from_model(config: Document, name: str = "") -> MeasuredShape:
     """Return the shape of a model with this config.json.
 
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
@@ -81,7 +69,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
     return TypeAdapter(MeasuredShape).validate_python(description | {"name": name or description["name"]})
 
 
-def _describe(config: Mapping[str, Any]) -> MeasuredShape:
+def _describe(config: Document) -> MeasuredShape:
     import torch
 
     from .built import build, decoder_layers
@@ -93,7 +81,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     sizes = sizes_of_layers(kind, text, layers)
     most = largest(sizes)
     types = list(map(str, getattr(text, "layer_types", None) or ()))
-    mixer, attending = _mixer(types, layers)
+    mixer, attending = mixer_of(types, layers)
     apart = mixer is not None and not set(APART).isdisjoint(types)
     _check_attention(kind, text, attending, mixer)
 
@@ -116,7 +104,8 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
-    if latent := getattr(text, "moe_latent_size", None):
+    latent = getattr(text, "moe_latent_size", None)
+    if latent:
         problem = (
             f"the formulas describe experts that read the residual stream, and its read {latent} numbers made of it"
         )
@@ -209,68 +198,18 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     )
 
 
-def _mixer(types: list[str], layers: Any) -> tuple[Mixer | None, list[Any]]:
-    """(what a hybrid has instead of attention in some layers or beside it in all, the layers with attention). None where no
-    formula describes it, and then all layers. types: what the config calls each layer"""
-    kinds = {one for one in types if one in MIXERS}
-    without = (*MIXERS.keys() - {BESIDE}, *APART)
-    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in without]
-    if len(kinds) != 1 or len(types) != len(layers) or not attending:
-        return None, list(layers)
-    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in MIXERS]
-    convolutions = [(name, module) for name, module in mixing[0].named_modules() if type(module).__name__ == "Conv1d"]
-    if len(convolutions) != 1:
-        return None, list(layers)
-    module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
-    possible = MIXERS[kinds.pop()]
-    states: dict[str, dict[str, Any]] = {
-        kind: {field: getattr(module, name, 0) for field, name in STATES.get(kind, {}).items()} for kind in possible
-    }
-    kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
-    if not kind:
-        return None, list(layers)
-    linear = _linear(module)
-    products = tuple((one.in_features, one.out_features) for _, one in linear)
-    letters = "".join(NAMES.get(name, "-") for name, _ in linear)
-    beside = BESIDE in types
-    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **states[kind])
-    if set(letters) > {"-"}:
-        mixer = replace(mixer, letters=letters)
-    inner, keys = mixer.heads * mixer.value_dim, mixer.key_heads * mixer.key_dim
-    if kind == SPACE and mixer.convolved != inner + 2 * keys:
-        return None, list(layers)
-    if kind == CHANNELS:
-        gate = getattr(module, "forget_gate", None)
-        known = getattr(gate, "safe_gate", True)  # a sigmoid's (Ling 3), or operations of its own, in Kimi Linear
-        if mixer.convolved != inner + 2 * keys or gate is None or not known:
-            return None, list(layers)
-    if kind == SCAN:  # with B, C and steps of one width for all channels
-        mixer = replace(mixer, key_heads=1, value_dim=1)
-        if mixer.convolved != mixer.heads or [outer for _, outer in products[::2]] != [2 * mixer.heads, mixer.heads]:
-            return None, list(layers)
-    return mixer, attending
-
-
-def _projections(layer: Any) -> tuple[tuple[int, int], ...]:
+def _projections(layer: "nn.Module") -> tuple[tuple[int, int], ...]:
     """The widths of the linear layers of attention with a latent vector, its output's at the end; () where they are not clear.
     Without those that choose tokens (an indexer)."""
     inside = _attention_of(layer)
-    found = [(name, module) for name, module in _linear(layer) if name in inside and "indexer" not in name]
+    found = [(name, module) for name, module in linear_layers(layer) if name in inside and "indexer" not in name]
     if [name.endswith("o_proj") for name, _ in found].count(True) != 1:
         return ()
     found.sort(key=lambda one: one[0].endswith("o_proj"))
     return tuple((module.in_features, module.out_features) for _, module in found)
 
 
-def _linear(module: Any) -> list[tuple[str, Any]]:
-    """The linear layers of a mixer, that which gives its output at the end."""
-    import torch
-
-    found = [(name, each) for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
-    return sorted(found, key=lambda one: one[0].startswith(("out", "o_proj")))
-
-
-def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> None:
+def _check_attention(kind: str, text: "PreTrainedConfig", layers: "Sequence[nn.Module]", mixer: Mixer | None) -> None:
     """Raise UserError for a model whose layers are not all attention and an MLP. layers: those that have no mixer in the place of
     attention"""
     named = () if mixer else getattr(text, "layer_types", None) or ()
@@ -285,14 +224,14 @@ def _check_attention(kind: str, text: Any, layers: Any, mixer: Mixer | None) -> 
         raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
 
 
-def _attention_of(layer: Any) -> set[str]:
+def _attention_of(layer: "nn.Module") -> set[str]:
     """The names of modules that are attention or in it: they say so, or a class around them does (Nemotron-H's `mixer`)."""
     modules = list(layer.named_modules())
     around = tuple(f"{name}." for name, module in modules if name and type(module).__name__.endswith("Attention"))
     return {name for name, _ in modules if ATTENTION.search(name) or f"{name}.".startswith(around)}
 
 
-def _widths(module: Any) -> tuple[int, int] | None:
+def _widths(module: "nn.Module") -> tuple[int, int] | None:
     """(in, out) of a linear layer."""
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -300,7 +239,7 @@ def _widths(module: Any) -> tuple[int, int] | None:
     return tuple(module.weight.shape) if isinstance(module, (torch.nn.Linear, Conv1D)) else None
 
 
-def _built_width(layers: Any, hidden: int) -> int:
+def _built_width(layers: "Sequence[nn.Module]", hidden: int) -> int:
     """The width of the gated MLP of the first layer that has one by three linear layers, and no experts; 0 where none has."""
     import torch
 
@@ -316,7 +255,7 @@ def _built_width(layers: Any, hidden: int) -> int:
     return 0
 
 
-def _parts(layer: Any) -> dict[str, int]:
+def _parts(layer: "nn.Module") -> dict[str, int]:
     """Parameters of one layer, all and by place, and how many experts it has."""
     found = {"all": 0, "in_experts": 0, "shared": 0, "mlp": 0, "experts": 0}
     for name, parameter in layer.named_parameters():
@@ -332,7 +271,7 @@ def _parts(layer: Any) -> dict[str, int]:
     return found
 
 
-def _key_value_heads(layer: Any, heads: int, head_dim: int) -> int:
+def _key_value_heads(layer: "nn.Module", heads: int, head_dim: int) -> int:
     """The number of key-value heads, by the projections' widths, for configs name it in many ways. All heads where keys come
     from a latent vector."""
     inside = _attention_of(layer)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import UserError, shown
+from ...errors.tables import Document
 from ...train.model.config_json import ALIASES
 from .model_shape import FAMILIES, ModelShape
 
@@ -23,10 +23,11 @@ SCALES = (
 BIASED_BY_CONFIG = ("llama", "granite")  # the model_types whose modelling code reads attention_bias and mlp_bias
 
 
-def whole_number(config: Mapping[str, Any], key: str, place: str, default: int | None = None) -> int:
+def whole_number(config: Document, key: str, place: str, default: int | None = None) -> int:
     """The whole number above 0 at `key` or another of its names; `default` where there is none. Raises UserError at `place`."""
     for alias in (key, *ALIASES.get(key, ())):
-        if (value := config.get(alias)) is not None:
+        value = config.get(alias)
+        if value is not None:
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise UserError(f"{place}: {alias}", f"{value!r} is not a whole number above 0", "fix the config")
             if value > LARGEST:
@@ -37,7 +38,7 @@ def whole_number(config: Mapping[str, Any], key: str, place: str, default: int |
     return default
 
 
-def kind_of(config: Mapping[str, Any], place: str) -> tuple[str, Mapping[str, Any]]:
+def kind_of(config: Document, place: str) -> tuple[str, Document]:
     """(model_type, the text model's config). Raises UserError at `place` where there is none."""
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
@@ -49,7 +50,7 @@ def kind_of(config: Mapping[str, Any], place: str) -> tuple[str, Mapping[str, An
     return kind, text
 
 
-def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+def shape_of(config: Document, place: str, name: str = "") -> ModelShape:
     """The dimensions that a config.json of one of FAMILIES states.
 
     Raises UserError at `place` for a field that is not there, or fields that contradict each other.
@@ -105,12 +106,12 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
     )
 
 
-def scales_logits(text: Mapping[str, Any]) -> bool:
+def scales_logits(text: Document) -> bool:
     """Return whether the model multiplies its logits by a number other than 1, as far as its config says."""
     return any(text.get(key) not in (None, 1) for key in SCALES)
 
 
-def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") -> tuple[int, int]:
+def windows(text: Document, layers: int, place: str = "config.json") -> tuple[int, int]:
     """The sliding window, and how many layers have it."""
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
         return 0, 0
@@ -124,7 +125,7 @@ def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") ->
     return window, layers if pattern == 1 else layers - layers // pattern
 
 
-def sparse_attention(config: Mapping[str, Any]) -> str:
+def sparse_attention(config: Document) -> str:
     """What a config says of layers whose tokens attend to chosen ones only (DeepSeek-V3.2, arXiv 2512.02556, and those after it):
     "index_topk 2048", or ""."""
     text = config.get("text_config") or config
@@ -132,7 +133,7 @@ def sparse_attention(config: Mapping[str, Any]) -> str:
     return next((f"{key} {shown(text[key])}" for key in keys if text.get(key)), "")
 
 
-def _moe_layers(text: Mapping[str, Any], layers: int, place: str) -> int:
+def _moe_layers(text: Document, layers: int, place: str) -> int:
     """How many layers have experts: `decoder_sparse_step` and `mlp_only_layers` as Qwen's configs have them."""
     step, dense = whole_number(text, "decoder_sparse_step", place, 1), text.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
@@ -140,7 +141,7 @@ def _moe_layers(text: Mapping[str, Any], layers: int, place: str) -> int:
     return sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
-def _vision(vision: Any, hidden: int, place: str) -> int:
+def _vision(vision: object, hidden: int, place: str) -> int:
     """Parameters of a SigLIP tower and its projection, which Gemma 3 carries beside its text model."""
     if not vision:
         return 0

@@ -6,12 +6,13 @@ tests/unit/test_towers_counted.py compares them with the processors.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ...errors import UserError
+from ...errors.tables import Document
 
-Numbers = Mapping[str, Any]
+Numbers = Document
 
 
 class Image(NamedTuple):
@@ -38,7 +39,7 @@ def image_of(rule: Numbers, config: Numbers, width: int, height: int) -> Image:
     return RULES[rule["rule"]](rule, config, width, height)
 
 
-def _side(value: Any) -> int:
+def _side(value: int | list[int] | tuple[int, ...]) -> int:
     """Return the side of a square that a config gives as one number, or as two."""
     return int(value[0] if isinstance(value, (list, tuple)) else value)
 

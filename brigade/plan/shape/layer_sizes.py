@@ -1,12 +1,16 @@
 """The sizes of layers that differ in them, read off a model that Transformers has built (Gemma 4)."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...train.model.per_layer import each_layers, sizes_that_differ
 from ...train.upstream.experts import routers
 from .model_shape import LayerSizes
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig
 
 KNOWN = {
     "head_dim",
@@ -17,13 +21,14 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def sizes_of_layers(kind: str, text: Any, layers: Any) -> tuple[LayerSizes, ...]:
+def sizes_of_layers(kind: str, text: "PreTrainedConfig", layers: "nn.ModuleList") -> tuple[LayerSizes, ...]:
     """Return the sizes of each kind of layer, in the model's order; () where all layers have the same.
 
     kind: the model_type; text: the text model's config; layers: the decoder's
     Raises UserError for a model whose layers differ in something else, or are built otherwise than the config says.
     """
-    if not (differ := sizes_that_differ(text.to_dict())):
+    differ = sizes_that_differ(text.to_dict())
+    if not differ:
         return ()
     problem = f"the formulas describe layers of one size, and its layers differ in {', '.join(differ)}"
     refusal = UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
@@ -50,12 +55,12 @@ def largest(sizes: tuple[LayerSizes, ...]) -> LayerSizes | None:
     return LayerSizes(*(max(getattr(one, name) for one in sizes) for name in names)) if sizes else None
 
 
-def keeps_fp32(norm: Any) -> bool:
+def keeps_fp32(norm: "nn.Module") -> bool:
     """Return whether a norm's weight, on the meta device, multiplies in fp32, so that autograd keeps a second tensor in fp32."""
     return len(_kept_in_fp32(norm, norm.weight.numel())) > 1
 
 
-def router_reads_fp32(model: Any, hidden: int) -> bool:
+def router_reads_fp32(model: "nn.Module", hidden: int) -> bool:
     """Return whether the routers of a model on the meta device read an fp32 copy of what they are given in bf16. False where no
     router of it can be run by itself."""
     try:
@@ -64,7 +69,7 @@ def router_reads_fp32(model: Any, hidden: int) -> bool:
         return False
 
 
-def _kept_in_fp32(module: Any, width: int) -> set[int]:
+def _kept_in_fp32(module: "nn.Module", width: int) -> set[int]:
     """Return which tensors of its inputs' shape in fp32 autograd keeps of a module in bf16, on the meta device."""
     import torch
 

@@ -94,7 +94,8 @@ def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, in
 
 def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
     """Return the parameters of adapters of `rank` on the targets of every layer; the head has none."""
-    if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
+    adapted = getattr(shape, "adapted", 0)
+    if adapted and targets == ALL:
         return rank * adapted
     return rank * sum(count * (inner + outer) for count, inner, outer in all_linears(shape, targets))
 

@@ -5,21 +5,25 @@ Remembered, so that only the first call imports torch. towers.yaml names the mod
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from ...errors import UserError
-from ...errors.tables import table
+from ...errors.tables import Document, Fields, table
 from ...train.model import parts
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
 from .layer_sizes import keeps_fp32
 from .model_shape import Family, ModelShape
 from .remembered import remembered
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 MEASURE = "measure it with a short run instead"
 
@@ -53,7 +57,7 @@ class Tower:
         """Parameters of its layers, without what lies before and behind them."""
         return self.shape.layers * self.shape.dense_layer
 
-    def adapted(self, targets: Any, part: str) -> int:
+    def adapted(self, targets: str | Iterable[str], part: str) -> int:
         """Return the widths of the linear layers of a part that have adapters, summed: what one rank of adapters has.
 
         targets: a recipe's lora_target_modules; part: vision_tower or projector
@@ -64,7 +68,7 @@ class Tower:
 
 
 @functools.cache
-def towers() -> dict[str, dict[str, Any]]:
+def towers() -> dict[str, Fields]:
     """Return the rows of towers.yaml by parts.kind_of(), with tower, projector and masks of vision_models.yaml."""
     known = parts.known()
     return {
@@ -74,7 +78,7 @@ def towers() -> dict[str, dict[str, Any]]:
     }
 
 
-def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:
+def row_of(config: Document, place: str) -> Fields:
     """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
     if not config.get("vision_config"):
         raise UserError(
@@ -89,9 +93,7 @@ def row_of(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     return towers()[kind]
 
 
-def described_with_tower(
-    config: Mapping[str, Any], place: str, name: str = ""
-) -> tuple[ModelShape, Tower, dict[str, Any]]:
+def described_with_tower(config: Document, place: str, name: str = "") -> tuple[ModelShape, Tower, Fields]:
     """Return (the decoder with its tower among `other`, the tower, the config with all that Transformers adds).
 
     Raises UserError for a model that towers.yaml does not know, and for one whose parts are not what the model has in all.
@@ -117,7 +119,7 @@ def described_with_tower(
     return shape, tower, whole
 
 
-def _measure(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+def _measure(config: Document, row: Document) -> Fields:
     """Return plain values: of a Tower, of the config, all parameters, and whether the two ends are one."""
     import torch
 
@@ -141,7 +143,7 @@ def _measure(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(values: Document) -> Fields:
     """Return what of a config JSON can keep. A dtype is none of it."""
     return {
         key: _plain(value) if isinstance(value, dict) else value
@@ -150,7 +152,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
+def tower_of_model(model: "PreTrainedModel", row: Document) -> Tower:
     """Return the tower of a model of AutoModelForImageTextToText. row: its row of towers.yaml
 
     Raises UserError for layers that are not attention and an MLP, as the formulas have them.
@@ -189,7 +191,9 @@ def tower_of_model(model: Any, row: Mapping[str, Any]) -> Tower:
     )
 
 
-def _named(linears: Any, wanted: Any) -> tuple[tuple[str, int, int], ...]:
+def _named(
+    linears: "Iterable[tuple[str, nn.Linear]]", wanted: Callable[[str], bool]
+) -> tuple[tuple[str, int, int], ...]:
     """Return (name, how many, widths) of linear layers of the same name and widths."""
     found: dict[tuple[str, int], int] = {}
     for name, module in linears:
@@ -199,7 +203,9 @@ def _named(linears: Any, wanted: Any) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, count, widths) for (name, widths), count in found.items())
 
 
-def _shape(kind: str, vision: Any, layers: Any, parameters: int, rotary: bool) -> MeasuredShape:
+def _shape(
+    kind: str, vision: "PreTrainedConfig", layers: "nn.ModuleList", parameters: int, rotary: bool
+) -> MeasuredShape:
     """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/tower.py counts."""
     import torch
 
@@ -255,8 +261,9 @@ def _shape(kind: str, vision: Any, layers: Any, parameters: int, rotary: bool) -
     )
 
 
-def _windows(vision: Any, layers: int) -> tuple[int, int]:
+def _windows(vision: "PreTrainedConfig", layers: int) -> tuple[int, int]:
     """Return (the patches that see each other in layers with a window, how many layers have one), as Qwen2.5-VL's have."""
-    if not (side := getattr(vision, "window_size", 0)) or not hasattr(vision, "fullatt_block_indexes"):
+    side = getattr(vision, "window_size", 0)
+    if not side or not hasattr(vision, "fullatt_block_indexes"):
         return 0, 0
     return (side // vision.patch_size) ** 2, layers - len(vision.fullatt_block_indexes)
