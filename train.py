@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
 from brigade.train.checkpoint import remote
-from brigade.train.cluster import World, world_from_environment
-from brigade.train.distributed import ranks, read_once, stop, visible
+from brigade.train.distributed import ranks, read_once, visible
+from brigade.train.distributed.process import this_process
+from brigade.train.host.cluster import World, world_from_environment
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         visible.check(gpus, world)
         settings = flags.load(sys.argv[1:] if argv is None else argv)
     if settings.rehearse:
-        from brigade.train.loop.rehearse import rehearse
+        from brigade.train.step.rehearse import rehearse
 
         return rehearse(settings, world, main)
     remote.bring_records(settings, world)  # what object storage has of this run, if it lies there
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. This host, the model's config, and what the run computes with, the same on all ranks.
-    from brigade.train.loop import steps  # torch: seconds
+    from brigade.train.step import steps  # torch: seconds
 
     with ranks.agreed(world):
         steps.check_gpus_are_seen(world)
@@ -123,12 +124,12 @@ def train_and_save(
 
     A rank that fails from here on stops at once, and says so if it is the first; its launcher stops the others.
     """
-    from brigade.train.loop import steps
+    from brigade.train.step import steps
 
     with steps.watched(run):
         try:
             trainer = steps.build_trainer(run, data, tokenizer, weights, checkpoint, callbacks)
-            stop.process.describe_by(lambda: steps.how_to_continue(run, trainer.state))  # if it is interrupted
+            this_process.signals.describe_by(lambda: steps.how_to_continue(run, trainer.state))  # if it is interrupted
             if run.world.is_main_rank:
                 steps.print_summary(run, trainer, data, checkpoint)
             generation = getattr(trainer.model, "generation_config", None)  # a reward model has none

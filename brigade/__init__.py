@@ -2,6 +2,6 @@
 
 import logging
 
-# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT or a Trainer that it lacks a kernel for a product without a
+# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports it that it lacks a kernel for a product without a
 # backward pass, which nobody here uses (upstream: fix_loaded). Set here, because a rehearsal imports a Trainer early.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -108,6 +108,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has read enough: `python -m brigade plan ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does
+    except MemoryError:
+        problem = "this process may have no more memory (ulimit -v, a control group's limit, or what the host has)"
+        print(UserError(f"python -m brigade {words[0]}", problem, "give it more, or do less at once"), file=sys.stderr)
+        return 1
     except Exception as error:
         if (known := of_disk(error)) is None:
             raise

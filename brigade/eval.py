@@ -11,8 +11,11 @@ from .errors import UserError
 from .errors.console import counted
 from .errors.numbers import numeric
 from .train.checkpoint import saved_weights
+from .train.data import tokenizer_trial
 from .train.recipe import flags, remote_code
-from .train.recipe.objectives import ANSWERS, objective_of
+from .train.recipe.objectives import objective_of
+from .train.recipe.program import check_functions
+from .train.recipe.settings import Settings
 from .train.run import page
 from .train.run.directory import TASK_RESULTS, check_exists
 
@@ -27,7 +30,7 @@ def agree(loss: float, recorded: float, half: bool) -> bool:
     return math.isclose(loss, recorded, **({"rel_tol": 2e-2, "abs_tol": 1e-3} if half else {"rel_tol": 1e-4}))
 
 
-def _in_half(settings: flags.Settings, model: Any) -> bool:
+def _in_half(settings: Settings, model: Any) -> bool:
     """Whether a run computed in half precision, or its model was saved in it, as its base was."""
     training = settings.recipe.training
     return bool(training.bf16 or training.fp16 or model.dtype.itemsize == 2)
@@ -57,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences that a task computes at once (default: 8)",
     )
     add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
+    add(remote_code.ALLOW, metavar="FILE=SHA256", action="append", default=[], help=remote_code.ALLOW_HELP)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,14 +84,16 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from .train.data.prepare import prepare
-    from .train.images.processor import load as load_processor
-    from .train.images.saved import difference
-    from .train.loop import sample_answers
+    from .train.model.images.processor import load as load_processor
+    from .train.model.images.saved import difference
+    from .train.step import sample_answers
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    settings = flags.of_run(options.output, options.trust_remote_code)
+    settings = flags.of_run(options.output, options.trust_remote_code, options.allow_code)
+    check_functions(settings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer_trial.check(options.output, str(options.output))
     with loading_from_run(options.output):
         tokenizer = AutoTokenizer.from_pretrained(
             options.output, trust_remote_code=settings.recipe.model.trust_remote_code
@@ -96,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     processor = load_processor(settings, tokenizer, model.config, str(options.output))
     prepared = prepare(settings, tokenizer, processor)
     splits = prepared.heldout
-    if objective_of(settings.recipe.training).rows != ANSWERS:
+    if objective_of(settings.recipe.training).compares:
         return _judge_preferences(options, settings, model, tokenizer, splits, recorded)
     heldout = [sequence for split in splits.values() for sequence in split]
 
@@ -159,14 +165,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _judge_preferences(
-    options: argparse.Namespace, settings: flags.Settings, model: Any, tokenizer: Any, splits: Any, recorded: Any
+    options: argparse.Namespace, settings: Settings, model: Any, tokenizer: Any, splits: Any, recorded: Any
 ) -> int:
     """Compare held-out answers by the model that was saved. Return 0 where that gives the loss which the run recorded."""
-    from .train.loop import sample_answers
+    from .train.loss.objective import held_out
     from .train.model.load_trained import reference
-    from .train.objective import held_out
+    from .train.step import sample_answers
 
-    training, place = settings.recipe.training, settings.place("objective")
+    training = settings.recipe.training
     objective = objective_of(training)
     if options.exact is not None:
         raise UserError("flag --exact", f"{objective.title} teaches no answers word by word", "leave it out")
@@ -175,7 +181,7 @@ def _judge_preferences(
     ours = held_out.known_of(training, model, sequences, pad)
     with reference(settings, model, str(model.device)) as base:
         theirs = None if base is None else held_out.known_of(training, base, sequences, pad)
-    found = held_out.judge(training, place, sequences, ours, theirs)
+    found = held_out.judge(settings, sequences, ours, theirs)
     print(f"Held-out loss of {objective.title} over {counted(len(sequences), 'held-out sequence')}:")
     rows = {"before training": f"{before:.4f}" if before else "not measured", "after training": f"{after:.4f}"}
     rows["of the saved model, answer by answer"] = f"{found['loss']:.4f}"
@@ -215,8 +221,8 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from .train.loop import task_evaluation, task_loading
     from .train.model.load_trained import load_trained, loading_from_run
+    from .train.step import task_evaluation, task_loading
 
     place = "flag --tasks"
     task_loading.check_package(place)
@@ -229,6 +235,7 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     settings = flags.of_run(options.output, options.trust_remote_code)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     code = settings.recipe.model.trust_remote_code
+    tokenizer_trial.check(options.output, str(options.output))
     with loading_from_run(options.output):
         steps = json.loads(marker.read_text())["steps"]
         tokenizer = AutoTokenizer.from_pretrained(options.output, trust_remote_code=code)
@@ -251,12 +258,12 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
     """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only. processor: of images"""
     import torch
 
-    from .train.data.collate import ABOUT, Collate, on_device
+    from .train.data.collate import ABOUT, Collate, Layout, on_device
     from .train.data.store import IGNORED
     from .train.model.tower_inputs import TOWER
 
     total, tokens = 0.0, 0
-    collate = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False, processor=processor)
+    collate = Collate(pad_token_id, Layout(processor=processor))
     with torch.inference_mode():
         for start in range(0, len(sequences), batch_size):
             batch = on_device(collate((sequences[start : start + batch_size], None)), model.device)

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from .errors import first_line
-from .train.cluster import World
 from .train.distributed import ranks
-from .train.offers import Offers, Proofs
+from .train.host.cluster import World
+from .train.run.offers import Offers, Proofs
 
 
 def offers(world: World) -> Offers:

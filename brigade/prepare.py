@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data import report
     from .train.data.prepare import prepare
-    from .train.images.features import load_checked as load_processor
+    from .train.model.images.features import load_checked as load_processor
     from .train.model.location import load_config
 
     began = time.time()

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..train.data.images import ImageSource
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # how the first bytes of a letter are decoded whose last ones have not come
 
@@ -17,13 +21,15 @@ class Streamer:
     ends: ids of the tokens that end an answer
     """
 
-    def __init__(self, tokenizer: Any, ends: set[int], opening: str, show: Callable[[str], Any]) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", ends: set[int], opening: str, show: Callable[[str], object]
+    ) -> None:
         self._tokenizer, self._ends, self._opening, self._show = tokenizer, ends, opening, show
         self._ids: list[int] = []
         self._shown = 0  # letters
         self._began = self.ended = False
 
-    def put(self, tokens: Any) -> None:
+    def put(self, tokens: "torch.Tensor") -> None:
         """Take the prompt, which comes first, and then each new token."""
         if not self._began:
             self._began = True
@@ -57,7 +63,8 @@ class Streamer:
             return
         if self._opening and not self._shown and text.startswith(self._opening):
             self._shown = len(self._opening)
-        if new := text[self._shown :]:
+        new = text[self._shown :]
+        if new:
             self._shown = len(text)
             self._show(new)
 
@@ -90,17 +97,17 @@ class Answering:
 
     def answer(
         self,
-        model: Any,
+        model: "PreTrainedModel",
         prompt: Sequence[int],
         positions: int,
-        show: Callable[[str], Any],
+        show: Callable[[str], object],
         images: Sequence[ImageSource] = (),
     ) -> Answer:
         """Generate what follows the prompt's token ids, and `show` it in pieces of text as it comes. images: of the prompt"""
         import torch
 
         from ..train.data.collate import on_device
-        from ..train.images.prompts import inputs_of
+        from ..train.model.images.prompts import inputs_of
 
         streamer = Streamer(self.tokenizer, self.ends, self.opening, show)
         tokens = torch.tensor([list(prompt)], device=self.device)

@@ -6,7 +6,7 @@ import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,9 @@ from ..train.checkpoint import saved_weights
 from ..train.data.images import ImageReader, ImageSource
 from ..train.data.rows import BadRow
 from ..train.recipe import flags, remote_code
-from ..train.recipe.flags import Settings
 from ..train.recipe.method import method_name
 from ..train.recipe.objectives import objective_of
+from ..train.recipe.settings import Settings
 from .answer import Answering
 from .conversation import Conversation
 
@@ -104,11 +104,11 @@ class Chat:
     images: list[ImageSource] = field(default_factory=list)
     about_images: str = ""
 
-    def answer_all(self, questions: Any) -> bool:
+    def answer_all(self, questions: Iterable[str]) -> bool:
         """Answer questions, and obey commands, until there are none or one says so. Returns whether all could be answered."""
         fine = True
         for line in questions:
-            question = line.strip().encode(errors="replace").decode()  # an argument's bytes that are no letter
+            question = _letters(line.strip())
             if question == QUIT:
                 break
             if question == NEW:
@@ -159,6 +159,11 @@ class Chat:
         return True
 
 
+def _letters(text: str) -> str:
+    """Return an argument or a line with a question mark for each byte that is no letter: no tokenizer takes those."""
+    return text.encode(errors="replace").decode()
+
+
 def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bool, held: ExitStack) -> Chat:
     """Load the model whose weights are in `source`, and the base if it is to answer, too.
 
@@ -173,10 +178,10 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     from ..train.data import chat_template
     from ..train.data.encode import LoadedEncoder
     from ..train.data.tokenise import encoder_of
-    from ..train.images.processor import load as load_processor
-    from ..train.loop import sample_answers
+    from ..train.model.images.processor import load as load_processor
     from ..train.model.load_trained import loading_from_run, untrained
     from ..train.model.location import load_config
+    from ..train.step import sample_answers
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries among themselves
     logging.disable_progress_bar()
@@ -192,7 +197,7 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
         encoder = LoadedEncoder(encoder_of(settings, tokenizer, processor))
         model = reading.read_model(settings, config, source).eval().to(device)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or ENDLESS
-    begin = functools.partial(Conversation, encoder, positions, options.max_new_tokens, options.system)
+    begin = functools.partial(Conversation, encoder, positions, options.max_new_tokens, _letters(options.system))
     speakers = [Speaker(TRAINED, lambda: nullcontext(model), begin())]
     if options.system and not speakers[0].conversation.has_turns:
         problem = "the run has no chat template, and without one there are no messages"

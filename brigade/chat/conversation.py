@@ -1,9 +1,9 @@
 """A conversation: what was said so far, as the token ids that the model reads. Its oldest turns go where they no longer fit."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..errors import UserError
+from ..errors.tables import Fields
 from ..train.data.encode import LoadedEncoder
 from ..train.data.images import MARK, ImageSource
 from ..train.data.rows import BadRow
@@ -64,7 +64,7 @@ class Conversation:
         after = self._rendered([*asked, {"role": "assistant", "content": NAME}], {})
         return after[len(before) :].partition(NAME)[0] if after.startswith(before) else ""
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def _messages(self) -> list[Fields]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for question, answer, images in self.turns:
             messages += [_asked(question, images), {"role": "assistant", "content": answer}]
@@ -78,14 +78,14 @@ class Conversation:
         except BadRow as error:
             raise _refused(error, "leave the image out, or " if images else "") from None
 
-    def _rendered(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def _rendered(self, messages: list[Fields], variables: Fields) -> str:
         try:
             return self.encoder.chats.render(messages, None, variables, images=self.images()).text
         except BadRow as error:
             raise _refused(error) from None
 
 
-def _asked(question: str, images: Sequence[ImageSource]) -> dict[str, Any]:
+def _asked(question: str, images: Sequence[ImageSource]) -> Fields:
     return {"role": "user", "content": MARK * len(images) + question}
 
 

@@ -3,15 +3,15 @@
 import importlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
-
-import yaml
+from typing import Literal, Protocol, TypeVar, get_args
 
 from ..errors import UserError
+from ..errors.tables import Fields, table
+from ..hosts import Facts as Facts
 from ..hosts.job import Job
 
 Level = Literal["green", "grey", "yellow", "red"]
@@ -20,7 +20,6 @@ SIGNS = {"green": "ok", "yellow": "WARN", "red": "FAIL", "grey": "?"}  # a table
 NO_ANSWER = "no answer"
 LEVELS: tuple[Level, ...] = ("green", "grey", "yellow", "red")  # the gravest last
 _TABLE = Path(__file__).with_name("thresholds.yaml")
-Facts = dict[str, Any]
 Size = Literal["quick", "usual", "full"]  # of a check: from which size of `check` on it runs
 # Whose faults stop a launch: no run could begin with them, and they are certain. All others are told, and the launch goes on.
 # More slots than GPUs is no row of these: launch itself refuses that, and the row `gpus` is red too where somebody uses one.
@@ -44,7 +43,6 @@ class Result:
 
     value: what was found, in a few words; it stands in the table
     amount: the same as a number, where it was measured: hosts that differ only in it still agree
-    detail: what `value` leaves out, and a later result is compared with
     problem, why, cure: what is wrong, why it matters, the command that cures it; of yellow and red ones
     fix: a shell line that makes this host sound when it runs there; "" where a person has to act
     detail: what the cell does not show, and a later run should be compared with
@@ -75,6 +73,10 @@ class NotHere(Exception):
     """Raised by a check that has nothing to look at on any of these hosts: it gets no row. Another row says why."""
 
 
+class CannotKnow(Exception):
+    """Raised by a check that can say nothing of any host here, with the reason: its cells are grey."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """The limits from which a measured figure is a warning, and from which the host is not sound.
@@ -98,12 +100,18 @@ class Threshold:
 @cache
 def thresholds() -> dict[str, Threshold]:
     """The table of thresholds.yaml."""
-    return {name: Threshold(**row) for name, row in yaml.safe_load(_TABLE.read_text(encoding="utf-8")).items()}
+    return {name: Threshold(**row) for name, row in table(_TABLE).items()}
 
 
 def gravest(results: list[Result]) -> Level:
     """The most severe level among results; green where there are none."""
     return max((result.level for result in results), key=LEVELS.index, default="green")
+
+
+def worst(results: list[Result]) -> Result | None:
+    """The first of the results that have the most severe level; None where all are sound."""
+    level = gravest(results)
+    return None if level == "green" else next(result for result in results if result.level == level)
 
 
 def most_common(values: Mapping[str, T]) -> T:
@@ -144,7 +152,7 @@ class Wanted:
     job: Job | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     launcher: str = ""
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: Fields = field(default_factory=dict)
 
 
 class Hosts(Protocol):
@@ -158,46 +166,19 @@ class Hosts(Protocol):
     failed: dict[str, str]
 
     async def ask(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: object
     ) -> dict[str, Facts]:
         """Run a function of probes/ on hosts at the same time, each with a limit of `seconds`.
 
-        probe: "MODULE.FUNCTION"; each: host -> further arguments, and only these hosts are asked; default: all that answer
+        probe: "MODULE.FUNCTION"; per_host: host -> further arguments, and only these hosts are asked; default: all that answer
         Returns host -> facts of those that answered; of the others `failed` says why. A question that was asked before with the
         same words is not asked again.
         """
 
     def hold(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: object
     ) -> AbstractAsyncContextManager[dict[str, Facts]]:
         """As ask(), for a probe that yields its facts and goes on, a listening port for instance, until the block ends."""
-
-
-@dataclass
-class Recorded:
-    """Hosts that answer what was recorded: probe -> host -> facts. For tests, and for what somebody else has sent."""
-
-    wanted: Wanted
-    answers: Mapping[str, Mapping[str, Facts]]
-    hello: dict[str, Facts] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.hello = self.hello or {host: {} for host in self.wanted.slots}
-
-    async def ask(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
-    ) -> dict[str, Facts]:
-        hosts = self.hello if each is None else each
-        answers = self.answers.get(probe, {})
-        self.failed |= {host: f"no answer within {seconds:g} s" for host in hosts if host not in answers}
-        return {host: dict(answers[host]) for host in hosts if host in answers}
-
-    @asynccontextmanager
-    async def hold(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
-    ) -> AsyncIterator[dict[str, Facts]]:
-        yield await self.ask(probe, seconds, each, **arguments)
 
 
 Function = Callable[[Hosts], AsyncIterator[Result]]

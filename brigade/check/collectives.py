@@ -5,18 +5,18 @@ import secrets
 import statistics
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ..errors.console import figure
-from .checks import Facts, Hosts, Result, Threshold, check, sound, thresholds, unknown
+from ..errors.tables import table
+from .checks import CannotKnow, Facts, Hosts, Level, Result, Threshold, check, sound, unknown
+from .findings import fault, level_of
 from .meeting import Meeting, meet, not_met
-from .pairs import SLOWEST, Way, judged_pairs, measure
+from .pairs import Way, judged_pairs, measure
+from .probes.collectives import Figure
 from .sweep import FEW, LONGEST, MANY, PAYLOADS, bus_bandwidth, rounds
 
+FLOORS: list[Facts] = table(Path(__file__).with_name("floors.yaml"))
 # Gbit/s over TCP that one process is expected to reach, whatever the card can do.
 REACHED = {"gloo": 4.0, "nccl": 40.0}
 
@@ -28,11 +28,8 @@ async def pairs_by_nccl(hosts: Hosts) -> AsyncIterator[Result]:
     names = list(hosts.hello)
     alike = len(set(hosts.wanted.slots.values())) == 1 and len(names) == len(hosts.wanted.slots)
     if not have_gpus(hosts) or not alike or len(names) < 2 or hosts.wanted.measured.get("apart"):
-        for host in names:
-            yield unknown(
-                host, "it needs several hosts that reach each other, each with a GPU for each slot, as many on all"
-            )
-        return
+        needs = "several hosts that reach each other, each with a GPU for each slot, as many on all"
+        raise CannotKnow(f"it needs {needs}")
     games = rounds(len(names), MANY)
     async with meet(hosts) as meeting:
         facts = await _sweep(hosts, meeting, hosts.wanted.slots, "nccl", games) if not meeting.lost else {}
@@ -58,11 +55,9 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
     backend = "nccl" if have_gpus(hosts) else "gloo"
     ranks = {host: hosts.wanted.slots[host] if backend == "nccl" else 1 for host in hosts.hello}
     if len(hosts.hello) < len(hosts.wanted.slots) or len(ranks) < 2 or apart:
-        because = "there is one host" if len(hosts.wanted.slots) < 2 else "it needs all hosts"
-        because = "it would hang: see the row of pairs for hosts that do not reach each other" if apart else because
-        for host in hosts.hello:
-            yield unknown(host, because)
-        return
+        if apart:
+            raise CannotKnow("it would hang: see the row of pairs for hosts that do not reach each other")
+        raise CannotKnow("there is one host" if len(hosts.wanted.slots) < 2 else "it needs all hosts")
     async with meet(hosts) as meeting:
         if meeting.lost or len(meeting.address) < len(ranks):
             for result in not_met(meeting):
@@ -95,14 +90,14 @@ async def _sweep(
     games: list[list[tuple[int, int]]] | None = None,
 ) -> dict[str, Facts]:
     first = next(iter(ranks))
-    each: dict[str, Facts] = {}
+    per_host: dict[str, Facts] = {}
     for host, count in ranks.items():
-        before = sum(facts["ranks"] for facts in each.values())
-        each[host] = {"first": before, "ranks": count, "interface": meeting.interface[host]}
+        before = sum(facts["ranks"] for facts in per_host.values())
+        per_host[host] = {"first": before, "ranks": count, "interface": meeting.interface[host]}
     what: Facts = {"world": sum(ranks.values()), "address": meeting.address[first], "port": meeting.store}
     sizes: Facts = {"backend": backend, "payloads": list(PAYLOADS[backend]), "longest": LONGEST, "games": games}
     limit = 160 + what["world"] * 0.05 + 5 * len(games or [])
-    return await hosts.ask("collectives.sweep", limit + 20, each, limit=limit, **what, **sizes)
+    return await hosts.ask("collectives.sweep", limit + 20, per_host, limit=limit, **what, **sizes)
 
 
 def have_gpus(hosts: Hosts) -> bool:
@@ -113,7 +108,6 @@ def have_gpus(hosts: Hosts) -> bool:
 async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> list[Result]:
     """Results that say whose fault it is that collectives did not end: a host that does not answer; one of whose ranks a process
     died or hung; one that pairs find; one that the others' errors name."""
-    why = "the run would hang in its first collective"
     errors = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in meeting.address if host not in facts}
     at_fault = at_fault or {host: answer["ended"] for host, answer in facts.items() if answer.get("ended")}
@@ -122,24 +116,20 @@ async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> lis
     if broken:
         at_fault = {result.host: result.problem for result in broken}
     elif not at_fault:
-        named = {
-            host: sum(_names(error, meeting.address[host]) for error in errors.values()) for host in meeting.address
+        naming = {
+            host: [error for error in errors.values() if _names(error, address)]
+            for host, address in meeting.address.items()
         }
-        host = max(named, key=lambda host: named[host])
-        if 2 * named[host] > len(errors):
-            at_fault = {host: next(error for error in errors.values() if _names(error, meeting.address[host]))}
+        host = max(naming, key=lambda host: len(naming[host]))
+        if 2 * len(naming[host]) > len(errors):
+            at_fault = {host: naming[host][0]}
     if not at_fault:
-        cure = "ports that gloo and NCCL choose, and the interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
-        return [
-            Result(host, "red", "failed", None, errors.get(host) or next(iter(errors.values())), why, cure)
-            for host in meeting.address
-        ]
-    cure = "open all ports between the hosts, and look at this host's interface and its limits"
-    if any(facts.get(host, {}).get("ended") for host in at_fault):
-        cure = "its rows of GPUs and memory, `dmesg` there, and NCCL_DEBUG=INFO"
-    names = ", ".join(at_fault)
+        first = next(iter(errors.values()))
+        return [fault("collectives-failed", host, said=errors.get(host) or first) for host in meeting.address]
+    ended = any(facts.get(host, {}).get("ended") for host in at_fault)
+    finding, names = "rank-of-collectives-ended" if ended else "collectives-failed-at-a-host", ", ".join(at_fault)
     return [
-        Result(host, "red", "failed", None, at_fault[host], why, cure)
+        fault(finding, host, said=at_fault[host])
         if host in at_fault
         else unknown(host, f"collectives over all hosts ended on {names}")
         for host in meeting.address
@@ -155,16 +145,14 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
     """Times the collectives over each host's own GPUs by NCCL. Threshold: floors.yaml for eight GPUs of a known kind; else a host
     against the others: inside of thresholds.yaml."""
     if not have_gpus(hosts) or min(hosts.wanted.slots.values()) < 2:
-        for host in hosts.hello:
-            yield unknown(host, "it needs two GPUs on each host")
-        return
+        raise CannotKnow("it needs two GPUs on each host")
     rest: Facts = {"address": "127.0.0.1", "interface": "lo", "backend": "nccl", "longest": LONGEST}
     async with hosts.hold("pairs.serve", 20, token=secrets.token_hex(8)) as serving:
-        each: dict[str, Facts] = {}
+        per_host: dict[str, Facts] = {}
         for host, facts in serving.items():
             count = hosts.wanted.slots[host]
-            each[host] = {"first": 0, "ranks": count, "world": count, "port": facts["free"]}
-        swept = await hosts.ask("collectives.sweep", 150, each, limit=130, payloads=list(PAYLOADS["nccl"]), **rest)
+            per_host[host] = {"first": 0, "ranks": count, "world": count, "port": facts["free"]}
+        swept = await hosts.ask("collectives.sweep", 150, per_host, limit=130, payloads=list(PAYLOADS["nccl"]), **rest)
     sweeps = {
         host: Sweep("nccl", hosts.wanted.slots[host], 1, facts["device"], slowest([facts["figures"]]))
         for host, facts in swept.items()
@@ -172,11 +160,7 @@ async def inside(hosts: Hosts) -> AsyncIterator[Result]:
     }
     for host, facts in swept.items():
         if facts["error"]:
-            why, cure = (
-                "the run would end in the same way",
-                f"ssh {host}, then `nvidia-smi topo -m` and NCCL_DEBUG=INFO",
-            )
-            yield Result(host, "red", "failed", None, facts["error"], why, cure)
+            yield fault("collectives-inside-failed", host, said=facts["error"])
     usual = statistics.median(sweep.bandwidth("all_reduce") for sweep in sweeps.values()) if sweeps else 0.0
     for host, sweep in sweeps.items():
         yield judged_inside(host, sweep, usual)
@@ -203,64 +187,55 @@ class Sweep:
         return statistics.median(map(self.bandwidth, ("all_reduce", "all_gather", "reduce_scatter")))
 
 
-def slowest(figures: list[list[list[Any]]]) -> list[tuple[str, int, float]]:
+def slowest(figures: list[list[Figure]]) -> list[tuple[str, int, float]]:
     """Return the seconds of the slowest host for each row: a collective is over when its last rank is."""
     return [
         (str(same[0][0]), int(same[0][1]), max(float(row[2]) for row in same)) for same in zip(*figures, strict=False)
     ]
 
 
-@cache
-def floors() -> list[dict[str, Any]]:
-    """The table of floors.yaml."""
-    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("floors.yaml").read_text(encoding="utf-8"))
-    return rows
-
-
-def floor(device: str, kind: str) -> dict[str, Any]:
+def floor(device: str, kind: str) -> Facts:
     """The row of a GPU that has a floor of that kind, or {}."""
-    return next((row for row in floors() if kind in row and re.search(row["gpu"], device)), {})
+    return next((row for row in FLOORS if kind in row and re.search(row["gpu"], device)), {})
 
 
 def judged_sweep(host: str, sweep: Sweep, meeting: Meeting) -> Result:
     """The result of a host for the sweep between all hosts."""
     best = sweep.bandwidth("all_reduce")
     value = f"all-reduce {best:.3g} GB/s, {sweep.backend}"
-    known, fabric = floor(sweep.device, "between"), meeting.fabric[host]
+    known, fabric, speed = floor(sweep.device, "between"), meeting.fabric[host], meeting.speed(host)
+    of = f"{fabric:g} Gbit/s of RDMA"
     if known and fabric >= known["fabric"] and sweep.ranks == 8 * sweep.hosts:
         least = float(known["between"])
-        limit, of = Threshold(least, least / 2, "GB/s", "floors.yaml", below=True), f"{fabric:g} Gbit/s of RDMA"
-        its_level = limit.level(best)
+        level = _against_floor(best, least)
     elif sweep.backend == "nccl" and fabric:
-        least, of = fabric / 8, f"{fabric:g} Gbit/s of RDMA"
-        its_level = thresholds()["link_speed"].level(best / least)
-    elif speed := meeting.speed(host):
+        least = fabric / 8
+        level = level_of("slow-collectives", best / least)
+    elif speed:
         least, of = min(speed, REACHED[sweep.backend]) / 8, f"a card of {speed:g} Gbit/s"
-        its_level = thresholds()["link_speed"].level(best / least)
+        level = level_of("slow-collectives", best / least)
     else:
         return sound(host, value, best)
-    if its_level == "green":
+    if level == "green":
         return sound(host, value, best)
-    should = f"{of} should give about {figure(least, 1)}"
-    problem = f"an all-reduce over all hosts reaches {best:.3g} GB/s of bus bandwidth; {should}"
-    cure = "the row of pairs names a slow host or link; else NCCL_DEBUG=INFO says which network NCCL takes (NET/IB or NET/Socket)"
-    return Result(host, its_level, value, best, problem, "each step waits for it", cure)
+    return fault("slow-collectives", host, level, best, value=value, best=best, of=of, least=figure(least, 1))
+
+
+def _against_floor(best: float, least: float) -> Level:
+    return Threshold(least, least / 2, "GB/s", "floors.yaml", below=True).level(best)
 
 
 def judged_inside(host: str, sweep: Sweep, usual: float) -> Result:
     """The result of a host for the sweep between its own GPUs. usual: the median of all hosts, GB/s"""
     best, known = sweep.bandwidth("all_reduce"), floor(sweep.device, "inside")
-    its_level, least = thresholds()["inside"].level(best / usual), usual
+    level, least = level_of("slow-inside", best / usual), usual
     if known and sweep.ranks == 8:
-        limit = float(known["inside"])
-        against = Threshold(limit, limit / 2, "GB/s", "floors.yaml", below=True).level(best)
-        if against == "red" or its_level == "green":
-            its_level, least = against, limit
+        against = _against_floor(best, float(known["inside"]))
+        if against == "red" or level == "green":
+            level, least = against, float(known["inside"])
     value = f"{figure(best, 0)} GB/s"
-    if its_level == "green":
+    if level == "green":
         return sound(host, value, best)
-    problem = f"an all-reduce over its {sweep.ranks} GPUs reaches {figure(best, 0)} GB/s of bus bandwidth, not {figure(least, 0)}"
-    cure = (
-        f"ssh {host} 'nvidia-smi topo -m; nvidia-smi nvlink --status': are all links up, is the fabric manager running?"
+    return fault(
+        "slow-inside", host, level, best, value=value, ranks=sweep.ranks, best=figure(best, 0), least=figure(least, 0)
     )
-    return Result(host, its_level, value, best, problem, SLOWEST, cure)

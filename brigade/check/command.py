@@ -10,15 +10,14 @@ import sys
 import textwrap
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, on_one_line
 from ..hosts.connection import allow_open_files
 from ..hosts.environment import forwarded
 from ..hosts.job import hosts_of_slurm_job, make
-from ..train.hostfile import read_hostfile
 from ..train.recipe.files import CALIBRATION, calibration_file, find
+from ..train.recipe.hostfile import read_hostfile
 from . import fix, result_file, sweep, waiting
 from . import run as running
 from .checks import Check, Size, Wanted, checks, exit_code
@@ -143,7 +142,8 @@ def _dry_run(wanted: Wanted, size: Size, skip: list[str]) -> int:
 
 
 def _calibration_file() -> Path:
-    if (file := calibration_file()) is None:
+    file = calibration_file()
+    if file is None:
         raise UserError(f"${CALIBRATION}", "it is empty: there is no file to keep factors in", "name one in it")
     return file
 
@@ -213,7 +213,7 @@ def _repaired(wanted: Wanted, outcome: Outcome) -> Outcome:
     )
 
 
-async def _until_stopped(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _until_stopped(work: Coroutine[None, None, Outcome]) -> Outcome:
     """Let a signal cancel the work, which then leaves nothing behind on any host."""
     task = asyncio.ensure_future(work)
     stopped: list[int] = []
@@ -247,10 +247,11 @@ def _show(outcome: Outcome) -> None:
 
 def _measured(wanted: Wanted) -> None:
     """Print what was measured over all hosts together, which no host's cell can hold."""
-    if isinstance(found := wanted.measured.get("network"), Sweep):
-        console(highlight=False).print(figures(found.rows, found.ranks, found.backend, found.device))
-    if said := wanted.measured.get("meaning"):
-        print(said)
+    measured = wanted.measured.get("network")
+    if isinstance(measured, Sweep):
+        console(highlight=False).print(figures(measured.rows, measured.ranks, measured.backend, measured.device))
+    if "meaning" in wanted.measured:
+        print(wanted.measured["meaning"])
 
 
 def _calibrate(wanted: Wanted) -> None:

@@ -1,12 +1,13 @@
 """Whether GPUs are sound, and what the slots need."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from ..errors.console import counted
 from ..hosts.rendezvous import usable_gpus
 from . import gpus as of_gpus
-from .checks import Facts, Hosts, NotHere, Result, check, sound, unknown
+from .checks import CannotKnow, Facts, Hosts, NotHere, Result, check, sound, unknown
+from .findings import fault
 
 
 async def _gpus(hosts: Hosts) -> dict[str, Facts]:
@@ -14,7 +15,7 @@ async def _gpus(hosts: Hosts) -> dict[str, Facts]:
     asked = {host: Facts() for host, hello in hosts.hello.items() if hello.get("gpus")}
     if not asked:
         raise NotHere
-    answers = await hosts.ask("gpus.look", 20, each=asked)
+    answers = await hosts.ask("gpus.look", 20, per_host=asked)
     if not any("gpus" in facts for facts in answers.values()):
         raise NotHere
     return _with_use(hosts, answers)
@@ -46,40 +47,26 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
     visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
     counts = {host: hello.get("gpus", 0) for host, hello in hosts.hello.items()}
     if not any(counts[host] is None or counts[host] for host in counts):
-        for host in counts:
-            yield unknown(
-                host, "no driver counts a GPU: ranks compute on the CPU, and no other row says anything of GPUs"
-            )
-        return
+        raise CannotKnow("no driver counts a GPU: ranks compute on the CPU, and no other row says anything of GPUs")
     asked = {host: Facts() for host, count in counts.items() if count}
-    answers = _with_use(hosts, await hosts.ask("gpus.look", 20, each=asked) if asked else {})
+    answers = _with_use(hosts, await hosts.ask("gpus.look", 20, per_host=asked))
     kinds = {host: _kinds(facts["gpus"]) for host, facts in answers.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
-        seen, slots, results = usable_gpus(count, visible), hosts.wanted.slots[host], []
-        if wrong := _count_wrong(host, count, seen, slots):
-            results.append(wrong)
-        for name in kinds.get(host, {}):
-            if name != usual[0][0]:
-                why = "all ranks wait for the slowest kind, and the smallest memory is the limit"
-                cure = f"leave {host} out, or run only on its kind"
-                results.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
-        if order := _in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
-            results.append(order)
-        facts = answers.get(host, {})
+        slots, facts, own = hosts.wanted.slots[host], answers.get(host, {}), kinds.get(host, Counter())
+        results = [*_count_wrong(host, count, usable_gpus(count, visible), slots)]
+        results += [fault("other-kind", host, value=name, usual=usual[0][0]) for name in own if name != usual[0][0]]
+        results += _in_another_order(host, len(own), own.total(), slots, hosts.wanted.environment)
         judges = (of_gpus.lost, of_gpus.divided, of_gpus.free_memory)
         results += [r for r in of_gpus.judged(host, facts.get("gpus", []), {}, judges, "") if r.level != "green"]
         if "problem" in facts:
-            why = "no program can use the GPUs then"
-            cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
-            results.append(Result(host, "red", "NVML fails", None, f"NVML: {facts['problem']}", why, cure))
+            results.append(fault("nvml-fails", host, said=facts["problem"]))
         if "absent" in facts and not results:
             results.append(unknown(host, f"{counted(count or 0, 'GPU')}, and nothing more: {facts['absent']}"))
-        if results:
-            for result in results:
-                yield result
-        elif host in kinds or not count:
-            yield sound(host, ", ".join(f"{number} x {name}" for name, number in kinds.get(host, {}).items()) or "none")
+        for result in results:
+            yield result
+        if not results and (host in kinds or not count):
+            yield sound(host, ", ".join(f"{number} x {name}" for name, number in own.items()) or "none")
 
 
 def _kinds(gpus: list[Facts]) -> Counter[str]:
@@ -87,34 +74,21 @@ def _kinds(gpus: list[Facts]) -> Counter[str]:
     return Counter(gpu.get("name", "GPU") for gpu in gpus if not gpu.get("lost"))
 
 
-def _count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
-    """A result where the number of GPUs is wrong, else None. count: None where nvidia-smi fails; seen: after
-    CUDA_VISIBLE_DEVICES"""
+def _count_wrong(host: str, count: int | None, seen: int, slots: int) -> Iterator[Result]:
+    """A result where the number of GPUs is wrong. count: None where nvidia-smi fails; seen: after CUDA_VISIBLE_DEVICES"""
     if count is None:
-        why = "no program can use the GPUs then"
-        cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
-        return Result(host, "red", "nvidia-smi fails", None, "its nvidia-smi fails or does not answer", why, cure)
-    if seen < slots:
-        problem = f"slots={slots} in the hostfile, but it has {counted(seen, 'GPU')}"
-        why = "ranks without a GPU of their own fail, or share one and run out of memory"
-        cure = f"write `{host} slots={seen}`" if seen else f"`ssh {host} nvidia-smi`; or leave {host} out"
-        return Result(host, "red", counted(seen, "GPU"), None, problem, why, cure)
-    if seen > slots:
-        problem = f"slots={slots} in the hostfile, but it has {seen} GPUs"
-        cure = f"write `{host} slots={seen}`; or set CUDA_VISIBLE_DEVICES where `launch` starts, if that is meant"
-        return Result(host, "yellow", f"{seen} GPUs", None, problem, f"{seen - slots} of its GPUs would idle", cure)
-    return None
+        yield fault("no-answer-of-nvidia-smi", host)
+    elif seen < slots:
+        yield fault("few-gpus" if seen else "no-gpu", host, slots=slots, seen=seen, value=counted(seen, "GPU"))
+    elif seen > slots:
+        yield fault("many-gpus", host, slots=slots, seen=seen, value=counted(seen, "GPU"), idle=seen - slots)
 
 
-def _in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
+def _in_another_order(host: str, kinds: int, gpus: int, slots: int, environment: Mapping[str, str]) -> Iterator[Result]:
     """A warning where ranks get some of several kinds of GPUs: CUDA numbers the fastest first (CUDA programming guide,
     CUDA_DEVICE_ORDER), NVML and nvidia-smi by bus address."""
-    if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return None
-    problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
-    why = "ranks may get other GPUs than those that were looked at here, and than CUDA_VISIBLE_DEVICES means"
-    cure = "CUDA_DEVICE_ORDER=PCI_BUS_ID where `launch` starts; or CUDA_VISIBLE_DEVICES by UUID"
-    return Result(host, "yellow", "another order", None, problem, why, cure)
+    if kinds > 1 and gpus > slots and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        yield fault("another-order", host, ranks=counted(slots, "rank"), kinds=kinds)
 
 
 @check("gpu memory errors", seconds=40)
@@ -153,10 +127,7 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
         most = max(others[0] for other, others in peers.values() if other == kind)
         linked = any(of_gpus.expected_links(name) for name, _ in kind)
         if reached < (pairs if linked else most):
-            problem = f"{reached} of {pairs} pairs of its GPUs reach each other's memory"
-            why = "NCCL copies through the host's memory between the others"
-            cure = f"`ssh {host} nvidia-smi topo -p2p r` names them; ACS in the BIOS, or a missing fabric manager"
-            yield Result(host, "red" if linked else "yellow", "no peer access", None, problem, why, cure)
+            yield fault("no-peer-access", host, "red" if linked else "yellow", reached=reached, pairs=pairs)
         facts = answers[host]
         if facts.get("nvswitches") and not facts["fabric_manager"] and not any("fabric" in g for g in facts["gpus"]):
             yield unknown(
@@ -171,7 +142,7 @@ async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
     this user may read it. Threshold: none whose action in xids.yaml is red that comes now or that NVML confirms (it wants a
     reset, or a row of memory waits for it); none of the last day (a warning); NVIDIA's Xid catalog, grouped as AWS does."""
     answers = await _gpus(hosts)
-    logs = await hosts.ask("gpus.kernel_log", 15, each={host: Facts() for host in answers})
+    logs = await hosts.ask("gpus.kernel_log", 15, per_host={host: Facts() for host in answers})
     for host, facts in answers.items():
         if "gpus" not in facts:
             yield unknown(host, "NVML says nothing there; see the row gpus")

@@ -83,7 +83,7 @@ async def _on(wanted: Wanted, host: str, own: list[str], told: Callable[[Done], 
 
 
 async def _run(view: View, host: str, line: str) -> Done:
-    facts = (await view.ask("actions.run", SECONDS + 5, each={host: {"line": line}}, limit=SECONDS)).get(host)
+    facts = (await view.ask("actions.run", SECONDS + 5, per_host={host: {"line": line}}, limit=SECONDS)).get(host)
     if facts is None:
         return Done(host, line, view.failed.get(host, "the host cannot be reached"), ())
     ended = f"it ended with {facts['code']}" if facts["code"] else ""

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 from ..hosts.rendezvous import candidates
 from .checks import Facts, Hosts, Result
-
-HANG = "ranks that do not reach each other wait until a timeout ends the run"
-PORTS = "open all ports between the hosts, both ways: gloo and NCCL choose from /proc/sys/net/ipv4/ip_local_port_range"
+from .findings import fault
 
 
 @dataclass
@@ -53,10 +51,10 @@ async def meet(hosts: Hosts) -> AsyncIterator[Meeting]:
 async def _find(hosts: Hosts, names: list[str], meeting: Meeting) -> None:
     first, *others = names
     own: dict[str, str] = hosts.hello[first].get("addresses", {})
-    tried = await _ways(hosts, others, candidates(first, own), meeting.port[first], meeting.token)
+    addresses, asked = candidates(first, own), {host: Facts() for host in others}
+    tried = await hosts.ask("pairs.way", 15, asked, addresses=addresses, port=meeting.port[first], token=meeting.token)
     reached = {
-        address: [host for host in others if "peer" in tried.get(host, {}).get(address, {})]
-        for address in candidates(first, own)
+        address: [host for host in others if "peer" in tried.get(host, {}).get(address, {})] for address in addresses
     }
     chosen = max(reached, key=lambda address: len(reached[address]), default="")
     meeting.address[first], meeting.interface[first] = "127.0.0.1", "lo"
@@ -74,11 +72,6 @@ async def _find(hosts: Hosts, names: list[str], meeting: Meeting) -> None:
         }
 
 
-async def _ways(hosts: Hosts, asked: list[str], addresses: list[str], port: int, token: str) -> dict[str, Facts]:
-    each: dict[str, Facts] = {host: {} for host in asked}
-    return await hosts.ask("pairs.way", 15, each, addresses=addresses, port=port, token=token) if asked else {}
-
-
 def not_met(meeting: Meeting) -> list[Result]:
     """A fault for each host that was not met."""
-    return [Result(host, "red", "not met", None, problem, HANG, PORTS) for host, problem in meeting.lost.items()]
+    return [fault("not-met", host, said=problem) for host, problem in meeting.lost.items()]

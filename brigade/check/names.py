@@ -2,28 +2,28 @@
 
 import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors.console import counted
+from ..hosts.rendezvous import VIRTUAL
 from .checks import Facts, Hosts, NotHere, Result, check, sound
+from .findings import fault
 
 ALL_PAIRS = 64  # hosts, up to which each one tries every other; beyond, a sample, so that no host is asked for more
 SAMPLE = 16
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# Of bridges and containers: on every host under the same address, and they lead nowhere.
-VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lxc", "lxd")
 _LEFT_OUT = ("docker", "lo", "virbr")  # by NCCL, in its first round
 
 
-def look(hosts: Hosts) -> Any:
+async def look(hosts: Hosts) -> dict[str, Facts]:
     """One question for several checks: names of those that each host tries, interfaces, and the way to the first host; of the
     first one, to the second. Of many hosts names are a sample: all of a thousand would be a million look-ups at each launch."""
     own, first, second = addresses_of(hosts), *[*hosts.hello, "", ""][:2]
-    each = {
+    per_host = {
         host: {"names": [host, *others], "towards": own.get(second if host == first else first, [])}
         for host, others in partners(hosts.hello).items()
     }
-    return hosts.ask("names.look", each=each)
+    return await hosts.ask("names.look", per_host=per_host)
 
 
 def need_two(hosts: Hosts) -> None:
@@ -36,12 +36,12 @@ def addresses_of(hosts: Hosts) -> dict[str, list[str]]:
     """Return host -> its own addresses, those of bridges and containers last; where the user names an interface, those of that
     one."""
     named = named_interface(hosts)
-    found = {}
+    addresses = {}
     for host, hello in hosts.hello.items():
         own: dict[str, str] = hello.get("addresses", {})
         real = sorted(own, key=lambda address: is_virtual(own[address]))
-        found[host] = [address for address in real if named and takes(named, own[address])] or real
-    return found
+        addresses[host] = [address for address in real if named and takes(named, own[address])] or real
+    return addresses
 
 
 def named_interface(hosts: Hosts) -> str:
@@ -64,33 +64,31 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
     for host, seen in facts.items():
         twins = machines[hosts.hello[host].get("machine") or host]
         if twins[0] != host:
-            problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
-            yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
+            yield fault("named-twice", host, twin=twins[0])
             continue
-        others = [name for name in seen["resolved"] if name != host and name in facts and not is_own(name)]
-        wrong = [(name, wrong_with_it) for name in others if (wrong_with_it := _wrong(hosts, name, seen))]
-        if is_own(host):
-            problem = f"the hostfile says {host}, which is on every host that host itself"
-            why = "`launch` goes by addresses; ranks of deepspeed and torchrun, given this name, would wait in vain"
-            cure = f"write this host's network name into the hostfile; `hostname` says {seen['hostname']} there"
-            yield Result(host, "yellow", "no network name", None, problem, why, cure)
-        elif not wrong:
-            yield sound(host, "resolve")
-        else:
-            name, wrong_with_it = wrong[0]
+        others = [n for n in seen["resolved"] if n != host and n in facts and not is_own(n) and "@" not in n]
+        said_of = {name: _wrong(hosts, name, seen) for name in others}
+        wrong = {name: said for name, said in said_of.items() if said}
+        user, at, plain = host.rpartition("@")
+        if at:
+            yield fault("names-a-user", host, user=user, plain=plain)
+        elif is_own(host):
+            yield fault("no-network-name", host, hostname=seen["hostname"])
+        elif wrong:
+            name, said = next(iter(wrong.items()))
             more = f" (and {counted(len(wrong) - 1, 'more name')})" if len(wrong) > 1 else ""
-            why = (
-                "`launch` goes by addresses; deepspeed and torchrun, given this name, would wait for each other in vain"
-            )
-            cure = f"ssh {host}, then correct the line of {name} in /etc/hosts, or its DNS entry"
-            yield Result(host, "yellow", "wrong names", None, f"{name} {wrong_with_it} here{more}", why, cure)
+            yield fault("wrong-names", host, name=name, wrong=said, more=more)
+        else:
+            yield sound(host, "resolve")
 
 
 def _wrong(hosts: Hosts, name: str, facts: Facts) -> str:
     """Say what is wrong with another host's name here, "" where nothing is."""
-    if not (addresses := facts["resolved"].get(name)):
+    addresses = facts["resolved"].get(name)
+    if not addresses:
         return f"has no address ({facts['unresolved'].get(name, 'no answer')})"
-    if loopback := next((address for address in addresses if is_loopback(address)), None):
+    loopback = next(filter(is_loopback, addresses), None)
+    if loopback:
         return f"is {loopback}, the loopback,"
     its = hosts.hello[name].get("addresses", {})
     if its and not set(addresses) & set(its):
@@ -106,11 +104,11 @@ async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
     anything where no entry is right."""
     need_two(hosts)
     own, tried = addresses_of(hosts), partners(hosts.hello)
-    each = {
+    per_host = {
         host: {"addresses": [a for other in others for a in own[other] if ":" not in a]}
         for host, others in tried.items()
     }
-    answers = await hosts.ask("names.neighbours", each=each)
+    answers = await hosts.ask("names.neighbours", per_host=per_host)
     cards = {host: set(facts["cards"]) for host, facts in answers.items()}
     seen = [
         (host, other, address, facts["arp"][address])
@@ -142,11 +140,10 @@ def _odd_card(host: str, who: str, whose: str, entry: tuple[str, str, str, str],
     """entry: who looked, at whom, by which address, and the card that answers for it"""
     looked, target, address, card = entry
     other = next((name for name, its in cards.items() if card in its and name != target), "")
-    problem = f"{who} card {card}{f' of {other}' if other else ''} at {whose} address {address}, and not {target}'s own"
-    why = "packets go to another machine, now or always: connections break off or never come about, and ssh may meet another host"
-    cure = f"`ssh {looked} sudo ip neigh flush to {address}` drops a stale or fixed entry; if it comes back, two machines have "
-    cure += f"{address}: `arping -D {address}`, then give one of them another"
-    return Result(host, "red", "wrong card", None, problem, why, cure)
+    of = f" of {other}" if other else ""
+    return fault(
+        "wrong-card", host, who=who, card=card, other=of, whose=whose, address=address, target=target, looked=looked
+    )
 
 
 @check("interface")
@@ -160,34 +157,26 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     looks, shared = await look(hosts), _shared(hosts)
     ways = {seen["leads"] for seen in looks.values()}
     for host, seen in looks.items():
-        variables, wanted = seen["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
-        gpus = bool(hosts.hello[host].get("gpus"))
-        named = {name: named_wrongly(name, wanted[name], seen, shared) for name in VARIABLES if name in wanted}
-        bad = [(level, f"{name}={wanted[name]}: {said}", name) for name, (level, said) in named.items() if level]
+        given = hosts.wanted.environment
+        named = {name: named_wrongly(name, given[name], seen, shared) for name in VARIABLES if name in given}
+        bad = [(level, name, said) for name, (level, said) in named.items() if level]
         if bad:
-            level, problem, name = min(bad)  # "red" is before "yellow"
-            cure = f"unset {name}: `launch` then sets it on each host to the interface that leads to the others"
-            if len(ways) == 1 and "" not in ways:
-                cure = f"export {name}={seen['leads']}, or {cure}"
-            why = "every rank gets this variable, and would wait for the others in vain"
-            if level == "yellow":
-                why = "every rank gets this variable; where that bridge leads to no other host, ranks wait in vain"
-            yield Result(host, level, "wrong variable", None, problem, why, cure)
-        else:
-            taken = {"GLOO_SOCKET_IFNAME": of_gloo(seen, variables)}
-            if gpus:
-                taken["NCCL_SOCKET_IFNAME"] = of_nccl(seen, variables)
-            wrong = {name: problem for name, its in taken.items() if (problem := unfit(its, seen))}
-            if not wrong:
-                yield sound(host, "fit")
-                continue
-            problem = "; ".join(f"without {name} {problem}" for name, problem in wrong.items())
-            why = (
-                "`launch` sets these variables itself; ranks of deepspeed or torchrun would wait for each other in vain"
-            )
-            usual = seen["leads"] or "the interface that `ip route get` names for another host's address"
-            cure = f"for those two, on {host}: " + "; ".join(f"export {name}={usual}" for name in wrong)
-            yield Result(host, "yellow", "needs a variable", None, problem, why, cure)
+            level, name, said = min(bad)  # "red" is before "yellow"
+            finding = "wrong-variable" if level == "red" else "doubtful-variable"
+            export = f"export {name}={seen['leads']}, or " if len(ways) == 1 and "" not in ways else ""
+            yield fault(finding, host, name=name, named=given[name], said=said, export=export)
+            continue
+        variables = seen["variables"] | dict(given)
+        taken = {"GLOO_SOCKET_IFNAME": of_gloo(seen, variables)}
+        if hosts.hello[host].get("gpus"):
+            taken["NCCL_SOCKET_IFNAME"] = of_nccl(seen, variables)
+        problems = {name: unfit(cards, seen) for name, cards in taken.items() if unfit(cards, seen)}
+        if not problems:
+            yield sound(host, "fit")
+            continue
+        usual = seen["leads"] or "the interface that `ip route get` names for another host's address"
+        said = "; ".join(f"without {name} {problem}" for name, problem in problems.items())
+        yield fault("needs-a-variable", host, said=said, exports="; ".join(f"export {n}={usual}" for n in problems))
 
 
 def _shared(hosts: Hosts) -> set[str]:
@@ -205,15 +194,15 @@ def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
     names = list(hosts)
     if len(names) <= ALL_PAIRS:
         return {host: [other for other in names if other != host] for host in names}
-    found = {}
+    tried = {}
     for number, host in enumerate(names):
         steps = [-1, 1, *random.Random(host).sample(range(2, len(names) - 1), SAMPLE - 2)]
-        found[host] = [names[(number + step) % len(names)] for step in steps]
-    return found
+        tried[host] = [names[(number + step) % len(names)] for step in steps]
+    return tried
 
 
 def is_virtual(name: str) -> bool:
-    """Whether a network interface is none of the hardware's: a bridge, a container's, loopback."""
+    """Tell whether a network interface is no hardware: a bridge, a container's interface, or the loopback."""
     return name == "lo" or name.startswith(VIRTUAL)
 
 
@@ -235,16 +224,17 @@ def takes(pattern: str, name: str) -> bool:
     return not hit if pattern.startswith("^") else hit
 
 
-def _all(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _all(facts: Facts) -> list[Facts]:
     """The interfaces that count. facts, here and below: what probes/names.py: look() has found on a host"""
     return [card for card in facts["interfaces"] if card["addresses"] or card["kind"] == "loopback"]
 
 
-def of_nccl(facts: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+def of_nccl(facts: Facts, variables: Mapping[str, str]) -> list[str]:
     """The interfaces that NCCL uses: those that are named, else InfiniBand's, else all but Docker's bridges and the loopback,
     else those."""
     names = [card["name"] for card in _all(facts)]
-    if pattern := variables.get("NCCL_SOCKET_IFNAME"):
+    pattern = variables.get("NCCL_SOCKET_IFNAME")
+    if pattern:
         return [name for name in names if takes(pattern, name)]
     rounds = (
         [name for name in names if name.startswith("ib")],
@@ -254,19 +244,21 @@ def of_nccl(facts: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]
     return next((some for some in rounds if some), ["lo"])
 
 
-def of_gloo(facts: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+def of_gloo(facts: Facts, variables: Mapping[str, str]) -> list[str]:
     """The interface that gloo uses: the one that is named, else that of the host name's address, else the loopback."""
-    if named := variables.get("GLOO_SOCKET_IFNAME"):
+    named = variables.get("GLOO_SOCKET_IFNAME")
+    if named:
         return named.split(",")
     for address in facts["own"]:
         if is_loopback(address):
             return ["lo"]
-        if name := next((card["name"] for card in _all(facts) if address in card["addresses"]), None):
-            return [name]
+        cards = [card["name"] for card in _all(facts) if address in card["addresses"]]
+        if cards:
+            return cards[:1]
     return ["lo"]
 
 
-def unfit(names: list[str], facts: Mapping[str, Any]) -> str:
+def unfit(names: list[str], facts: Facts) -> str:
     """Say what is wrong with interfaces that are taken, "" where nothing is."""
     kinds = {card["name"]: card["kind"] for card in facts["interfaces"]}
     for name in names:
@@ -279,15 +271,14 @@ def unfit(names: list[str], facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _is_certain(name: str, facts: Mapping[str, Any], shared: Collection[str]) -> bool:
-    """Tell whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the
-    same."""
+def _is_certain(name: str, facts: Facts, shared: Collection[str]) -> bool:
+    """Tell whether an interface that unfit() names certainly leads to no other host: a bridge may lead to one."""
     card = next((card for card in facts["interfaces"] if card["name"] == name), {"kind": "", "addresses": []})
     return name == "lo" or card["kind"] == "loopback" or bool(set(card["addresses"]) & set(shared))
 
 
 def named_wrongly(
-    variable: str, value: str, facts: Mapping[str, Any], shared: Collection[str] = ()
+    variable: str, value: str, facts: Facts, shared: Collection[str] = ()
 ) -> tuple[Literal["", "yellow", "red"], str]:
     """Return (how bad a variable's value is on this host, what is wrong with it in words). gloo takes only whole names.
 
@@ -300,12 +291,13 @@ def named_wrongly(
     if not names:
         there = ", ".join(card["name"] for card in _all(facts))
         return "red", f"no such interface with an address is up; there are {there}"
-    if first := unfit(names[:1], facts):
+    first = unfit(names[:1], facts)
+    if first:
         return ("red" if _is_certain(names[0], facts, shared) else "yellow"), first
     problem = unfit(names, facts)
     return ("yellow", f"behind {names[0]} {problem}") if problem else ("", "")
 
 
-def mtu_of(facts: Mapping[str, Any]) -> int:
+def mtu_of(facts: Facts) -> int:
     """The MTU of the interface that leads to the first host; 0 where that is not known."""
     return next((int(card["mtu"]) for card in facts["interfaces"] if card["name"] == facts["leads"]), 0)

@@ -10,13 +10,13 @@ from ..hosts.host_facts import PACKAGES
 from ..hosts.rendezvous import usable_gpus
 from ..train.distributed import devices, torch_build
 from ..train.recipe.files import REPOSITORY
-from .checks import Facts, Hosts, NotHere, Result, check, most_common, sound
+from .checks import Facts, Hosts, Level, NotHere, Result, check, most_common, sound
+from .findings import fault
 from .sameness import alike, look, pins
 
 Versions = Mapping[str, str | None]  # package -> version, None where it is missing
 SHOWN = 4  # packages that a sentence names
-WHY_RED = "ranks of two versions disagree about what they send each other: they hang, or compute something else"
-WHY = "the tests passed with the pinned version only"
+PIP = f"cd {shlex.quote(str(REPOSITORY))} && {shlex.quote(sys.executable)} -m pip install --disable-pip-version-check --quiet"
 
 
 @check("python", seconds=30)
@@ -24,14 +24,9 @@ async def python(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the interpreter's version. Threshold: none differs from what most hosts have; objects that DeepSpeed and torch pickle
     from rank to rank are read only by the same version, and `launch` refuses other ones."""
     answers = {host: facts["python"] for host, facts in (await look(hosts)).items()}
-    why = "ranks exchange pickled objects, and packages are installed for one version of Python"
     usual = most_common(answers) if answers else ""
     for host, version in answers.items():
-        if version == usual:
-            yield sound(host, version)
-            continue
-        cure = f"install {usual} on {host}, then `make clean setup PYTHON=...` with it in {REPOSITORY}"
-        yield Result(host, "red", version, None, f"{version}, elsewhere {usual}", why, cure)
+        yield sound(host, version) if version == usual else fault("other-python", host, value=version, usual=usual)
 
 
 @check("packages", seconds=30)
@@ -43,8 +38,8 @@ async def packages(hosts: Hosts) -> AsyncIterator[Result]:
     looked = await look(hosts)
     versions = {host: facts["packages"] for host, facts in looked.items()}
     for host, facts in looked.items():
-        if lost := facts["lost"]:
-            yield incomplete(host, lost, facts["packages"])
+        if facts["lost"]:
+            yield incomplete(host, facts["lost"], facts["packages"])
     for host, differs in differences(versions, pins()).items():
         for result in judged_packages(host, versions[host], differs):
             yield result
@@ -58,15 +53,11 @@ async def imports(hosts: Hosts) -> AsyncIterator[Result]:
     if job:
         modules += ["deepspeed"] * job.strategy.is_deepspeed + ["peft"] * job.settings.recipe.model.use_peft
     for host, facts in (await hosts.ask("sameness.imports", 110, modules=modules)).items():
-        if not (failed := facts["failed"]):
+        if facts["failed"]:
+            name, said = next(iter(facts["failed"].items()))
+            yield fault("does-not-import", host, name=name, said=said)
+        else:
             yield sound(host, counted(len(modules), "package"))
-            continue
-        name, said = next(iter(failed.items()))
-        cure = (
-            f"`ssh {host} {sys.executable} -c 'import {name}'` repeats it; `make clean setup` there installs all anew"
-        )
-        why = "every rank of this host would end as it starts"
-        yield Result(host, "red", f"{name} fails", None, f"{name} cannot be imported: {said}", why, cure)
 
 
 @check("CUDA libraries", seconds=30)
@@ -77,9 +68,7 @@ async def cuda(hosts: Hosts) -> AsyncIterator[Result]:
     answers = {host: {**facts["torch"], "driver": facts["driver"]} for host, facts in (await look(hosts)).items()}
     if not any(any(versions.values()) for versions in answers.values()):
         raise NotHere
-    why = "two versions of NCCL or CUDA hang in the first collective; other drivers and kernels round in another way"
-    cure = f"`make setup` in {REPOSITORY} there; a driver is the administrator's"
-    for result in alike(answers, {"cuda": "red", "nccl": "red"}, why, cure):
+    for result in alike("other-cuda-libraries", answers, {"cuda": "red", "nccl": "red"}):
         yield result
 
 
@@ -97,9 +86,8 @@ async def driver(hosts: Hosts) -> AsyncIterator[Result]:
     using = [host for host in using if host in looked and (looked[host]["driver"] or looked[host].get("amd"))]
     if not using:
         raise NotHere
-    unfit = {host: found for host in using if (found := _unfit(looked[host]))}
-    seen = await hosts.ask("sameness.sees_gpus", 60, each={host: Facts() for host in unfit}) if unfit else {}
-    why = "torch sees none of its GPUs then, and ranks are refused"
+    unfit = {host: why for host, why in ((host, _unfit(looked[host])) for host in using) if why}
+    seen = await hosts.ask("sameness.sees_gpus", 60, per_host={host: Facts() for host in unfit})
     for host in using:
         version, built = looked[host]["driver"] or "AMD's", looked[host]["torch"]
         platform = f"ROCm {built['hip']}" if built.get("hip") else f"CUDA {built['cuda']}"
@@ -108,8 +96,9 @@ async def driver(hosts: Hosts) -> AsyncIterator[Result]:
         elif seen.get(host, {}).get("sees"):
             yield sound(host, f"{version} for {platform}, compatible")
         else:  # what torch does not say is not certain
-            problem, cure = unfit[host]
-            yield Result(host, "red" if host in seen else "yellow", version, None, problem, why, cure)
+            said, cure = unfit[host]
+            level: Level = "red" if host in seen else "yellow"
+            yield fault("driver-does-not-fit", host, level, value=version, said=said, cure=cure)
 
 
 def _unfit(looked: Facts) -> tuple[str, str] | None:
@@ -127,15 +116,21 @@ def _unfit(looked: Facts) -> tuple[str, str] | None:
 @check("CUDA libraries as loaded", size="usual", seconds=90)
 async def loaded(hosts: Hosts) -> AsyncIterator[Result]:
     """Imports torch where it was built for CUDA, and asks it for the versions of CUDA, cuDNN and NCCL that it loads: a
-    LD_LIBRARY_PATH may put others before its own. Threshold: none differs from what most hosts have."""
+    LD_LIBRARY_PATH may put others before its own. Asks it too whether it has code for the GPUs that ranks get
+    (`torch.cuda.get_arch_list()`). Threshold: no version differs from what most hosts have, and no GPU is without code (red)."""
     wanted = {host: Facts() for host, facts in (await look(hosts)).items() if facts["torch"]["cuda"]}
     if not wanted:
         raise NotHere
-    answers = await hosts.ask("sameness.loaded", 60, each=wanted)
-    why = "NCCL hangs or fails between two of its own versions"
-    cure = "look for another NCCL or cuDNN in LD_LIBRARY_PATH there"
-    for result in alike(answers, {"cuda": "red", "nccl": "red"}, why, cure):
-        yield result
+    answers = await hosts.ask("sameness.loaded", 60, per_host=wanted)
+    libraries = ("cuda", "cudnn", "nccl")
+    versions = {host: {name: facts.get(name) for name in libraries} for host, facts in answers.items()}
+    for result in alike("loads-other-cuda-libraries", versions, {"cuda": "red", "nccl": "red"}):
+        host, results = result.host, [result] if result.level != "green" else []
+        for gpu, (said, cure) in answers[host].get("without_code", {}).items():
+            if int(gpu) < hosts.wanted.slots[host]:
+                results.append(fault("no-code-for-a-gpu", host, gpu=gpu, said=said, cure=cure))
+        for one in results or [result]:
+            yield one
 
 
 def meets(version: str | None, pin: str) -> bool:
@@ -163,7 +158,7 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
     was left out on purpose. All hosts with the same other version agree, but no test has seen it.
     """
-    found = {host: Differences() for host in hosts}
+    differences_of = {host: Differences() for host in hosts}
     for name in pinned:
         versions = {host: packages.get(name) for host, packages in hosts.items()}
         agree = len(set(versions.values())) == 1
@@ -172,10 +167,12 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
         for host, version in versions.items():
             if host not in right and not (agree and version is None and name not in PACKAGES):
                 reference = f"pinned {pinned[name]}"
-                found[host].add(name, version, usual or pinned[name], name in PACKAGES and not agree, reference)
+                differences_of[host].add(
+                    name, version, usual or pinned[name], name in PACKAGES and not agree, reference
+                )
             elif host in right and usual and version != usual:
-                found[host].add(name, version, usual, name in PACKAGES, f"elsewhere {usual}")
-    return found
+                differences_of[host].add(name, version, usual, name in PACKAGES, f"elsewhere {usual}")
+    return differences_of
 
 
 def judged_packages(host: str, versions: Versions, differs: Differences) -> list[Result]:
@@ -190,28 +187,26 @@ def judged_packages(host: str, versions: Versions, differs: Differences) -> list
     if builds:
         cure = f"install {', '.join(builds)} from the index that the other hosts' came from, for PyPI has no such build"
         cure += "; the rest: --fix --yes" if fix else ""
-    found = []
-    for level, words, why in (("red", differs.red, WHY_RED), ("yellow", differs.yellow, WHY)):
-        if words:
-            more = f", and {counted(len(words) - SHOWN, 'more package')}" if len(words) > SHOWN else ""
-            problem = "; ".join(words[:SHOWN]) + more
-            found.append(Result(host, level, words[0], None, problem, why, cure, fix, detail))  # type: ignore[arg-type]
-    return found
+    rows = {"other-packages-that-exchange": differs.red, "other-packages": differs.yellow}
+    return [
+        fault(name, host, fix=fix, detail=detail, value=words[0], packages=_shown(words), cure=cure)
+        for name, words in rows.items()
+        if words
+    ]
+
+
+def _shown(words: list[str]) -> str:
+    more = f", and {counted(len(words) - SHOWN, 'more package')}" if len(words) > SHOWN else ""
+    return "; ".join(words[:SHOWN]) + more
 
 
 def incomplete(host: str, lost: Mapping[str, str], versions: Versions) -> Result:
     """A fault for packages whose metadata are there, and whose files are not. lost: package -> which file it lacks"""
-    words = "; ".join(f"{name} is installed, but {what}" for name, what in list(lost.items())[:SHOWN])
-    more = f", and {counted(len(lost) - SHOWN, 'more package')}" if len(lost) > SHOWN else ""
-    again = [f"{name}=={version}" for name in lost if (version := versions.get(name))]
-    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
-    fix = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps "
+    words = [f"{name} is installed, but {what}" for name, what in lost.items()]
+    again = [f"{name}=={versions[name]}" for name in lost if versions.get(name)]
     public = all("+" not in name for name in again)
-    why = "every rank of this host would end as it starts"
-    cure = f"`make clean setup` in {REPOSITORY} on {host}{', or --fix --yes' if public else ''}"
-    return Result(
-        host, "red", "files are lost", None, words + more, why, cure, fix + shlex.join(again) if public else ""
-    )
+    fix = f"{PIP} --force-reinstall --no-deps {shlex.join(again)}" if public else ""
+    return fault("files-are-lost", host, fix=fix, lost=_shown(words), or_fix=", or --fix --yes" if public else "")
 
 
 def _install(versions: Versions, wanted: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -220,6 +215,4 @@ def _install(versions: Versions, wanted: Mapping[str, str]) -> tuple[str, list[s
     builds = [f"{name}=={version}" for name, version in wanted.items() if "+" in version]
     public = {name: version.partition("+")[0] for name, version in wanted.items()}
     install = [f"{name}=={version}" for name, version in public.items() if not meets(versions.get(name), version)]
-    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
-    line = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet {shlex.join(install)}"
-    return line if install else "", builds
+    return f"{PIP} {shlex.join(install)}" if install else "", builds

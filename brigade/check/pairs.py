@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from ..errors.console import figure
 from .checks import Facts, Hosts, Level, Result, check, sound, thresholds
-from .meeting import HANG, PORTS, Meeting, meet, not_met
+from .findings import fault, findings, level_of
+from .meeting import Meeting, meet, not_met
 from .sweep import FEW, MANY, MEASURED, STREAMS, WARM_UP, rounds
 
-SLOWEST = "all ranks wait for the slowest one in every collective: the whole run gets this host's speed"
 TCP = 20.0  # Gbit/s that these streams are expected to reach, whatever the card can do
 
 LOSSY = 0.005  # share of packets from which on TCP slows down: at 0.5 % and 1 ms of round trip to some 0.2 Gbit/s (Mathis 1997)
@@ -68,30 +68,30 @@ def usual_rate(ways: Ways) -> float:
 
 
 def blame(ways: Ways) -> Blame:
-    """A host is slow in one direction where most of its ways in it are, of two at least. A slow way of a host that is not is a
-    slow link: with two hosts nobody can say whose fault it is."""
-    found = Blame(usual_rate(ways))
-    slow = {pair for pair, way in ways.items() if level(way, found.usual) != "green"}
-    for end, guilty in ((0, found.sends), (1, found.receives)):
+    """Blame a host for a direction in which most of its ways are slow, if it has two or more. A slow way between other hosts is a
+    slow link; with two hosts, nothing tells which one is at fault."""
+    blamed = Blame(usual_rate(ways))
+    slow = {pair for pair, way in ways.items() if level(way, blamed.usual) != "green"}
+    for end, guilty in ((0, blamed.sends), (1, blamed.receives)):
         for host in dict.fromkeys(pair[end] for pair in ways):
             own = [pair for pair in ways if pair[end] == host]
             if len(own) > 1 and 2 * len([pair for pair in own if pair in slow]) > len(own):
                 guilty[host] = statistics.median(ways[pair].gbit for pair in own)
     # With three hosts and one of them slow both ways, each other host has half of its ways slow, and is not blamed.
-    found.links = [
-        pair for pair in ways if pair in slow and pair[0] not in found.sends and pair[1] not in found.receives
+    blamed.links = [
+        pair for pair in ways if pair in slow and pair[0] not in blamed.sends and pair[1] not in blamed.receives
     ]
-    return found
+    return blamed
 
 
-def to_confirm(ways: Ways, found: Blame, each: int = 3, most: int = 16) -> list[tuple[str, str]]:
-    """Ways to measure once more, with nothing else on the network, before anybody is blamed: a few of each slow host's, to hosts
-    that are not, and the slow links. Those that could not connect at all among them."""
-    chosen = list(found.links)
-    for end, guilty in ((0, found.sends), (1, found.receives)):
+def to_confirm(ways: Ways, blamed: Blame, each: int = 3, most: int = 16) -> list[tuple[str, str]]:
+    """Ways to measure once more, with nothing else on the network, before a host is blamed: the slow links and a few ways of each
+    slow host, to hosts that are not slow where possible. Ways that could not connect at all are included."""
+    chosen = list(blamed.links)
+    for end, guilty in ((0, blamed.sends), (1, blamed.receives)):
         for host in guilty:
-            own = [pair for pair in ways if pair[end] == host and level(ways[pair], found.usual) != "green"]
-            chosen += sorted(own, key=lambda pair: pair[1 - end] in found.hosts)[:each]
+            slow = [pair for pair in ways if pair[end] == host and level(ways[pair], blamed.usual) != "green"]
+            chosen += sorted(slow, key=lambda pair: pair[1 - end] in blamed.hosts)[:each]
     return list(dict.fromkeys(chosen))[:most]
 
 
@@ -146,15 +146,14 @@ def judged_pairs(ways: Ways, meeting: Meeting) -> list[Result]:
     guilty = blame(ways)
     results = []
     for host in (host for host in meeting.address if host not in meeting.lost):
-        mean = typical(ways, host)
+        mean, links = typical(ways, host), [pair for pair in guilty.links if pair[0] == host]
         if host in guilty.hosts:
             results.append(_slow_host(host, ways, meeting, guilty.usual, host in guilty.sends, host in guilty.receives))
-        elif links := [pair for pair in guilty.links if pair[0] == host]:
+        elif links:
             results.append(_slow_links(host, links, ways, guilty.usual))
-        elif (own := _against_own_speed(host, ways, meeting)) is not None:
-            results.append(own)
         else:
-            results.append(sound(host, f"{figure(mean, 1)} Gbit/s", mean))
+            slow = _against_own_speed(host, ways, meeting)
+            results.append(slow or sound(host, f"{figure(mean, 1)} Gbit/s", mean))
     return results
 
 
@@ -162,47 +161,52 @@ def _slow_host(host: str, ways: Ways, meeting: Meeting, usual: float, sends: boo
     interface = meeting.interface[host] or "its interface"
     look = f"ssh {host} 'ethtool {interface}; tc qdisc show dev {interface}'"
     cure = f"{look}: are speed and limits those of the others? then its cable and its port of the switch"
-    parts, its_level, why, value = [], "yellow", SLOWEST, f"{figure(typical(ways, host), 2)} Gbit/s"
+    parts, levels, finding = [], ["yellow"], "slow-host"
+    value = f"{figure(typical(ways, host), 2)} Gbit/s"
     for end, does, here in ((0, "sends", sends), (1, "receives", receives)):
         if not here:
             continue
         own = [pair for pair in ways if pair[end] == host]
         rate, why_not = statistics.median(ways[pair].gbit for pair in own), errors(ways, own)
         if why_not and not rate:
-            parts.append(
-                f"{'cannot connect to' if end == 0 else 'takes no connections from'} most hosts ({why_not[0]})"
-            )
-            why, cure, value = HANG, PORTS, "not reached"
+            cannot = "cannot connect to" if end == 0 else "takes no connections from"
+            parts.append(f"{cannot} most hosts ({why_not[0]})")
+            finding, cure = "host-not-reached", findings()["not-met"].cure
         else:
             parts.append(f"{does} at {figure(rate, 2)} Gbit/s")
-        its_level = "red" if gravest(ways, host, end, usual) == "red" else its_level
-    problem = f"it {' and '.join(parts)}; {figure(usual, 2)} are usual here"
+        levels.append(gravest(ways, host, end, usual))
     slow = [way for pair, way in ways.items() if (sends and pair[0] == host) or (receives and pair[1] == host)]
     told, instead = seen(slow, [way for pair, way in ways.items() if host not in pair and not way.error])
-    if told:
-        problem, cure = f"{problem}; {told}", instead
-    return Result(
-        host, "red" if its_level == "red" else "yellow", value, typical(ways, host) or None, problem, why, cure
+    return fault(
+        finding,
+        host,
+        "red" if "red" in levels else "yellow",
+        typical(ways, host) or None,
+        value=value,
+        does=" and ".join(parts),
+        usual=figure(usual, 2),
+        seen=told and f"; {told}",
+        cure=instead if told else cure,
     )
 
 
 def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: float) -> Result:
     worst = min(links, key=lambda pair: ways[pair].gbit)
-    way, back = ways[worst], ways.get((worst[1], worst[0]))
-    to = worst[1]
-    does = f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s"
-    more = f", and to {len(links) - 1} more so" if len(links) > 1 else ""
-    other = f"; {to} sends back at {figure(back.gbit, 2)}" if back and not back.error else ""
-    problem = f"it {does}{more}{other}; {figure(usual, 2)} are usual here, and both have it with others"
-    if len(ways) == 2:
-        problem = f"it {does}{other}; with two hosts nobody can say which one is slow"
-    why = "a ring of ranks that takes this link runs at its speed"
+    way, back, to = ways[worst], ways.get((worst[1], worst[0])), worst[1]
     cure = f"look at the way between the two: `tracepath {to}` on {host}, limits per address (`tc filter`, firewalls), switches"
     told, instead = seen([way], [ways[pair] for pair in ways if not {*pair} >= {host, to} and not ways[pair].error])
-    if told:
-        problem, cure = f"{problem}; {told}", instead
-    red = any(level(ways[pair], usual) == "red" for pair in links)
-    return Result(host, "red" if red else "yellow", f"slow to {to}", None, problem, why, cure)
+    return fault(
+        "slow-between-two" if len(ways) == 2 else "slow-link",
+        host,
+        "red" if any(level(ways[pair], usual) == "red" for pair in links) else "yellow",
+        other=to,
+        does=f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s",
+        more=f", and to {len(links) - 1} more so" if len(links) > 1 else "",
+        back=f"; {to} sends back at {figure(back.gbit, 2)}" if back and not back.error else "",
+        usual=figure(usual, 2),
+        seen=told and f"; {told}",
+        cure=instead if told else cure,
+    )
 
 
 def _against_own_speed(host: str, ways: Ways, meeting: Meeting) -> Result | None:
@@ -212,15 +216,13 @@ def _against_own_speed(host: str, ways: Ways, meeting: Meeting) -> Result | None
     if not own or not speed or any(way.busy > BUSY for way in own):
         return None
     best = max(way.gbit for way in own)
-    found_level = thresholds()["link_speed"].level(best / min(speed, TCP))
-    if found_level == "green":
+    level_of_best = level_of("slower-than-its-card", best / min(speed, TCP))
+    if level_of_best == "green":
         return None
     interface = meeting.interface[host]
-    problem = f"its best pair reaches {figure(best, 2)} Gbit/s, and {interface} says it has {speed:g}"
-    cure = (
-        f"is {interface} the one that should be taken? else look at `ethtool {interface}` on {host} and at the switch"
+    return fault(
+        "slower-than-its-card", host, level_of_best, best, best=figure(best, 2), speed=speed, interface=interface
     )
-    return Result(host, found_level, f"{figure(best, 2)} of {speed:g} Gbit/s", best, problem, SLOWEST, cure)
 
 
 # ---- pairs -------------------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ async def measure(hosts: Hosts, meeting: Meeting, most: int) -> dict[tuple[str, 
 async def _send(
     hosts: Hosts, meeting: Meeting, direction: list[tuple[str, str]], attempt: int = 0
 ) -> dict[tuple[str, str], Way]:
-    each: dict[str, Facts] = {a: {"address": meeting.address[b], "port": meeting.port[b]} for a, b in direction}
+    per_host: dict[str, Facts] = {a: {"address": meeting.address[b], "port": meeting.port[b]} for a, b in direction}
     limits: Facts = {"streams": STREAMS, "warm_up": WARM_UP, "window": MEASURED}
-    facts = await hosts.ask("pairs.send", 20, each, token=meeting.token, attempt=attempt, **limits)
+    facts = await hosts.ask("pairs.send", 20, per_host, token=meeting.token, attempt=attempt, **limits)
     return {(a, b): Way(**facts.get(a, {"error": hosts.failed.get(a, "no answer")})) for a, b in direction}

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..hosts.job import Job
-from .checks import Hosts, Result, check, sound, unknown
+from .checks import CannotKnow, Hosts, Result, check, sound, unknown
+from .findings import fault
 
 GRACE = 30.0  # seconds that launch has to stop all ranks when the check is interrupted
 
@@ -18,18 +19,14 @@ GRACE = 30.0  # seconds that launch has to stop all ranks when the check is inte
 async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
     """Runs `launch RECIPE --rehearse` over all hosts: the recipe's strategy trains six steps of a tiny model of the same
     architecture, saves a checkpoint, is stopped, reads the checkpoint and repeats the last three steps. Threshold: it ends well:
-    the repeated losses are equal, and each rank holds what the strategy's formula says (loop/rehearse.py)."""
+    the repeated losses are equal, and each rank holds what the strategy's formula says (step/rehearse.py)."""
     job = hosts.wanted.job
     if job is None:
-        because = "it needs a recipe"
-    elif job.settings.recipe.data.images:
-        because = "no recipe with images is rehearsed: train recipes/tiny-vision/full.yaml on these hosts"
-    else:
-        because = "" if len(hosts.hello) == len(hosts.wanted.slots) else "it needs all hosts"
-    if job is None or because:
-        for host in hosts.hello:
-            yield unknown(host, because)
-        return
+        raise CannotKnow("it needs a recipe")
+    if job.settings.recipe.data.images:
+        raise CannotKnow("no recipe with images is rehearsed: train recipes/tiny-vision/full.yaml on these hosts")
+    if len(hosts.hello) < len(hosts.wanted.slots):
+        raise CannotKnow("it needs all hosts")
     with tempfile.TemporaryDirectory(prefix="brigade-check-") as logs:
         try:
             code, said = await _launch(job, hosts, logs)
@@ -43,8 +40,8 @@ async def rehearsal(hosts: Hosts) -> AsyncIterator[Result]:
     at_fault = failed[1] if failed and failed[1] in hosts.hello else next(iter(hosts.hello))
     for host in hosts.hello:
         if host == at_fault:
-            why = "the run would fail in the same way, after its model is loaded"
-            yield Result(host, "red", "failed", None, _verdict(said) or f"it ended with {code}", why, _again(job))
+            command = " ".join(["python", *_words(job)])
+            yield fault("rehearsal-failed", host, said=_verdict(said) or f"it ended with {code}", command=command)
         else:
             yield unknown(host, f"the rehearsal ended on {at_fault}")
 
@@ -59,10 +56,6 @@ def _words(job: Job) -> list[str]:
     hostfile = ["--hostfile", job.hostfile] if job.hostfile else []
     flags = [*job.flags, "--rehearse", "--output_dir", str(job.output_dir)]
     return ["-m", "brigade", "launch", job.recipe, *hostfile, "--no_check", *flags]
-
-
-def _again(job: Job) -> str:
-    return " ".join(["python", *_words(job)])
 
 
 async def _launch(job: Job, hosts: Hosts, logs: str) -> tuple[int, str]:

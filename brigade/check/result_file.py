@@ -4,13 +4,14 @@ import json
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import UserError
 from ..errors.console import counted
-from ..train import files
+from ..errors.tables import Fields
+from ..train.host import files
 from .checks import SIGNS, Level
 from .collectives import Sweep
 from .run import Outcome
@@ -102,7 +103,7 @@ def document(outcome: Outcome, recipe: str | None, code: int, sweep: Sweep | Non
     )
 
 
-def _of_sweep(found: Sweep) -> dict[str, Any]:
+def _of_sweep(found: Sweep) -> Fields:
     timed = [
         {
             "collective": name,
@@ -115,7 +116,7 @@ def _of_sweep(found: Sweep) -> dict[str, Any]:
     return {key: getattr(found, key) for key in ("backend", "device", "hosts", "ranks")} | {"timed": timed}
 
 
-def schema() -> dict[str, Any]:
+def schema() -> Fields:
     """The JSON schema of the result file."""
     return Document.model_json_schema()
 
@@ -164,12 +165,12 @@ def read(path: Path) -> Document:
 
 def compared(earlier: Document, now: Document) -> str:
     """Say which rows changes() compares, and what else the two documents do not have in common."""
-    names = [{check.name for check in document.checks} for document in (now, earlier)]
-    words = [f"{counted(len(names[0] & names[1]), 'row')} compared"]
-    if left := names[1] - names[0]:
-        words.append(f"{len(left)} were not checked now ({', '.join(sorted(left))})")
-    if new := names[0] - names[1]:
-        words.append(f"{len(new)} are new ({', '.join(sorted(new))})")
+    rows, before = ({check.name for check in document.checks} for document in (now, earlier))
+    words = [f"{counted(len(rows & before), 'row')} compared"]
+    if before - rows:
+        words.append(f"{len(before - rows)} were not checked now ({', '.join(sorted(before - rows))})")
+    if rows - before:
+        words.append(f"{len(rows - before)} are new ({', '.join(sorted(rows - before))})")
     if earlier.recipe != now.recipe:
         words.append(f"the recipe was {earlier.recipe or 'none'}")
     return "; ".join(words)
@@ -178,8 +179,8 @@ def compared(earlier: Document, now: Document) -> str:
 def changes(earlier: Document, now: Document) -> list[str]:
     """Say what differs, in one line each: hosts that came and went, levels, values, what these leave out, and measured figures by
     more than CHANGED."""
-    found = [f"{host}: not among the hosts then" for host in now.hosts if host not in earlier.hosts]
-    found += [f"{host}: no longer among the hosts" for host in earlier.hosts if host not in now.hosts]
+    lines = [f"{host}: not among the hosts then" for host in now.hosts if host not in earlier.hosts]
+    lines += [f"{host}: no longer among the hosts" for host in earlier.hosts if host not in now.hosts]
     before = _by_place(earlier)
     for (check, host), results in _by_place(now).items():
         then = before.get((check, host))
@@ -187,11 +188,11 @@ def changes(earlier: Document, now: Document) -> list[str]:
             continue
         was, became = (" + ".join(f"{SIGNS[r.level]} {r.value}" for r in some) for some in (then, results))
         if was != became and not _same_figures(then, results):
-            found.append(f"{host}: {check} was {was}; it is {became}")
+            lines.append(f"{host}: {check} was {was}; it is {became}")
         details = [{line for result in some for line in result.detail} for some in (then, results)]
-        found += [f"{host}: {check}: no longer {line}" for line in sorted(details[0] - details[1])]
-        found += [f"{host}: {check}: now {line}" for line in sorted(details[1] - details[0])]
-    return found
+        lines += [f"{host}: {check}: no longer {line}" for line in sorted(details[0] - details[1])]
+        lines += [f"{host}: {check}: now {line}" for line in sorted(details[1] - details[0])]
+    return lines
 
 
 def _by_place(found: Document) -> dict[tuple[str, str], list[Found]]:

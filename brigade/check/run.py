@@ -8,12 +8,26 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from ..errors import UserError, first_line
 from ..hosts import rendezvous
 from ..hosts.connection import Channel, cure_of, transport
-from .checks import NO_ANSWER, STOP, Check, Facts, Hosts, NotHere, Result, Size, Wanted, checks, sound, unknown
+from .checks import (
+    NO_ANSWER,
+    STOP,
+    CannotKnow,
+    Check,
+    Facts,
+    Hosts,
+    NotHere,
+    Result,
+    Size,
+    Wanted,
+    checks,
+    sound,
+    unknown,
+)
+from .findings import fault
 
 LOGIN_SECONDS = (
     60.0  # seconds for a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has
@@ -33,7 +47,7 @@ class Session:
         given = [Channel(*line, asyncio.Queue()) for line in lines] if channels is None else channels
         self.channels = {channel.host: channel for channel in given}
         self.unreached: dict[str, str] = {}
-        self._asked: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._asked: dict[str, asyncio.Task[Facts]] = {}
         self._holds = 0
 
     async def open(self) -> None:
@@ -55,14 +69,14 @@ class Session:
     def hello(self) -> dict[str, Facts]:
         return {host: channel.hello for host, channel in self.channels.items() if channel.open}
 
-    def question(self, host: str, probe: str, arguments: Facts, seconds: float) -> "asyncio.Task[dict[str, Any]]":
+    def question(self, host: str, probe: str, arguments: Facts, seconds: float) -> "asyncio.Task[Facts]":
         """The one answer to a question, however many checks ask it."""
         key = json.dumps([host, probe, arguments], sort_keys=True)
         if key not in self._asked:
             self._asked[key] = asyncio.ensure_future(self.order(host, probe, arguments, seconds))
         return self._asked[key]
 
-    async def order(self, host: str, probe: str, arguments: Facts, seconds: float, hold: str = "") -> dict[str, Any]:
+    async def order(self, host: str, probe: str, arguments: Facts, seconds: float, hold: str = "") -> Facts:
         words = {"run": self.run, "environment": dict(self.wanted.environment), "seconds": seconds, "hold": hold}
         try:
             return await self.channels[host].ask(
@@ -88,31 +102,33 @@ class View:
         self.failed: dict[str, str] = {}
 
     async def ask(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: object
     ) -> dict[str, Facts]:
-        hosts = [host for host in self.hello if each is None or host in each]
-        own = each or {}
-        asked = [self._session.question(host, probe, arguments | own.get(host, {}), seconds) for host in hosts]
-        return self._facts(hosts, await asyncio.gather(*map(asyncio.shield, asked)))
+        questions = self._questions(per_host, arguments)
+        asked = [self._session.question(host, probe, words, seconds) for host, words in questions.items()]
+        return self._facts(questions, await asyncio.gather(*map(asyncio.shield, asked)))
 
     @asynccontextmanager
     async def hold(
-        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: object
     ) -> AsyncIterator[dict[str, Facts]]:
-        hosts, name = [host for host in self.hello if each is None or host in each], self._session.name_of_hold()
-        own = each or {}
-        order = self._session.order
+        questions, name = self._questions(per_host, arguments), self._session.name_of_hold()
+        order, release = self._session.order, self._session.release
         try:
-            asked = (order(host, probe, arguments | own.get(host, {}), seconds, name) for host in hosts)
-            yield self._facts(hosts, await asyncio.gather(*asked))
+            asked = (order(host, probe, words, seconds, name) for host, words in questions.items())
+            yield self._facts(questions, await asyncio.gather(*asked))
         finally:  # what a probe left for a moment has to be gone before anything else begins
-            release = (self._session.release(host, name) for host in hosts)
-            await asyncio.gather(*release)
+            await asyncio.gather(*(release(host, name) for host in questions))
 
-    def _facts(self, hosts: list[str], answers: list[dict[str, Any]]) -> dict[str, Facts]:
-        found = dict(zip(hosts, answers, strict=True))
-        self.failed |= {host: answer["problem"] for host, answer in found.items() if "facts" not in answer}
-        return {host: answer["facts"] for host, answer in found.items() if "facts" in answer}
+    def _questions(self, per_host: Mapping[str, Facts] | None, arguments: Facts) -> dict[str, Facts]:
+        """host that is asked -> the arguments of its question"""
+        hosts = [host for host in self.hello if per_host is None or host in per_host]
+        return {host: arguments | (per_host or {}).get(host, {}) for host in hosts}
+
+    def _facts(self, hosts: Iterable[str], answers: list[Facts]) -> dict[str, Facts]:
+        by_host = dict(zip(hosts, answers, strict=True))
+        self.failed |= {host: answer["problem"] for host, answer in by_host.items() if "facts" not in answer}
+        return {host: answer["facts"] for host, answer in by_host.items() if "facts" in answer}
 
 
 @dataclass
@@ -127,10 +143,10 @@ class Row:
     @cached_property
     def by_host(self) -> dict[str, list[Result]]:
         """host -> its results: of 1,000 hosts nobody looks through all for each"""
-        found: dict[str, list[Result]] = {}
+        results: dict[str, list[Result]] = {}
         for result in self.results:
-            found.setdefault(result.host, []).append(result)
-        return found
+            results.setdefault(result.host, []).append(result)
+        return results
 
 
 @dataclass
@@ -179,9 +195,9 @@ async def run(
         outcome.rows.append(Row(LOGIN, "reach", [_login(session, host) for host in wanted.slots], _since(began)))
         wanted_checks = [check for check in checks(size) if check.name not in set(skip)]
         together = [check for check in wanted_checks if not check.alone]
-        found = dict(zip(together, await asyncio.gather(*(_one(c, session, told) for c in together)), strict=True))
+        row_of = dict(zip(together, await asyncio.gather(*(_one(c, session, told) for c in together)), strict=True))
         for check in wanted_checks:
-            row = found[check] if check in found else await _one(check, session, told)
+            row = row_of[check] if check in row_of else await _one(check, session, told)
             if row is None:
                 outcome.left_out.append(check.name)
             else:
@@ -199,10 +215,12 @@ def _since(began: float) -> float:
 
 def _login(session: Session, host: str) -> Result:
     """ssh's own words where it does not let us in, and what helps against them."""
-    if (problem := session.unreached.get(host)) is None:
-        return sound(host, "answers")
-    why = "no launcher starts a rank on a host that it cannot reach without a password"
-    return Result(host, "red", "not reached", None, problem, why, cure_of(problem, host))
+    problem, forged = session.unreached.get(host), session.channels[host].forged
+    if problem is not None:
+        return fault("not-reached", host, said=problem, cure=cure_of(problem, host))
+    if forged:
+        return fault("prints-our-lines", host, line=forged, cure=cure_of(forged, host))
+    return sound(host, "answers")
 
 
 async def _one(check: Check, session: Session, told: Told) -> Row | None:
@@ -232,6 +250,8 @@ async def judge(check: Check, hosts: Hosts) -> list[Result]:
         why_not = f"the check had not ended after {check.seconds:g} s"
     except NotHere:
         raise
+    except CannotKnow as reason:
+        why_not = str(reason)
     except Exception as error:  # a fault of ours must not hide what the other checks found
         why_not = f"the check failed itself: {type(error).__name__}: {first_line(error)}"
     seen = {result.host for result in results}

@@ -10,13 +10,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..errors.tables import table
 from ..hosts.job import Job
 from ..train.recipe.data_section import Source
 from ..train.recipe.files import REPOSITORY
 from .checks import LEVELS, Facts, Hosts, Level, Result, check, most_common, sound
+from .findings import fault
 
 VARIABLES = table(Path(__file__).with_name("variables.yaml"))
 _KEY = secrets.token_hex(16)  # of the hashes of secrets: of no use to anybody after this process
@@ -25,10 +25,6 @@ MADE = "output"  # the run makes it
 FILES = ("requirements.txt", "constraints.txt")
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;#]+)")
 FILES_SHOWN = 4  # files that a sentence names
-WHY = "ranks of two versions of the code wait for each other, or train different things"
-WHY_COMMIT = "no file differs that a run reads, but results can no longer be traced to one commit"
-WHY_PINS = "whoever runs `make setup` there gets other versions"
-WHY_OTHERS = "this run does not read them; a later one may"
 Files = Mapping[str, str | None]  # path -> hash, None of what cannot be read
 
 
@@ -45,17 +41,17 @@ async def look(hosts: Hosts) -> dict[str, Facts]:
 def paths_of(job: Job | None) -> dict[str, str]:
     """Return what for -> path, of all that a run needs at the same place on each host. A ~ stays: each rank has its own
     user's."""
-    found = {"code": str(REPOSITORY), "environment": sys.prefix}
+    path_of = {"code": str(REPOSITORY), "environment": sys.prefix}
     if job is None:
-        return found
+        return path_of
     data, model = job.settings.recipe.data, job.settings.recipe.model
     sources: Sequence[Source] = data.datasets or [data]
     for source in sources:
         for name in filter(None, (source.train_file, source.validation_file)):
-            found[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")  # of a pattern the directory
+            path_of[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")  # of a pattern the directory
     if _is_folder(model.model_name_or_path):
-        found["model"] = _as_ranks(model.model_name_or_path)
-    return found | {"recipe": str(job.settings.recipe_path.absolute()), "output": str(job.output_dir.absolute())}
+        path_of["model"] = _as_ranks(model.model_name_or_path)
+    return path_of | {"recipe": str(job.settings.recipe_path.absolute()), "output": str(job.output_dir.absolute())}
 
 
 def _as_ranks(name: str) -> str:
@@ -73,25 +69,23 @@ def own_files(job: Job | None) -> list[str]:
     """The files that this run's ranks read besides code and data: its recipe, and what of a strategy it names."""
     if job is None:
         return []
-    found, cluster = [str(job.settings.recipe_path.absolute())], job.settings.recipe.cluster
+    files, cluster = [str(job.settings.recipe_path.absolute())], job.settings.recipe.cluster
     for source in (cluster.ds_config, cluster.accelerate_config):
         if isinstance(source, str) and source != "none" and Path(source).suffix in (".json", ".yaml", ".yml"):
-            found.append(_as_ranks(source))
-    return found
+            files.append(_as_ranks(source))
+    return files
 
 
 @check("system", seconds=30)
 async def system(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads kernel, glibc and processor. Threshold: the processor's kind is everywhere the same (red); another glibc, or another
     major or minor version of the kernel, is a warning: kernels that one host compiled into a shared cache do not load with an
-    older glibc. Other patches of one kernel are usual, and sound."""
+    older glibc. Hosts whose kernels differ only in their patch level are sound."""
     answers = {
         host: {"processor": facts["machine"], "kernel": _minor(facts["kernel"]), "glibc": facts["glibc"]}
         for host, facts in (await look(hosts)).items()
     }
-    why = "what one host compiles, in a cache that all share, may not load on the other"
-    cure = "boot the same image everywhere; or give each host its own TORCH_EXTENSIONS_DIR and TRITON_CACHE_DIR"
-    for result in alike(answers, {"processor": "red"}, why, cure):
+    for result in alike("other-system", answers, {"processor": "red"}):
         yield result
 
 
@@ -112,7 +106,7 @@ async def code(hosts: Hosts) -> AsyncIterator[Result]:
     usual = most_common(clones) if clones else None
     first = next((host for host in clones if clones[host] == usual), "")
     odd = [host for host in clones if clones[host] != usual]
-    files = await hosts.ask("sameness.files", 20, each={host: {} for host in (first, *odd)}) if odd else {}
+    files = await hosts.ask("sameness.files", 20, per_host={host: {} for host in (first, *odd) if odd})
     for host in clones:
         if host in odd and (host not in files or first not in files):
             continue
@@ -141,10 +135,8 @@ async def variables(hosts: Hosts) -> AsyncIterator[Result]:
         odd = [name for name in names if _hashable(values.get(name)) != usual[name]]
         for name in odd:
             level, why = _of_table(name)
-            problem = f"{name} {_words(values.get(name), usual[name])}"
-            here = f"`grep {name} ~/.bashrc ~/.profile /etc/environment` on {host}"
-            cure = f"export {name} where `launch` starts, and all hosts get it; or look where it is set: {here}"
-            yield Result(host, level, f"{name} differs", None, problem, why, cure, detail=detail)
+            differs = _words(values.get(name), usual[name])
+            yield fault("other-variable", host, level, detail=detail, name=name, differs=differs, why=why)
         if not odd:
             yield sound(host, f"{len(names)} alike" if names else "none set", detail=detail)
 
@@ -191,37 +183,35 @@ async def paths(hosts: Hosts) -> AsyncIterator[Result]:
         missing = [what for what, place in places.items() if not place["there"] and what != MADE]
         elsewhere = {w: usual[w] for w, place in places.items() if w not in missing and place["real"] != usual[w]}
         if missing:
-            problem = "there is no " + ", ".join(f"{asked[what]} ({what.partition(' ')[0]})" for what in missing)
-            why = "each rank opens the same path, and the run ends where it is not"
-            cure = f"mount the file system on {host} too, or copy it: rsync -a {asked[missing[0]]} {host}:..."
-            yield Result(host, "red", f"no {missing[0]}", None, problem, why, cure, detail=detail)
+            words = ", ".join(f"{asked[what]} ({what.partition(' ')[0]})" for what in missing)
+            yield fault("missing-path", host, detail=detail, what=missing[0], missing=words, path=asked[missing[0]])
         if elsewhere:
-            words = (f"{asked[what]} leads to {places[what]['real']}, elsewhere {to}" for what, to in elsewhere.items())
-            why = "two copies drift apart: one host's ranks may read other data or other code"
-            cure = f"`readlink -f {asked[next(iter(elsewhere))]}` on {host}; let it lead to the same place"
-            value = f"{next(iter(elsewhere))} elsewhere"
-            yield Result(host, "yellow", value, None, "; ".join(words), why, cure, detail=detail)
+            what = next(iter(elsewhere))
+            words = "; ".join(
+                f"{asked[what]} leads to {places[what]['real']}, elsewhere {to}" for what, to in elsewhere.items()
+            )
+            yield fault("path-leads-elsewhere", host, detail=detail, what=what, elsewhere=words, path=asked[what])
         if not missing and not elsewhere:
             yield sound(host, f"{len(places)} alike", detail=detail)
 
 
-def alike(found: Mapping[str, Mapping[str, Any]], levels: Mapping[str, Level], why: str, cure: str) -> list[Result]:
+def alike(finding: str, values_of: Mapping[str, Mapping[str, str | None]], levels: Mapping[str, Level]) -> list[Result]:
     """A result for each host: sound, or what of it differs from what most hosts have.
 
-    found: host -> name -> value, None where it is not there; levels: of a name that differs, else yellow
+    values_of: host -> name -> value, None where it is not there; levels: of a name that differs, else yellow
     """
-    names = list(dict.fromkeys(name for values in found.values() for name in values))
-    usual = {name: most_common({host: values.get(name) for host, values in found.items()}) for name in names}
+    names = list(dict.fromkeys(name for values in values_of.values() for name in values))
+    usual = {name: most_common({host: values.get(name) for host, values in values_of.items()}) for name in names}
     results = []
-    for host, values in found.items():
+    for host, values in values_of.items():
         odd = [name for name in names if values.get(name) != usual[name]]
         shown = ", ".join(f"{name} {values[name]}" for name in odd or names if values.get(name)) or "none"
         if not odd:
             results.append(sound(host, shown))
             continue
-        level = max((levels.get(name, "yellow") for name in odd), key=LEVELS.index)
+        grave: list[Level] = [levels.get(name, "yellow") for name in odd]
         pairs = (f"{name} {values.get(name) or 'is missing'}, elsewhere {usual[name] or 'none'}" for name in odd)
-        results.append(Result(host, level, shown, None, "; ".join(pairs), why, cure))  # type: ignore[arg-type]
+        results.append(fault(finding, host, max(grave, key=LEVELS.index), value=shown, differs="; ".join(pairs)))
     return results
 
 
@@ -229,7 +219,7 @@ def alike(found: Mapping[str, Mapping[str, Any]], levels: Mapping[str, Level], w
 def pins(folder: Path = REPOSITORY) -> dict[str, str]:
     """Package -> the one version that the files allow."""
     lines = (line for name in FILES for line in (folder / name).read_text(encoding="utf-8").splitlines())
-    return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
+    return {pin[1]: pin[2] for pin in map(_PIN.match, lines) if pin}
 
 
 def differing(files: Files, reference: Files) -> list[str]:
@@ -273,13 +263,16 @@ def judged_clone(
     names = f"{', '.join(odd[:FILES_SHOWN])}{f' and {len(odd) - FILES_SHOWN} more' if len(odd) > FILES_SHOWN else ''}"
     differ = f"{names} {'differs' if len(odd) == 1 else 'differ'} from {reference_host}'s"
     commits = f"another commit ({git['commit'][:9]}) than {reference_host} ({reference['commit'][:9]})" if other else ""  # type: ignore[index]
-    problem = "; ".join(filter(None, [commits, differ if odd else ""]))
-    grave, others = any(is_read(path, own) for path in odd), set(odd) - set(FILES)
-    why = WHY if grave else WHY_OTHERS if others else WHY_PINS if odd else WHY_COMMIT
-    level = "red" if grave else "yellow"
+    differs = "; ".join(filter(None, [commits, differ if odd else ""]))
+    if any(is_read(path, own) for path in odd):
+        finding = "other-code"
+    elif set(odd) - set(FILES):
+        finding = "other-files-of-other-runs"
+    else:
+        finding = "other-pins" if odd else "other-commit-same-files"
     cure, fix = _cure(host, git, odd, reference, reference_host)
     shown = value(git) if other or not odd else f"{odd[0]} differs"
-    return Result(host, level, shown, None, problem, why, cure, fix)  # type: ignore[arg-type]
+    return fault(finding, host, fix=fix, value=shown, differs=differs, cure=cure)
 
 
 def _cure(host: str, git: Facts | None, odd: list[str], reference: Facts | None, first: str) -> tuple[str, str]:
@@ -296,10 +289,8 @@ def _cure(host: str, git: Facts | None, odd: list[str], reference: Facts | None,
     if git["changed"]:
         names = ", ".join(git["changed"][:FILES_SHOWN])
         look = f"ssh {host} git -C {where} diff"
-        return (
-            f"look at what was changed there ({names}): `{look}`; commit or stash it, then check out {commit[:9]}",
-            "",
-        )
+        cure = f"look at what was changed there ({names}): `{look}`; commit or stash it, then check out {commit[:9]}"
+        return cure, ""
     if git["commit"] == commit:
         return f"copy {', '.join(odd[:FILES_SHOWN])} from {first}: git does not follow it", ""
     fetch = f"(git cat-file -e {commit}^{{commit}} 2>/dev/null || git fetch --quiet --all)"

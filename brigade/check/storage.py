@@ -13,9 +13,9 @@ from ..errors.console import figure
 from ..hosts.job import Job
 from ..plan.choice.job_of_recipe import job_of
 from ..plan.costs import host_memory
-from .checks import Facts, Hosts, NotHere, Result, check, gravest, sound, thresholds
+from .checks import Facts, Hosts, NotHere, Result, check, sound, thresholds, worst
+from .findings import compared, fault, level_of
 
-VARIABLE = {"cache_room": "BRIGADE_CACHE", "tmp_room": "TMPDIR"}  # that says where it lies
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
 
 
@@ -26,7 +26,7 @@ async def clock(hosts: Hosts) -> AsyncIterator[Result]:
 
     async def look(host: str) -> tuple[float, float] | None:
         before = time.time()
-        facts = await hosts.ask("storage.clock", each={host: {}})
+        facts = await hosts.ask("storage.clock", per_host={host: {}})
         after = time.time()
         return (facts[host]["time"] - (before + after) / 2, (after - before) / 2) if host in facts else None
 
@@ -38,15 +38,9 @@ async def clock(hosts: Hosts) -> AsyncIterator[Result]:
     doubt = next((doubt for offset, doubt in readings.values() if offset == middle), 0.0)
     for host, (offset, its_doubt) in readings.items():
         away = max(0.0, abs(offset - middle) - its_doubt - doubt)
-        limit = thresholds()["clock_offset"]
-        level = limit.level(away)
-        if level == "green":
-            yield sound(host, f"within {limit.yellow} s", away)
-            continue
-        problem = f"its clock is {figure(away, 1)} s {'ahead of' if offset > middle else 'behind'} the others'"
-        why = "checkpoints, logs and certificates go by the time; two hosts' lines cannot be put in order"
-        cure = f"ssh {host} 'sudo chronyc makestep', or `sudo timedatectl set-ntp true` there"
-        yield Result(host, level, f"{offset - middle:+.0f} s", away, problem, why, cure)
+        value = f"within {thresholds()['clock_offset'].yellow} s"
+        side = "ahead of" if offset > middle else "behind"
+        yield compared("clock-off", host, away, value, away, offset=offset - middle, away=figure(away, 1), side=side)
 
 
 @check("output directory", seconds=40)
@@ -56,10 +50,10 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
     job = _job(hosts)
     directory, token = str(job.output_dir.absolute()), secrets.token_hex(8)
     asked = await _with_missing(hosts, directory)
-    async with hosts.hold("storage.note", each=asked, directory=directory, token=token) as left:
+    async with hosts.hold("storage.note", per_host=asked, directory=directory, token=token) as left:
         wrote = [host for host, facts in left.items() if "error" not in facts]
         seen = await hosts.ask(
-            "storage.notes", 15, each={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
+            "storage.notes", 15, per_host={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
         )
     for host in set(left) - set(wrote):
         yield _not_writable(host, directory, left[host])
@@ -79,30 +73,19 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
             yield sound(host, "shared" if len(main) > 1 else "its own")
             continue
         first = next(name for name in hosts.wanted.slots if name in main)
-        problem = f"{directory} is not what {first} sees there"
-        why = (
-            f"{in_parts} writes a part of each checkpoint from every host: those of this one would be lost"
-            if in_parts
-            else "some hosts share it and this one does not, so it would continue from other checkpoints"
-        )
-        cure = f"mount {first}'s there, give an --output_dir that all hosts share, or train with DDP (--ds_config none)"
-        yield Result(host, "red", "not shared", None, problem, why, cure)
+        finding = "output-in-parts-not-shared" if in_parts else "output-not-shared"
+        yield fault(finding, host, directory=directory, first=first, strategy=in_parts)
 
 
 def _not_writable(host: str, directory: str, left: Facts) -> Result:
-    why = "the first checkpoint of this host's ranks would end the run"
-    cure = f"make it writable there (ssh {host}), or give another --output_dir"
-    problem = f"{directory}: {left['error']}"
-    if file := left.get("file"):
-        problem, cure = f"{file} is a file, not a directory", "give another --output_dir"
+    finding = "output-not-writable"
+    if left.get("file"):
+        finding = "output-is-a-file"
     elif left.get("inodes") == 0:
-        problem, cure = (
-            f"{problem}; it takes no more files (inodes)",
-            f"`ssh {host} df -i {directory}`, and remove many small files",
-        )
+        finding = "output-without-inodes"
     elif left.get("size") == 0:
-        problem, cure = f"{directory}: {left['error']}; no disk is there", "give an --output_dir on a disk"
-    return Result(host, "red", "not writable", None, problem, why, cure)
+        finding = "output-on-no-disk"
+    return fault(finding, host, directory=directory, said=left["error"], file=left.get("file"))
 
 
 async def _rooms(hosts: Hosts) -> dict[str, Facts]:
@@ -121,57 +104,50 @@ async def _with_missing(hosts: Hosts, directory: str) -> dict[str, Facts]:
 @check("room", seconds=30)
 async def room(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads how much this user may still write to the disks of the output directory, of the cache (BRIGADE_CACHE) and of
-    temporary files (TMPDIR). Threshold: disk_room, cache_room and tmp_room of thresholds.yaml; for the output also one checkpoint
-    where one lies there already, else two (a new one is whole before an old one goes; their size is the planner's,
-    costs/host_memory.py), and a warning below what the recipe keeps. And how many files they still take: inodes. File systems
-    that do not say their size are not judged."""
+    temporary files (TMPDIR, else /tmp). Threshold: the last can be written; disk_room, cache_room and tmp_room of
+    thresholds.yaml; for the output also one checkpoint where one lies there already, else two (a new one is whole before an old
+    one goes; their size is the planner's, costs/host_memory.py), and a warning below what the recipe keeps. And how many files
+    they still take: inodes. File systems that do not say their size are not judged."""
     job = hosts.wanted.job
     output = str(job.output_dir.absolute()) if job else ""
     answers = await _rooms(hosts)
     need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
     for host, rooms in answers.items():
-        results = [_room(host, rooms[name]["path"], f"{name}_room", rooms[name]) for name in ("tmp", "cache")]
+        results = [_passed_by(host, rooms["tmp"])] if rooms["tmp"].get("passed_by") else []
+        results += [_room(host, "tmp-nearly-full", rooms["tmp"]), _room(host, "cache-nearly-full", rooms["cache"])]
         if output:
             results.append(_of_output(host, output, rooms[output], need, keeps))
         results += [_inodes(host, disk.get("path", directory), disk) for directory, disk in rooms.items()]
-        worst = gravest(results)
-        yield from_worst(host, results) if worst != "green" else sound(host, "enough")
+        yield worst(results) or sound(host, "enough")
 
 
-def from_worst(host: str, results: list[Result]) -> Result:
-    """The first of a host's results that has the most severe level."""
-    return next(result for result in results if result.level == gravest(results))
+def _passed_by(host: str, tmp: Facts) -> Result:
+    """A directory for temporary files that cannot be written: with another one Python goes on, not all that it starts does."""
+    finding = "tmp-passed-by" if tmp["path"] else "tmp-not-writable"
+    return fault(finding, host, directory=tmp["passed_by"], instead=tmp["path"])
 
 
-def _room(host: str, directory: str, name: str, disk: Facts) -> Result:
-    free = disk["free"]
-    level = thresholds()[name].level(free / 2**30)
-    if level == "green" or not disk["size"]:
+def _room(host: str, finding: str, disk: Facts) -> Result:
+    if not disk["size"]:
         return sound(host, "enough")
-    problem = f"{directory} has {gib(free)} free"
-    why = "compiled kernels, prepared data and sockets lie there; the run ends where it cannot write them"
-    look = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail'"
-    cure = f"{look}, and remove what is old; or set {VARIABLE[name]} to another disk"
-    return Result(host, level, f"{gib(free)} free in {directory}", free / 2**30, problem, why, cure)
+    free = disk["free"] / 2**30
+    return compared(finding, host, free, "enough", free, directory=disk["path"], free=gib(disk["free"]))
 
 
 def _inodes(host: str, directory: str, disk: Facts) -> Result:
     """A disk may have bytes, and no place for one more file."""
     left = disk.get("inodes")
-    if left is None or not disk["size"] or (level := thresholds()["inodes"].level(left)) == "green":
+    if left is None or not disk["size"]:
         return sound(host, "enough")
-    problem = f"{directory} has {gib(disk['free'])} free, but room for {left:,} more files (inodes)"
-    why = "'No space left on device' ends the run at the next file, whatever its size"
-    cure = f"`ssh {host} df -i {directory}`; remove folders of many small files there, such as old caches, or take another disk"
-    return Result(host, level, f"{left:,} inodes", None, problem, why, cure)
+    return compared("few-inodes", host, left, "enough", directory=directory, free=gib(disk["free"]), left=left)
 
 
 def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
-    free, low, there = disk["free"], thresholds()["disk_room"], disk.get("checkpoints", 0)
+    free, there = disk["free"], disk.get("checkpoints", 0)
     # the checkpoints that have to fit, and that come to lie there
     least, more = 1 if there else 2, max(1, keeps + 1 - there)
     red, yellow = (least * need, more * need) if need is not None else (0.0, 0.0)
-    level = "red" if free < red else "yellow" if free < yellow else low.level(free / 2**30)
+    level = "red" if free < red else "yellow" if free < yellow else level_of("little-room", free / 2**30)
     if level == "green" or not disk["size"]:  # without a size "output directory" says what is there
         return sound(host, "enough")
     of = ""
@@ -179,10 +155,7 @@ def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps
         of = f"; a checkpoint of this recipe takes {gib(need)}, and {there or 'none'} of {keeps + 1} that lie there at a time "
         of += f"{'is' if there == 1 else 'are'} there; room for {least} more ({gib(red)}) is the least that it goes on with"
         of += f", for {more} more ({gib(yellow)}) enough" if more > least else ""
-    problem = f"{directory} has {gib(free)} free{of}"
-    why = "a checkpoint that does not fit ends the run; those before it stay whole"
-    cure = "remove old runs there, give another --output_dir, or a smaller --save_total_limit"
-    return Result(host, level, f"{gib(free)} free", free / 2**30, problem, why, cure)
+    return fault("little-room", host, level, free / 2**30, directory=directory, free=gib(free), need=of)
 
 
 def gib(size: float) -> str:
@@ -191,7 +164,7 @@ def gib(size: float) -> str:
 
 
 def _kept(job: Job) -> int:
-    """Checkpoints that a run keeps at its end; without a limit, as many as nobody knows: those of the default."""
+    """Checkpoints that a run keeps at its end. Without a limit nobody knows their number, and the default's is taken."""
     return job.settings.recipe.training.save_total_limit or 3
 
 
@@ -202,8 +175,8 @@ def checkpoint_bytes(job: Job) -> float | None:
 
 
 def on_host(job: Job) -> host_memory.Host | None:
-    """Ask the planner what a host of this recipe has to hold; None where no formula covers it. In fp32 as in bf16, the only one
-    for which there are formulas: weights and states are written in fp32 by both."""
+    """Ask the planner what a host of this recipe has to hold; None where no formula covers it. A recipe in fp32 is planned as one
+    in bf16, for which there are formulas: both write weights and states in fp32."""
     settings, recipe = job.settings, job.settings.recipe
     if not recipe.training.fp16:
         half = recipe.training.model_copy(update={"bf16": True})
@@ -221,7 +194,7 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     job = _job(hosts)
     directory = str(job.output_dir.absolute())
     asked = {"directory": directory, "token": secrets.token_hex(8), "duration": SECONDS, "most": MOST}
-    answers = await hosts.ask("storage.rate", 40, each=await _with_missing(hosts, directory), **asked)
+    answers = await hosts.ask("storage.rate", 40, per_host=await _with_missing(hosts, directory), **asked)
     good = {host: facts for host, facts in answers.items() if "error" not in facts}
     middle = statistics.median(facts["written"] for facts in good.values()) if good else 0.0
     need = checkpoint_bytes(job)
@@ -229,37 +202,21 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     together = sum(facts["written"] for facts in good.values()) if job.strategy.writes_in_parts else middle
     seconds = need / together if need is not None and together else None
     for host, facts in answers.items():
-        if host not in good:
-            cure = f"ssh {host} and try it there: touch {directory}/x"
-            yield Result(
-                host,
-                "red",
-                "fails",
-                None,
-                f"{directory}: {facts['error']}",
-                "no checkpoint could be saved",
-                cure,
-            )
-            continue
-        yield _rated(host, facts, middle, seconds)
+        if host in good:
+            yield _rated(host, facts, middle, seconds)
+        else:
+            yield fault("cannot-write", host, directory=directory, said=facts["error"])
 
 
 def _rated(host: str, facts: Facts, middle: float, seconds: float | None) -> Result:
-    written, read = (f"{figure(facts[key] / 1e9, 2)} GB/s" for key in ("written", "read"))
+    rate = facts["written"]
+    written, read, median = (f"{figure(amount / 1e9, 2)} GB/s" for amount in (rate, facts["read"], middle))
     takes = "" if seconds is None else f", a checkpoint in {figure(seconds, 1)} s"
     value = f"{written} written, {read} read{'' if facts['direct'] else ' (from memory)'}{takes}"
-    problem = f"it writes {written}, the median host {figure(middle / 1e9, 2)} GB/s"
-    why = "all ranks wait for the slowest one's part of each checkpoint"
-    cure = f"ssh {host} 'iostat -x 1', `mount`: is it the same kind of disk?"
-    level = thresholds()["disk_rate"].level(facts["written"] / middle)
-    if level == "green" and seconds is not None:
-        problem = f"a checkpoint of this recipe takes {figure(seconds, 0)} s to write here"
-        why = "ranks wait for it, unless --async_save; and what a fault loses grows with the interval that pays"
-        cure = "use a faster disk for --output_dir, --async_save, or --save_steps auto"
-        level = thresholds()["checkpoint_seconds"].level(seconds)
-    if level == "green":
-        return sound(host, value, facts["written"])
-    return Result(host, level, value, facts["written"], problem, why, cure)
+    result = compared("slow-disk", host, rate / middle, value, rate, written=written, median=median)
+    if result.level != "green" or seconds is None:
+        return result
+    return compared("slow-checkpoint", host, seconds, value, rate, seconds=figure(seconds, 0))
 
 
 def _job(hosts: Hosts) -> Job:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors.console import counted
 from ..hosts.rendezvous import AT_ONCE
 from .checks import SIZES, Size, checks
+
+if TYPE_CHECKING:  # rich takes long to import
+    from rich.table import Table
 
 # What a bus carries for each byte of the payload, over n ranks: nccl-tests' doc/PERFORMANCE.md. The payload is what the larger
 # end of the operation holds on one rank: gathers' output, scatters' input.
@@ -35,13 +38,13 @@ def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
     method of round-robin tournaments. count - 1 rounds for an even number, count for an odd one, in which each host sits out
     once. Where that is more than `most`: so many of them, evenly spread; in each round each host meets another one."""
     last, whole, number_of = count + count % 2 - 1, count_rounds(count, count), count_rounds(count, most)
-    found = []
+    games = []
     for number in (step * whole // number_of for step in range(number_of)):
         pairs = [(last, number)]
         pairs += [((number + step) % last, (number - step) % last) for step in range(1, (last + 1) // 2)]
         ordered = [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
-        found.append(sorted(ordered))
-    return found
+        games.append(sorted(ordered))
+    return games
 
 
 def count_rounds(count: int, most: int) -> int:
@@ -131,7 +134,7 @@ def _bytes(number: int) -> str:
     return f"{number // MIB} MiB" if number >= MIB else f"{number // 1024} KiB"
 
 
-def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, device: str) -> Any:
+def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, device: str) -> "Table":
     """A rich Table of a sweep's bus bandwidths. rows: (collective, bytes, seconds)"""
     from rich.table import Table
 
@@ -150,7 +153,7 @@ def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, de
     return drawn
 
 
-def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> Any:
+def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> "Table":
     """A rich Table."""
     from rich.table import Table
 
@@ -177,13 +180,12 @@ def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
         if stage.name in ("pairs", "every pair"):
             part = "" if stage.rounds == full else f"; a sample: all pairs would take {full:,} rounds"
             yield f"{stage.name}, round 1 of {stage.rounds}: {some}{more}{part}"
-    if seconds := sum(stage.seconds for stage in stages if stage.group == "network" and not stage.most):
+    seconds = sum(stage.seconds for stage in stages if stage.group == "network" and not stage.most)
+    if seconds:
         yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
     about, most = total(stages)
     yield f"all checks: about {about:,.0f} s; at most {most:,.0f} s"
-    if unknown := [
-        stage.name if stage.group == "network" else stage.group
-        for stage in stages
-        if stage.most and stage.typical is None
-    ]:
-        yield f"not in the first figure, for they depend on hosts and recipe: {', '.join(unknown)}"
+    unknown = [stage for stage in stages if stage.most and stage.typical is None]
+    if unknown:
+        left_out = ", ".join(stage.name if stage.group == "network" else stage.group for stage in unknown)
+        yield f"not in the first figure, for they depend on hosts and recipe: {left_out}"

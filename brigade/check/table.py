@@ -1,11 +1,15 @@
 """One table of all checks: checks down, hosts across. Hosts that agree are one column."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors.console import counted
 from .checks import GROUPS, LEVELS, SIGNS, Level, Result
 from .run import LOGIN, UNREACHED, Outcome, Row
+
+if TYPE_CHECKING:  # rich takes long to import
+    from rich.table import Table
+    from rich.text import Text
 
 STYLES = {"green": "green", "yellow": "bold yellow", "red": "bold red", "grey": "dim"}
 COLUMNS = 6  # of odd hosts that stand in the table; the lines below it name all
@@ -22,7 +26,7 @@ def columns(outcome: Outcome) -> list[list[str]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def result_table(outcome: Outcome) -> Any:
+def result_table(outcome: Outcome) -> "Table":
     """A rich Table."""
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +65,7 @@ def _name(hosts: list[str]) -> str:
     return ", ".join(hosts) if len(hosts) <= 3 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts):,} hosts)"
 
 
-def _cell(results: list[Result]) -> Any:
+def _cell(results: list[Result]) -> "Text":
     """The gravest of what one check found on the hosts of a column."""
     from rich.text import Text
 
@@ -76,9 +80,9 @@ def _cell(results: list[Result]) -> Any:
     return Text(sign if words == sign else f"{sign} {words}", STYLES[level])
 
 
-def result_lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
+def result_lines(outcome: Outcome, least: Level = "grey") -> "list[Text]":
     """What each warning and fault is, where, why it matters and what cures it; hosts with the same one share an entry. Then, in
-    one line each, what cannot be known. least: leave out what is less grave"""
+    one line each, what cannot be known; and what quick checks do not try. least: leave out what is less grave"""
     from rich.text import Text
 
     hosts_by_words: dict[tuple[str, ...], list[str]] = {}
@@ -109,10 +113,14 @@ def result_lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
         if outcome.left_out:
             names = ", ".join(outcome.left_out)
             shown.append(Text(f"Left out, for there is nothing to look at here: {names}", "dim"))
+    if outcome.size == "quick" and any(row.name == "packages" for row in outcome.rows):
+        shown.append(Text(NOT_IMPORTED, "dim"))
     return shown
 
 
 _HOST = "\0"
+# With what `launch` runs too. An import takes seconds, and minutes on a cold network file system.
+NOT_IMPORTED = "torch was not imported: `python -m brigade check --only imports` tries whether it loads"
 
 
 def _without(host: str, text: str) -> str:

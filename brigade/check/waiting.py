@@ -8,14 +8,15 @@ from ..errors import UserError
 from ..errors.console import figure
 from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
 from ..plan.choice.strategies import CHOICES, runs
+from ..plan.constants import CONSTANTS
 from ..plan.costs.estimate import estimate
 from ..plan.costs.job import Job
 from ..plan.hardware import gpu
-from ..plan.hardware.network import LINE_SHARE
 from ..plan.hardware.write_factors import take_network
 from ..plan.shape.find import named_shape
-from .checks import Hosts, Result, Wanted, check, sound, thresholds, unknown
+from .checks import CannotKnow, Hosts, Result, Wanted, check, sound
 from .collectives import Sweep, have_gpus
+from .findings import compared
 
 # What is spoken of without a recipe.
 USUAL_MODEL, USUAL_LENGTH, USUAL_BATCH, USUAL_GPU = "qwen3-8b", 4096, 128, "H100 80GB"
@@ -28,19 +29,16 @@ async def waiting(hosts: Hosts) -> AsyncIterator[Result]:
     network with it, and with other strategies. Without a recipe: for a stated model. Threshold: network_wait of thresholds.yaml,
     for hosts with GPUs and a recipe."""
     measured = hosts.wanted.measured.get("network")
-    said = say(hosts.wanted, measured) if isinstance(measured, Sweep) else "no collective was measured"
-    if not isinstance(said, str):
-        hosts.wanted.measured["meaning"] = said.sentence
+    if not isinstance(measured, Sweep):
+        raise CannotKnow("no collective was measured")
+    said = say(hosts.wanted, measured)
+    hosts.wanted.measured["meaning"] = said.sentence
     for host in hosts.hello:
-        if isinstance(said, str):
-            yield unknown(host, said)
-            continue
-        its_level = thresholds()["network_wait"].level(said.share) if have_gpus(hosts) and hosts.wanted.job else "green"
-        if its_level == "green":
+        if have_gpus(hosts) and hosts.wanted.job:
+            words = {"sentence": said.sentence, "cure": said.cure}
+            yield compared("waits-for-the-network", host, said.share, said.value, said.share, **words)
+        else:
             yield sound(host, said.value, said.share)
-            continue
-        why = "GPUs that wait for the network compute nothing"
-        yield Result(host, its_level, said.value, None, said.sentence, why, said.cure)
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,18 @@ class Said:
     cure: str
 
 
-def say(wanted: Wanted, measured: Sweep) -> Said | str:
-    """Ask the planner; a string says why it has no answer."""
+def say(wanted: Wanted, measured: Sweep) -> Said:
+    """Ask the planner. Raises CannotKnow where it has no answer."""
     try:
         return _say(wanted, measured)
     except UserError as error:
-        return f"the planner has no estimate of this recipe: {error.problem}"
+        raise CannotKnow(f"the planner has no estimate of this recipe: {error.problem}") from None
 
 
 def _say(wanted: Wanted, measured: Sweep) -> Said:
-    link = f"{measured.rate * 8 / LINE_SHARE:.6f} Gb/s"  # with which the formulas' rings have the measured rate
+    link = (
+        f"{measured.rate * 8 / CONSTANTS.line_share:.6f} Gb/s"  # with which the formulas' rings have the measured rate
+    )
     job, own = _job(wanted, measured, link)
     # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
     device = replace(gpu(job.gpu), network=1.0)
@@ -74,8 +74,8 @@ def _say(wanted: Wanted, measured: Sweep) -> Said:
                 plain = replace(job, shard=0, hpz=0, offload="", quantised=False)
                 yield choice.name, replace(plain, engine=choice.engine, stage=choice.stage)
 
-    found = {name: estimate(one, device) for name, one in others()}
-    fits = {name: one for name, one in found.items() if one.fits or name == own}
+    estimates = {name: estimate(one, device) for name, one in others()}
+    fits = {name: one for name, one in estimates.items() if one.fits or name == own}
     shares = {name: one.time.across / one.time.total for name, one in fits.items()}
     first, *rest = (f"{name} waits {share:.0%}" for name, share in shares.items())
     others_wait = "; " + ", ".join(words.replace(" waits", "") for words in rest) if rest else ""
@@ -125,7 +125,8 @@ def calibrate(wanted: Wanted, measured: Sweep | None, file: Path) -> list[str]:
     place = "flag --calibrate"
     if measured is None:
         raise UserError(place, "no collective was measured", "make the hosts sound first: see the table")
-    if not (kind := _kind(measured)):
+    kind = _kind(measured)
+    if not kind:
         problem = f"the hosts' {measured.device} with {measured.backend} says nothing of what runs on GPUs reach"
         raise UserError(place, problem, "run it on hosts with GPUs that `plan --gpu` knows")
     hosts = list(wanted.slots)

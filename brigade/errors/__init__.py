@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from .console import printable
 
@@ -71,7 +71,7 @@ def exit_code(error: BaseException) -> int:
     return error.code if isinstance(error, UserError) else 1
 
 
-def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+def shown(value: object, form: Callable[[object], str] = repr) -> str:
     """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
     try:
         text = "null" if value is None else form(value)

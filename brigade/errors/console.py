@@ -9,7 +9,13 @@ import select
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from rich.console import Console
+    from tqdm import tqdm
 
 BAR_SECONDS = 30  # between two lines of progress where there is no terminal
 # What a terminal obeys. Most sequences begin in one of two ways: with ESC and a letter, or with one byte of C1.
@@ -39,7 +45,7 @@ class _Shown:
 
     _OF_A_BAR = re.compile(r"\r|(?:\n|\x1b\[A)+$")
 
-    def __init__(self, stream: Any, bars: bool) -> None:
+    def __init__(self, stream: TextIO, bars: bool) -> None:
         self.beneath, self._bars = stream, bars
 
     def write(self, text: str) -> int:
@@ -56,7 +62,7 @@ class _Shown:
         return getattr(self.beneath, name)
 
 
-def beneath(stream: Any) -> Any:
+def beneath(stream: TextIO) -> TextIO:
     """The stream beneath the guard, for code that writes our own escape sequences, and all other text through printable()."""
     return getattr(stream, "beneath", stream)
 
@@ -66,7 +72,8 @@ def guard_output(errors: str = "backslashreplace") -> None:
     (PYTHONIOENCODING=ascii, LANG=C) from ending it. errors: how such a letter is shown, as in io.TextIOWrapper"""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(own := beneath(stream), io.TextIOWrapper):
+        own = beneath(stream)
+        if isinstance(own, io.TextIOWrapper):
             own.reconfigure(errors=errors)
             if own is stream:
                 setattr(sys, name, _Shown(own, name == "stderr" and own.isatty()))
@@ -78,39 +85,48 @@ def on_one_line(text: str) -> None:
         print(f"\r\x1b[K{printable(text)}", end="", file=beneath(sys.stderr), flush=True)
 
 
+class Losses:
+    """Tells once on stderr that output is lost. Whoever writes for a run holds one."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, error: OSError) -> None:
+        """Say that output is lost from here on, unless it has been said. error: why"""
+        if not self._told:
+            self._told = True
+            with suppress(OSError):
+                print(f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True)
+
+
 class _Unfailing(io.FileIO):
     """A terminal, pipe or file to which writing never fails: what it does not take is lost."""
 
-    def write(self, data: Any) -> int:
+    def __init__(self, number: int, losses: Losses) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._losses = losses
+
+    def write(self, data: "ReadableBuffer") -> int:
         try:
             while (written := super().write(data)) is None:  # another program made it non-blocking, and it is full
                 select.select([], [self], [])
             return written
         except OSError as error:
             if self.fileno() != 2:
-                say_what_is_lost(error)
-            return len(data)
-
-
-_loss_told = False
-
-
-def say_what_is_lost(error: OSError) -> None:
-    """Say on stderr, once in this process, that output is lost."""
-    global _loss_told
-    if not _loss_told:
-        _loss_told = True
-        with suppress(OSError):
-            print(f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True)
+                self._losses.tell(error)
+            return memoryview(data).nbytes
 
 
 def never_end_by_writing() -> None:
     """Keep this process from ending because it cannot write: a terminal may die, a pipe's reader may end, and a log's disk may be
     full. The run that the process watches over counts for more than its words."""
+    losses = Losses()
     for name in ("stdout", "stderr"):
         stream = beneath(getattr(sys, name))
-        if isinstance(stream, io.TextIOWrapper):
-            buffer = io.BufferedWriter(_Unfailing(stream.fileno(), "w", closefd=False))
+        if stream is None:  # it was closed before this process began: `>&-`
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            buffer = io.BufferedWriter(_Unfailing(stream.fileno(), losses))
             how = stream.encoding, "backslashreplace", "\n", True  # errors, line's end, line by line
             setattr(sys, name, io.TextIOWrapper(buffer, *how))
     guard_output()
@@ -128,15 +144,25 @@ def has_width() -> bool:
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
-def console(**options: Any) -> Any:
-    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Only our own code
-    sets colours: brackets in a text are no markup, and what a terminal would obey is left out."""
-    unset = {"width": None if has_width() else 160, "file": beneath(sys.stdout), "markup": False, "emoji": False}
-    return _console_class()(**unset | options)
+def console(soft_wrap: bool = False, highlight: bool = True, file: IO[str] | None = None, **terminal: Any) -> "Console":
+    """Return a rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Only our own code
+    sets colours: brackets in a text are no markup, and what a terminal would obey is left out.
+
+    terminal: rich's own words for what it writes to, where it is not what it looks like
+    """
+    return _console_class()(
+        width=None if has_width() else 160,
+        file=file or beneath(sys.stdout),
+        markup=False,
+        emoji=False,
+        soft_wrap=soft_wrap,
+        highlight=highlight,
+        **terminal,
+    )
 
 
 @functools.cache
-def _console_class() -> Any:
+def _console_class() -> "type[Console]":
     from rich.console import Console  # not at the top: most commands print no table
     from rich.segment import Segment
 
@@ -155,14 +181,14 @@ class _Lines:
     """Takes what tqdm writes, each state of a bar as a line."""
 
     def write(self, text: str) -> None:
-        if line := text.strip():
-            print(line, file=sys.stderr)
+        if text.strip():
+            print(text.strip(), file=sys.stderr)
 
     def flush(self) -> None:
         sys.stderr.flush()
 
 
-def bar(total: int | None, doing: str, unit: str) -> Any:
+def bar(total: int | None, doing: str, unit: str) -> "tqdm[NoReturn]":
     """A tqdm for work that may take long: a bar on a terminal, elsewhere a line every BAR_SECONDS."""
     from tqdm import tqdm
 
@@ -174,7 +200,7 @@ def bar(total: int | None, doing: str, unit: str) -> Any:
     return tqdm(**shared, **how, delay=BAR_SECONDS, mininterval=BAR_SECONDS, maxinterval=BAR_SECONDS, file=_Lines())
 
 
-def marking(out: Any) -> str:
+def marking(out: "Console") -> str:
     """How a rich Console can mark words: `green`, `underlined` (NO_COLOR), or `in [[ ]]` (a file, a pipe, TERM=dumb)."""
     if out.color_system is None:
         return "in [[ ]]"

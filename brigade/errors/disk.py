@@ -18,7 +18,8 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
     directory: where the program was writing, for errors that name no file
     """
     for failure, _ in getattr(error, "failures", {}).values():  # torch's CheckpointException: what each rank met
-        if known := of_disk(failure, directory):
+        known = of_disk(failure, directory)
+        if known:
             return known
     words, path = str(error), getattr(error, "filename", None) or directory
     if isinstance(error, RuntimeError) and "home directory" in words:  # pathlib's, of a user unknown to the system
@@ -55,7 +56,8 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if known := of_disk(error, directory):
+        known = of_disk(error, directory)
+        if known:
             raise known from None
         raise
 

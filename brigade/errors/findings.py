@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from . import UserError
 from .tables import table
@@ -47,7 +47,7 @@ class Finding:
     cure: str
 
     @classmethod
-    def of(cls, rule: str, file: str, at: str | int, /, **values: Any) -> "Finding":
+    def of(cls, rule: str, file: str, at: str | int, /, **values: object) -> "Finding":
         """A finding in its rule's own words, with these values in them."""
         words = rules()[rule]
         return cls(rule, file, at, words.problem.format(**values), words.cure.format(**values))

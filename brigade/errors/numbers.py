@@ -15,7 +15,8 @@ def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) 
 
     def parse(text: str) -> Any:
         with suppress(ValueError):
-            if least <= (value := kind(text)) < below:
+            value = kind(text)
+            if least <= value < below:
                 return value
         raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
 

@@ -1,10 +1,15 @@
-"""Our own tables in YAML."""
+"""Our own tables in YAML, and what a document in JSON or YAML is to a type checker."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+# Keys and values of a config.json, a ds_config, a message or a record. Whoever reads one knows its keys, and checks the values.
+Document = Mapping[str, Any]
+Fields = dict[str, Any]  # a document that is being made
 
 
 @functools.cache

@@ -7,7 +7,6 @@ run: the program or the data is at fault, and it may come again at the same plac
 import errno
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from . import UserError, Whose
 
@@ -30,7 +29,7 @@ _IN_WORDS: dict[Whose, re.Pattern[str]] = {
 }
 
 
-def of_errno(number: Any) -> Whose:
+def of_errno(number: int | None) -> Whose:
     """Whose an error of the operating system is."""
     for whose, numbers in (("host", _OF_A_HOST), ("user", _OF_A_USER), ("passing", _PASSING)):
         if number in numbers:
@@ -43,8 +42,9 @@ def of_error(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
     if isinstance(error, UserError):
         return error.whose, error.hosts
     words = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and (whose := of_errno(error.errno)) != "run":
-        return whose, ()
+    by_number = of_errno(error.errno) if isinstance(error, OSError) else "run"
+    if by_number != "run":
+        return by_number, ()
     return next((whose for whose, pattern in _IN_WORDS.items() if pattern.search(words)), "run"), ()
 
 

@@ -3,27 +3,73 @@
 import json
 import re
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ..errors import UserError
+from ..train.model import packaged
+from ..train.model.location import location
 from ..train.recipe.files import read_yaml
-from ..train.recipe.flags import Settings
 from ..train.recipe.method import method_name
-from ..train.recipe.objectives import ANSWERS, objective_of
+from ..train.recipe.objectives import objective_of
+from ..train.recipe.program import NAMES_CODE
+from ..train.recipe.settings import Settings
 from ..train.run.directory import RECORD, SUCCESS
-from .base import Base
 
 CARD = "<!-- This card was made by `python -m brigade export --push`, which replaces it as long as this line stands here. -->"
+# Keys whose values are names on the Hub, built-in names or paths; and keys whose values with a slash are paths.
+_NAMES = {
+    "model_name_or_path", "tokenizer_name_or_path", "processor_name_or_path", "adapter_name_or_path", "dataset_name", "reference",
+}  # fmt: skip
+_PATHS = {"train_file", "validation_file", "image_folder", "chat_template", "eval_tasks", *NAMES_CODE}
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Of files that a recipe names: `losses/mine.py:loss` is no name on the Hub, although it has one slash.
 _FILE = re.compile(r"\.(py|jinja|jsonl?|ya?ml|csv|tsv|txt|parquet|arrow|gguf|safetensors|zst|gz|zip|tar)(:|$)")
 _IN_A_TEXT = re.compile(r"(?<![\w:/.~])(?:~|\.{1,2})?(?:/[^\s/'\"`,;]+)+/")
+
+_BEGINS = ("/", "./", "../", "~")
+_WINDOWS = re.compile(r"[A-Za-z]:\\|\\\\\w")  # a drive's or a host's; regular expressions have backslashes, too
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of reward models
 WITH_IMAGES = "AutoModelForImageTextToText"
 LANGUAGE = "AutoModelForCausalLM"
 # What the Hub calls their tasks (https://huggingface.co/docs/hub/models-tasks).
 _TASKS = {CLASSIFIER: "text-classification", WITH_IMAGES: "image-text-to-text", LANGUAGE: "text-generation"}
+
+
+class Base(NamedTuple):
+    """name: on the Hub, "" of a local directory and of random weights; licence: an SPDX name in lower case, "" where unknown"""
+
+    name: str = ""
+    licence: str = ""
+
+
+def base_of(settings: Settings) -> Base:
+    """Return the base of a run. Its licence is that of its model card, which the Hub or its directory has."""
+    model = settings.recipe.model
+    if model.from_scratch:
+        return Base()
+    name = model.model_name_or_path
+    if name in packaged.MODELS:
+        known = packaged.MODELS[name]
+        return Base(known.source, known.licence.lower())
+    folder = Path(location(settings))
+    if folder.is_dir():
+        return Base("", _licence(folder / "README.md"))
+    from huggingface_hub import hf_hub_download
+
+    with suppress(Exception):  # no card, or no network: the licence is unknown
+        return Base(name, _licence(Path(hf_hub_download(name, "README.md", revision=model.revision))))
+    return Base(name)
+
+
+def _licence(card: Path) -> str:
+    from huggingface_hub import ModelCard
+
+    with suppress(Exception):  # no card, or one whose front matter is no YAML
+        return str(ModelCard.load(card, ignore_metadata_errors=True).data.license or "").lower()
+    return ""
 
 
 def write(folder: Path, name: str, settings: Settings, base: Base, output: Path, whole: bool, final: bool) -> Path:
@@ -69,9 +115,11 @@ def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path,
         "## Training data\n\n" + "\n".join(f"- {source}" for source in _sources(settings)),
         "## Recipe\n\nKeys that are not at their defaults:\n\n" + _keys(settings),
     ]
-    if batch := run.get("batch"):
+    batch = run.get("batch")
+    if batch:
         parts.append(f"Batch: {batch}.")
-    if versions := run.get("versions"):
+    versions = run.get("versions")
+    if versions:
         parts.append("## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n", ignore_metadata_errors=True))
 
@@ -93,7 +141,8 @@ def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
         return []
     fell = f", {before:.4f} before training" if before else ""
     objective = objective_of(settings.recipe.training)
-    unit = " nats per token" if objective.rows == ANSWERS else f" ({_shown(objective.title)})"
+    title = _shown(objective.title, "objective")
+    unit = f" ({title})" if objective.compares else " nats per token"
     return [f"Held-out loss: {after:.4f}{unit} after {recorded['steps']} steps{fell}."]
 
 
@@ -127,13 +176,13 @@ def _named(settings: Settings) -> list[tuple[str | None, str | None]]:
 
 
 def _sources(settings: Settings) -> list[str]:
-    return [_shown(name or file) for name, file in _named(settings)]
+    return [_shown(name, "dataset_name") if name else _shown(file, "train_file") for name, file in _named(settings)]
 
 
 def _on_hub(settings: Settings) -> list[str]:
     """Return the data sets that are names on the Hub."""
     names = [name for name, _ in _named(settings) if name]
-    return [name for name in names if name.count("/") == 1 and not Path(name).expanduser().exists()]
+    return [name for name in names if "/" in name and _is_on_hub(name)]
 
 
 def _keys(settings: Settings) -> str:
@@ -142,22 +191,34 @@ def _keys(settings: Settings) -> str:
         values = getattr(settings.recipe, section).model_dump(exclude_defaults=True)
         for key, value in values.items():
             if key != "datasets":
-                rows.append(f"| {section}.{key} | {json.dumps(_shown(value))} |")
+                rows.append(f"| {section}.{key} | {json.dumps(_shown(value, key))} |")
     return "\n".join(rows)
 
 
-def _shown(value: Any) -> Any:
-    """Return a value with names on the Hub as they are, and of each path the last part: what lies above it is its owner's."""
+def _shown(value: Any, key: str = "") -> Any:
+    """Return a value of a recipe's key with names on the Hub as they are, and of each path the last part: what lies above it is
+    its owner's, and so is what an address asks for behind its path."""
     if isinstance(value, dict):
-        return {_shown(key): _shown(each) for key, each in value.items()}
+        return {_shown(name): _shown(each, key) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(each) for each in value]
+        return [_shown(each, key) for each in value]
     if not isinstance(value, str):
         return value
-    if len(value.split()) > 1:  # a text may name a path, too
+    if _WINDOWS.match(value):
+        return PureWindowsPath(value).name
+    if key in _NAMES:
+        is_path = not _is_on_hub(value)
+    elif key not in _PATHS and len(value.split()) > 1:  # a text may name a path, too
         return _IN_A_TEXT.sub("", value)
-    is_path = value.count("/") > 1 or value.startswith(("/", ".", "~")) or _FILE.search(value) or _is_there(value)
-    return PurePosixPath(value.replace("\\", "/")).name if is_path or "\\" in value else value
+    else:
+        is_path = key in _PATHS or value.count("/") > 1 or value.startswith(_BEGINS) or _is_there(value)
+        is_path = is_path or bool(_FILE.search(value))
+    return PurePosixPath(urlsplit(value).path if "://" in value else value).name if is_path else value
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether a name can be one on the Hub, or a built-in one."""
+    return bool(_HUB.fullmatch(name)) and not _FILE.search(name) and not _is_there(name)
 
 
 def _is_there(name: str) -> bool:

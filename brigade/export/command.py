@@ -2,15 +2,21 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import console
 from ..errors.numbers import numeric
+from ..train.data import tokenizer_trial
+from ..train.model.location import load_config, location
 from ..train.recipe import flags, remote_code
 from ..train.recipe.objectives import objective_of
+from ..train.recipe.settings import Settings
 from . import card, gguf_tokenizer, hub
-from .base import base_of
+
+if TYPE_CHECKING:
+    from ..train.checkpoint import export
+    from ..train.recipe.model_section import ModelSection
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GGUF = ("F16", "Q8_0")
@@ -62,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         _write_gguf(settings, done.directory, options.gguf)
     if name:
         final = done.source == options.output
-        card.write(done.directory, name, settings, base_of(settings), options.output, done.base is None, final)
+        card.write(done.directory, name, settings, card.base_of(settings), options.output, done.base is None, final)
     _report(
         done,
         settings.recipe.model,
@@ -77,22 +83,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_base(settings: flags.Settings) -> None:
+def _check_base(settings: Settings) -> None:
     """Raise UserError where nobody else could load the adapters of a run, for their base lies on this machine."""
-    from ..train.model.location import location
-
     model = settings.recipe.model
     if model.from_scratch or Path(location(settings)).is_dir():
         problem = f"only adapters would be uploaded, and their base, {model.model_name_or_path}, is on this machine"
         raise UserError(hub.PLACE, problem, "--merge: upload a whole model")
 
 
-def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> None:
+def _check_gguf(settings: Settings, output: Path, destination: Path) -> None:
     """Raise UserError where --gguf cannot write a run's model, before anything is read."""
     from transformers import AutoTokenizer
 
     from ..train.model.load_trained import loading_from_run
-    from ..train.model.location import load_config
     from . import gguf
 
     if objective_of(settings.recipe.training).scores:
@@ -108,20 +111,21 @@ def _check_gguf(settings: flags.Settings, output: Path, destination: Path) -> No
     config = load_config(settings)
     gguf.check_config(config, settings.place("model_name_or_path"), cure)
     if (output / "tokenizer.json").is_file():  # else it comes with the checkpoint, or with the base
+        tokenizer_trial.check(output, str(output))
         with loading_from_run(output):
             gguf_tokenizer.vocabulary(
                 AutoTokenizer.from_pretrained(output, trust_remote_code=False), config.vocab_size, str(output), cure
             )
 
 
-def _write_gguf(settings: flags.Settings, folder: Path, kind: str) -> None:
+def _write_gguf(settings: Settings, folder: Path, kind: str) -> None:
     from . import gguf
 
-    name, base = folder.resolve().name, base_of(settings)
+    name, base = folder.resolve().name, card.base_of(settings)
     gguf.write(folder, folder / f"{name}-{kind}.gguf", kind, gguf.About(name, base.name, base.licence))
 
 
-def _report(done: Any, model: Any, auto: str, why_merged: str) -> None:
+def _report(done: "export.ExportResult", model: "ModelSection", auto: str, why_merged: str) -> None:
     from rich.table import Table
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")

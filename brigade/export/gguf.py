@@ -4,9 +4,9 @@ llama.cpp's own converter knows more families, but it is a script of its reposit
 quantisation and the names of tensors, and no conversion.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import gguf
 import numpy as np
@@ -14,6 +14,9 @@ import numpy as np
 from ..errors import UserError
 from ..errors.disk import writing
 from . import gguf_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 # Name of a format -> how matrices are written; vectors, which are norms and biases, stay F32.
 KINDS = {"F16": gguf.GGMLQuantizationType.F16, "Q8_0": gguf.GGMLQuantizationType.Q8_0}
@@ -49,7 +52,7 @@ def cure_by_converter(folder: Path, exported: bool) -> str:
     return convert if exported else f"leave --gguf out and merge the adapters (--merge); then {convert}"
 
 
-def check_config(config: Any, place: str, cure: str) -> Family:
+def check_config(config: "PreTrainedConfig", place: str, cure: str) -> Family:
     """Return the family of a model. Raises UserError where llama.cpp would compute another model than this one."""
 
     def refuse(problem: str) -> UserError:
@@ -74,7 +77,8 @@ def check_config(config: Any, place: str, cure: str) -> Family:
     kind = rope.get("rope_type", "default")
     if kind not in known or (kind == "llama3" and not family.interleaved):
         raise refuse(f"its rotary embedding is {kind!r}")
-    if odd := {key for key, value in rope.items() if value is not None} - known[kind] - {"rope_type", "rope_theta"}:
+    odd = {key for key, value in rope.items() if value is not None} - known[kind] - {"rope_type", "rope_theta"}
+    if odd:
         raise refuse(f"its rotary embedding has {', '.join(sorted(odd))}")
     return family
 
@@ -121,7 +125,7 @@ def _add_about(writer: gguf.GGUFWriter, about: About, kind: str) -> None:
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _add_config(writer: gguf.GGUFWriter, config: Any) -> None:
+def _add_config(writer: gguf.GGUFWriter, config: "PreTrainedConfig") -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -136,18 +140,24 @@ def _add_config(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(head_dim)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
-    if (kind := rope.get("rope_type", "default")) in ("linear", "yarn"):
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def _head_dim(config: Any) -> int:
+def _head_dim(config: "PreTrainedConfig") -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _add_words(writer: gguf.GGUFWriter, words: gguf_tokenizer.Vocabulary, tokenizer: Any, generation: Any) -> None:
+def _add_words(
+    writer: gguf.GGUFWriter,
+    words: gguf_tokenizer.Vocabulary,
+    tokenizer: "PreTrainedTokenizerBase",
+    generation: "GenerationConfig",
+) -> None:
     writer.add_tokenizer_model("gpt2")  # llama.cpp's name of byte-level BPE
     writer.add_tokenizer_pre(words.pre)
     writer.add_token_list(words.tokens)
@@ -162,7 +172,8 @@ def _add_words(writer: gguf.GGUFWriter, words: gguf_tokenizer.Vocabulary, tokeni
     writer.add_add_bos_token(words.add_bos)
     writer.add_add_eos_token(words.add_eos)
     ends = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
-    if turn := [end for end in ends if end not in (None, tokenizer.eos_token_id)]:
+    turn = [end for end in ends if end not in (None, tokenizer.eos_token_id)]
+    if turn:
         writer.add_eot_token_id(turn[0])
     template = tokenizer.chat_template
     if isinstance(template, dict):
@@ -172,14 +183,17 @@ def _add_words(writer: gguf.GGUFWriter, words: gguf_tokenizer.Vocabulary, tokeni
         writer.add_chat_template(gguf_tokenizer.without_marks(template))
 
 
-def _write_tensors(writer: gguf.GGUFWriter, folder: Path, config: Any, family: Family, kind: str) -> None:
+def _write_tensors(
+    writer: gguf.GGUFWriter, folder: Path, config: "PreTrainedConfig", family: Family, kind: str
+) -> None:
     names = gguf.get_tensor_name_map(family.architecture, config.num_hidden_layers)
     factors = _rope_factors(config)
     if factors is not None:
         name = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.ROPE_FREQS]}.weight"
         writer.add_tensor_info(name, factors.shape, factors.dtype, factors.nbytes)
     for name, shape, _ in _tensors(folder, config):
-        if (mapped := names.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if mapped is None:
             problem = f"--gguf cannot write this model: llama.cpp has no name for its tensor {name}"
             raise UserError(str(folder), problem, cure_by_converter(folder, exported=True))
         form = _form(shape, kind)
@@ -213,7 +227,7 @@ def _form(shape: list[int], kind: str) -> gguf.GGMLQuantizationType:
     return KINDS[kind] if whole else gguf.GGMLQuantizationType.F16
 
 
-def _tensors(folder: Path, config: Any) -> Iterator[tuple[str, list[int], Any]]:
+def _tensors(folder: Path, config: "PreTrainedConfig") -> Iterator[tuple[str, list[int], Callable[[], np.ndarray]]]:
     """Yield name, shape and a function that loads it in fp32 of each tensor in the directory."""
     import torch
     from safetensors import safe_open
@@ -233,7 +247,7 @@ def _interleave(weight: np.ndarray, head_dim: int) -> np.ndarray:
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def _rope_factors(config: Any) -> np.ndarray | None:
+def _rope_factors(config: "PreTrainedConfig") -> np.ndarray | None:
     """Return what Llama 3's scaling divides each of the head_dim / 2 frequencies by, or None where there is no such scaling."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "llama3":

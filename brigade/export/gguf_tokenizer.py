@@ -2,10 +2,14 @@
 
 import json
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
 from ..train.model import pre_tokenizers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
@@ -23,7 +27,7 @@ class Vocabulary(NamedTuple):
     add_eos: bool
 
 
-def vocabulary(tokenizer: Any, size: int, place: str, cure: str) -> Vocabulary:
+def vocabulary(tokenizer: "PreTrainedTokenizerBase", size: int, place: str, cure: str) -> Vocabulary:
     """Return a fast tokenizer's vocabulary, filled up to the `size` rows of the model's embeddings.
 
     Raises UserError at `place`, with `cure`, where it is not a byte-level BPE whose pre-tokenizer llama.cpp has by name.
@@ -36,7 +40,8 @@ def vocabulary(tokenizer: Any, size: int, place: str, cure: str) -> Vocabulary:
     model = document["model"]
     if model["type"] != "BPE" or model.get("byte_fallback") or model.get("dropout"):
         raise refuse(f"its model is {model['type']}, and no plain byte-level BPE")
-    if odd := [key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]:
+    odd = [key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]
+    if odd:
         raise refuse(f"{odd[0]} is {model[odd[0]]!r}")
     pre = pre_tokenizers.name_of(document, bool(model.get("ignore_merges")))
     if not pre:
@@ -64,7 +69,7 @@ def vocabulary(tokenizer: Any, size: int, place: str, cure: str) -> Vocabulary:
     return Vocabulary([tokens[n] for n in order], [types[n] for n in order], merges, pre, add_bos, add_eos)
 
 
-def _added(tokenizer: Any, refuse: Any) -> tuple[bool, bool]:
+def _added(tokenizer: "PreTrainedTokenizerBase", refuse: Callable[[str], UserError]) -> tuple[bool, bool]:
     """Whether the tokenizer puts its first token before a text, and its last one behind it."""
     text = "a"
     bare, whole = tokenizer.encode(text, add_special_tokens=False), tokenizer.encode(text)

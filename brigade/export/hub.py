@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..train.hub import endpoint, hub_is_away, refusal
+from ..train.host.hub import endpoint, hub_is_away, refusal
 from .card import CARD
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def check_push(name: str, private: bool) -> str:
         validate_repo_id(name)
     except HFValidationError as error:
         raise UserError(PLACE, f"{name!r} is no name of a repository: {error}", "name it OWNER/NAME") from None
-    if away := hub_is_away():
+    away = hub_is_away()
+    if away:
         raise UserError(PLACE, away.partition(",")[0], "push where there is a network: `hf upload NAME DEST`")
     cure = _TOKEN.format(hub=endpoint())
     if get_token() is None:

@@ -20,16 +20,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..train import cpu_threads
+from ..errors.tables import Fields
 from ..train.distributed.launched import owner
+from ..train.host import cpu_threads
+from . import Facts
 from .hearing import BEAT, SILENCE, Hearing
-from .held_port import HeldPort
-from .host_facts import addresses as own_addresses
-from .host_facts import devices_fail, holder, look_around, processes, progress, send
+from .held_port import HeldPort, ways_to
+from .host_facts import devices_fail, holder, look_around, of_session, processes, progress, send
 from .probing import LINE, Probes, process_environment
 from .usage import sample
 
 MARK = "brigade> "
+
+Handler = Callable[..., Coroutine[None, None, Facts | None]]  # of an order
 
 
 class Agent(Probes):
@@ -78,18 +81,20 @@ class Agent(Probes):
             with suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await self._drain()
+            # As a terminal that closes: what the login's start-up files left in the background holds the line open, and stays.
+            send(of_session(os.getpid()), signal.SIGHUP)
 
-    def say(self, kind: str, /, **fields: Any) -> None:
+    def say(self, kind: str, /, **fields: object) -> None:
         """One message to the other end; dropped when there is none."""
         if self.writer and not self.writer.is_closing():
             self.writer.write((MARK + json.dumps({**fields, "is": kind}) + "\n").encode())
 
-    def _background(self, work: Any) -> None:
+    def _background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _answer(self, handler: Any, number: int | None, order: dict[str, Any]) -> None:
+    async def _answer(self, handler: Handler, number: int | None, order: Facts) -> None:
         try:
             answer = await handler(**order)
         except Exception as error:
@@ -110,7 +115,7 @@ class Agent(Probes):
             self.orders.pause_reading()  # asyncio's reader may be given nothing more after its end
         reader.feed_eof()
 
-    def _handlers(self) -> dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any] | None]]]:
+    def _handlers(self) -> dict[str, Handler]:
         """The method that obeys each order of the other end."""
         return {
             "beat": self.do_beat,
@@ -134,15 +139,15 @@ class Agent(Probes):
         """Note that the other end is there, and allows so many seconds of its own silence from now on."""
         self.patience = patience
 
-    async def do_files(self, paths: list[str]) -> dict[str, Any]:
+    async def do_files(self, paths: list[str]) -> Facts:
         """Answer which of these paths this host does not have."""
         return {"missing": [path for path in paths if not Path(path).exists()]}
 
-    async def do_progress(self, directory: str) -> dict[str, Any]:
+    async def do_progress(self, directory: str) -> Facts:
         """Answer how far the run in this output directory is."""
         return progress(Path(directory))
 
-    async def do_usage(self, directory: str) -> dict[str, Any]:
+    async def do_usage(self, directory: str) -> Facts:
         """Answer what this host, and the ranks on it of the run in this output directory, use right now."""
         return {"facts": await asyncio.to_thread(sample, directory)}
 
@@ -152,12 +157,12 @@ class Agent(Probes):
             send(left, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
-    async def do_check(self, visible: str | None) -> dict[str, Any]:
+    async def do_check(self, visible: str | None) -> Facts:
         """Try whether every device that ranks may use here computes. The answer is what goes wrong, if anything does."""
         problem = await asyncio.to_thread(devices_fail, visible)
         return {"problem": problem} if problem else {}
 
-    async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
+    async def do_listen(self, port: int, nonce: str) -> Facts:
         """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host. The answer is
         the port, or who has it already."""
         try:
@@ -172,31 +177,15 @@ class Agent(Probes):
         self.listener = await asyncio.start_server(greet, sock=self.port.listening)
         return {"port": self.port.number}
 
-    async def do_reach(self, addresses: list[str], port: int, nonce: str) -> dict[str, Any]:
+    async def do_reach(self, addresses: list[str], port: int, nonce: str) -> Facts:
         """Try to reach a listening host under each of its addresses: address -> our interface, or what went wrong."""
-
-        async def attempt(address: str) -> tuple[str, dict[str, str]]:
-            try:
-                async with asyncio.timeout(5):
-                    reader, writer = await asyncio.open_connection(address, port)
-                    greeting = await reader.read(len(nonce))
-                    peer, mine = writer.get_extra_info("peername")[0], writer.get_extra_info("sockname")[0]
-                    writer.close()
-            except TimeoutError:
-                return address, {"error": "no answer within 5 s"}
-            except OSError as error:
-                return address, {"error": error.strerror or str(error)}
-            if greeting.decode(errors="replace") != nonce:
-                return address, {"error": "another program answers there"}
-            return address, {"peer": peer, "interface": own_addresses().get(mine, "lo")}
-
-        return {"reached": dict(await asyncio.gather(*map(attempt, addresses)))}
+        return {"reached": await ways_to(addresses, port, nonce, 5)}
 
     async def do_start(
         self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str], ranks: int
     ) -> None:
-        """Start the host's launcher, which starts so many ranks. {name} in `command` stands for a file of `files`, which lives as
-        long as the run."""
+        """Start the host's launcher, which starts so many ranks. {name} in `command` or `environment` stands for a file of
+        `files`, which lives as long as the run."""
         if self.listener and self.port:
             self.listener.close()
             self.port.release()
@@ -207,12 +196,13 @@ class Agent(Probes):
             Path(self.folder.name, name).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
+        environment = {name: places.get(value, value) for name, value in environment.items()}
         ours = process_environment(environment, run) | {"BRIGADE_DOOR": door}
         ours["PET_RDZV_ID"] = run  # torchrun's --rdzv_id
         # Else torchrun and accelerate set 1, and torchrun warns of it.
         ours.setdefault(cpu_threads.VARIABLE, str(cpu_threads.share(ranks)))
         words = [places.get(word, word) for word in command]
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        streams: Fields = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(
             *words, cwd=cwd, env=ours, start_new_session=True, limit=64 * LINE, **streams
         )

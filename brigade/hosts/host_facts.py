@@ -13,19 +13,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from ..train import files
 from ..train.distributed import devices, visible
 from ..train.distributed.devices import KFD
 from ..train.distributed.supervised import RUN
+from ..train.host import files
+from ..train.run import on_disk
+from . import Facts
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
 PROJECT = Path(__file__).resolve().parents[2]
 SIOCGIFADDR = 0x8915
 
 
-def look_around() -> dict[str, Any]:
+def look_around() -> Facts:
     """Say who this host is and what it has."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     versions |= {package: _version(package) for package in PACKAGES}
@@ -115,18 +116,18 @@ def devices_fail(handed_on: str | None = None) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its GPUs cannot be used"])[-1][:200]
 
 
-def progress(directory: Path) -> dict[str, Any]:
+def progress(directory: Path) -> Facts:
     """Say how far the run in an output directory is.
 
     checkpoint: step of the newest checkpoint that was written to its end; step: the last on record in events.jsonl
     started, first: when the newest attempt went on, and after which step, where that is among the last lines
-    stopped: who stopped it in good order, of stopped.json
+    stopped: who stopped it in good order, of stopped.json; stop: the file that asks for a stop is there
     finished: changes when success.json is written anew, whatever this host's clock says
     What is not there, or not to be seen from this host, is left out.
     """
-    found: dict[str, Any] = {}
-    numbers = [path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json")]
-    if steps := [int(number) for number in numbers if number.isdecimal()]:
+    found: Facts = {}
+    steps = on_disk.whole_checkpoints(directory)
+    if steps:
         found["checkpoint"] = max(steps)
     with suppress(OSError), files.opened(directory / "events.jsonl") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
@@ -139,6 +140,7 @@ def progress(directory: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         found["stopped"] = str(json.loads(files.read(directory / "stopped.json"))["by"])
     with suppress(OSError):
+        found |= {"stop": True} if (directory / "stop").exists() else {}
         status = (directory / "success.json").stat()
         found["finished"] = f"{status.st_mtime_ns} {status.st_ino}"
     return found
@@ -146,18 +148,18 @@ def progress(directory: Path) -> dict[str, Any]:
 
 def addresses() -> dict[str, str]:
     """Return IPv4 and global IPv6 address -> interface, without the loopback."""
-    found = {}
+    interface_of = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 packed = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[socket.inet_ntoa(packed[20:24])] = name
+                interface_of[socket.inet_ntoa(packed[20:24])] = name
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
             if scope == "00":  # global
-                found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
-    return {address: name for address, name in found.items() if not address.startswith("127.")}
+                interface_of[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    return {address: name for address, name in interface_of.items() if not address.startswith("127.")}
 
 
 def holder(port: int) -> str | None:
@@ -179,13 +181,25 @@ def holder(port: int) -> str | None:
 
 def processes(run: str) -> list[int]:
     """Every process of this user on this host that belongs to the run, whoever its parent became."""
-    mark, found = f"{RUN}={run}".encode(), []
+    mark, pids = f"{RUN}={run}".encode(), []
     for entry in _processes():
         with suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def of_session(leader: int) -> list[int]:
+    """The other processes of a session: those that its leader has started and that began no session of their own (setsid). An
+    empty list where the number belongs to another process by now: it cannot be that of a session that still has members."""
+    pids = []
+    for entry in _processes():
+        with suppress(OSError):
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != leader] if leader == os.getpid() or leader not in pids else []
 
 
 def _processes() -> Iterator[Path]:

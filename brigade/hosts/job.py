@@ -1,20 +1,23 @@
 """A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
 
+import hashlib
 import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..train.cluster import World, of_elastic_run
-from ..train.hostfile import read_hostfile
+from ..train.host.cluster import World, of_elastic_run
 from ..train.recipe import flags
 from ..train.recipe.batch import batch_arithmetic
-from ..train.recipe.files import find
-from ..train.recipe.flags import Settings
-from ..train.strategy import Strategy, choose
+from ..train.recipe.files import find, text_of
+from ..train.recipe.hostfile import read_hostfile
+from ..train.recipe.program import check_code, own_code
+from ..train.recipe.settings import Settings
+from ..train.strategy import Strategy, accelerate_config, choose
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,29 @@ class Job:
         """The words after train.py."""
         return ["--recipe", self.recipe, *self.flags]
 
+    def texts(self) -> dict[str, str]:
+        """{absolute path: text} of the files that say what runs: the recipe, and the configs that it or a flag names."""
+        keys = ("ds_config", "accelerate_config", "hostfile")
+        named = {key: getattr(self.settings.recipe.cluster, key) for key in keys}
+        if named["accelerate_config"] not in (None, "none"):
+            named["its ds_config"] = accelerate_config.read(named["accelerate_config"], "").ds_config
+        files = [(key, name) for key, name in named.items() if isinstance(name, str) and name != "none"]
+        paths = [
+            self.settings.recipe_path,
+            *(find(name, self.settings.sources.get(key, key), key) for key, name in files),
+        ]
+        return {str(path.absolute()): text_of(path) for path in paths}
+
+    def own_code(self) -> dict[str, str]:
+        """Digests of the user's Python files that the job runs, by their names; of a file that cannot be read, none."""
+        found: dict[str, str] = {}
+        with suppress(OSError):
+            found |= own_code(self.settings)
+        if self.script:
+            with suppress(OSError):
+                found[Path(self.script).name] = hashlib.sha256(Path(self.script).read_bytes()).hexdigest()[:16]
+        return found
+
     def named_again(self, file: str) -> list[str]:
         """Words by which train.py learns of axes, of which accelerate's launcher hands little on. file: accelerate's"""
         by_flag = any(word.partition("=")[0] in ("--ds_config", "--accelerate_config") for word in self.flags)
@@ -75,6 +101,7 @@ def make(
     Raises UserError for whatever train.py would refuse at once, more ranks than sequences in a global batch among it.
     """
     settings = flags.load(["--recipe", recipe, *flag_words])
+    check_code(settings)
     place = "flag --hostfile"
     if hosts is None:
         if hostfile is None:

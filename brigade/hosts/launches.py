@@ -9,10 +9,10 @@ import json
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ..train import files
-from ..train.cache import cache_directory
+from ..errors.tables import Fields
+from ..train.host import files
+from ..train.host.cache import cache_directory
 
 
 def hosts() -> set[str]:
@@ -20,7 +20,7 @@ def hosts() -> set[str]:
     return {str(host) for record in records() for host in record.get("hosts", ())}
 
 
-def alive(record: dict[str, Any]) -> bool:
+def alive(record: Fields) -> bool:
     """Tell whether a launch still goes on, as far as it can be seen from this host."""
     if "code" in record:
         return False
@@ -36,17 +36,17 @@ def path_of(output: Path) -> Path:
     return cache_directory("launches") / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
-def records() -> list[dict[str, Any]]:
+def records() -> list[Fields]:
     """The records of all launches whose logs are still there."""
-    found = []
+    kept = []
     for path in sorted(cache_directory("launches").glob("*.json")):
         with suppress(OSError, ValueError, RecursionError, KeyError):
             record = json.loads(files.read(path))
             if Path(record["logs"]).exists() or alive(record):
-                found.append(record)
+                kept.append(record)
             else:
                 path.unlink()
-    return found
+    return kept
 
 
 def born(pid: int) -> int:

@@ -13,7 +13,7 @@ from ..train.distributed.heartbeat import Phase
 Text = Annotated[str, AfterValidator(printable)]
 
 
-def _all_printable(value: Any) -> Any:
+def _all_printable(value: object) -> object:
     """A probe's facts, however deep, without what a terminal would obey."""
     if isinstance(value, str):
         return printable(value)
@@ -71,6 +71,7 @@ KINDS = {
             "asked": Text,
             "grace": float,
             "exit": Code,
+            "within": Count,
             "unwatched": bool,
             "left": _SILENT,
             "silent": _SILENT | None,
@@ -92,7 +93,16 @@ _REACHED = _message({}, {"peer": Address, "interface": Interface, "error": Text}
 ANSWERS = {
     "files": _message({"missing": list[Text]}),
     "progress": _message(
-        {}, {"checkpoint": Count, "step": Count, "started": Text, "first": Count, "stopped": Text, "finished": Text}
+        {},
+        {
+            "checkpoint": Count,
+            "step": Count,
+            "started": Text,
+            "first": Count,
+            "stopped": Text,
+            "stop": bool,
+            "finished": Text,
+        },
     ),
     "usage": _message({"facts": Facts}),
     "clean": _message({}),
@@ -105,7 +115,7 @@ ANSWERS = {
 }
 
 
-def checked(model: type[BaseModel], message: Any) -> dict[str, Any]:
+def checked(model: type[BaseModel], message: object) -> dict[str, Any]:
     """The fields of a message that were said, unknown ones left out. Raises ValueError, in one line."""
     try:
         return model.model_validate(message).model_dump(exclude_unset=True)

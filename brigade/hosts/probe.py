@@ -10,10 +10,10 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from types import FunctionType
 
 
-def find(name: str) -> Any:
+def find(name: str) -> FunctionType:
     """The function of a probe's name, "check.probes.storage.clock" for instance. Raises LookupError for what is none."""
     *modules, function = name.split(".")
     if not all(map(str.isidentifier, [*modules, function])) or function.startswith("_") or modules[1:2] != ["probes"]:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ..errors.tables import Fields
 from ..train.distributed import visible
+from . import Facts
 from .host_facts import RUN
 
 LINE = 2**20  # bytes of a message
@@ -42,17 +43,17 @@ class Probes:
         self,
         run: str,
         probe: str,
-        arguments: dict[str, Any],
+        arguments: Facts,
         environment: dict[str, str],
         seconds: float,
         hold: str = "",
-    ) -> dict[str, Any]:
+    ) -> Facts:
         """Run one of brigade/check/probes/ in a process of its own. The answer is its facts, or why there are none.
 
         hold: a name under which it goes on afterwards, until do_release
         """
         self.run = run
-        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        streams: Fields = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "brigade.hosts.probe"),
             env=process_environment(environment, run),

@@ -5,11 +5,11 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import UserError, Whose
 from ..errors.console import counted
 from ..train.distributed.visible import entries
+from . import Facts
 from .connection import Channel
 
 DEFAULT_PORT = 29500  # at which rank 0 waits, as with torchrun and deepspeed
@@ -17,8 +17,8 @@ DEFAULT_PORT = 29500  # at which rank 0 waits, as with torchrun and deepspeed
 # are made again, ever fewer at a time. Other hosts do not mind: at 16 at a time 1,000 hosts took 46 s.
 AT_ONCE = (100, 8, 4)
 _DROPPED = re.compile("kex_exchange|Connection (closed|reset)")
-# Interfaces that exist on every host under the same address and lead nowhere.
-_VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lo")
+# Interfaces of bridges and containers, which exist on every host under the same address and lead nowhere.
+VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lxc", "lxd")
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,25 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
     visible_devices: CUDA_VISIBLE_DEVICES as it is handed on. Raises UserError.
     """
     machines: dict[str, str] = {}
-    found: list[UserError] = []
+    mistakes: list[UserError] = []
     for channel in channels:
         twin = machines.setdefault(channel.hello["machine"], channel.host)
         if twin != channel.host:
             cure = "keep one of the two lines, with all its slots"
-            found.append(UserError(channel.host, f"it is the same machine as {twin}", cure))
+            mistakes.append(UserError(channel.host, f"it is the same machine as {twin}", cure))
         differences = differences_of(channel, channels[0].hello, channels[0].host, visible_devices)
-        found += [UserError(channel.host, problem, cure) for problem, cure in differences]
-    _raise_all("do not fit together", found)
+        mistakes += [UserError(channel.host, problem, cure) for problem, cure in differences]
+    _raise_all("do not fit together", mistakes)
 
 
 def differences_of(
-    channel: Channel, theirs: dict[str, Any], first: str, visible_devices: str | None
+    channel: Channel, theirs: Facts, first: str, visible_devices: str | None
 ) -> Iterator[tuple[str, str]]:
     """Yield what on a host does not fit the first one (its name and hello) or its slots, each with its cure."""
     hello = channel.hello
     for name, version in hello["versions"].items():
-        if version != (other := theirs["versions"].get(name)):
+        other = theirs["versions"].get(name)
+        if version != other:
             yield f"{name} {version}, but {other} on {first}", "install requirements.txt on both: `make setup`"
     if hello["project"] != theirs["project"]:
         problem = f"another clone than on {first} ({hello['project']}, {theirs['project']})"
@@ -171,11 +172,12 @@ async def find(channels: list[Channel], address: str | None, port: int | None, u
 def candidates(host: str, own: Mapping[str, str]) -> list[str]:
     """The names by which others may reach a host: its name, then its addresses, those of bridges last. own: address ->
     interface"""
-    names = [] if host in ("localhost", "127.0.0.1", "::1") else [host]
-    return [*names, *sorted(own, key=lambda address: own[address].startswith(_VIRTUAL))]
+    plain = host.rpartition("@")[2]  # of user@host, which only ssh understands
+    names = [] if plain in ("localhost", "127.0.0.1", "::1") else [plain]
+    return [*names, *sorted(own, key=lambda address: own[address].startswith((*VIRTUAL, "lo")))]
 
 
-def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> UserError:
+def _unreachable(first: str, port: int, reached: dict[str, Facts]) -> UserError:
     """The error that names the hosts that do not reach the first one, and what each of its addresses answered."""
     cut_off = [host for host, tried in reached.items() if all("error" in attempt for attempt in tried.values())]
     if not cut_off:
@@ -193,7 +195,7 @@ def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> U
     )
 
 
-def _raise_all(fault: str, results: Iterable[Any]) -> None:
+def _raise_all(fault: str, results: Iterable[object]) -> None:
     """Raise the UserErrors among `results` as one; anything else that was raised goes first."""
     errors = [result for result in results if isinstance(result, BaseException)]
     for error in errors:

@@ -18,7 +18,7 @@ _SINCE_8_7 = ("StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default
 @cache
 def version() -> tuple[int, int]:
     """Return the version of OpenSSH here, (0, 0) where it is not known."""
-    found = re.match(r"OpenSSH_(\d+)\.(\d+)", _said("ssh", "-V"))
+    found = re.match(r"OpenSSH_(\d+)\.(\d+)", said("ssh", "-V"))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
@@ -31,8 +31,8 @@ def options() -> list[str]:
 @cache
 def locked_key(host: str) -> str:
     """A key that ssh would show this host, if it could ask for its passphrase: no agent has it. "" for none."""
-    held = _said("ssh-add", "-L")
-    lines = (line.partition(" ") for line in _said("ssh", "-G", "--", host).splitlines())
+    held = said("ssh-add", "-L")
+    lines = (line.partition(" ") for line in said("ssh", "-G", "--", host).splitlines())
     for name in (value for key, _, value in lines if key == "identityfile"):
         path = Path(name).expanduser()
         with suppress(OSError, ValueError, IndexError):
@@ -52,7 +52,7 @@ def is_locked(path: Path) -> bool:
     return not base64.b64decode("".join(rest[:-1]))[15:].startswith(b"\0\0\0\4none")
 
 
-def _said(*words: str) -> str:
+def said(*words: str) -> str:
     """The output of a program of OpenSSH, "" where there is none."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(

@@ -5,16 +5,16 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ..train import files
 from ..train.distributed.heartbeat import FOLDER
+from ..train.host import files
 from ..train.run import typed
+from . import Facts
 
 RAPL = "/sys/class/powercap"  # energy counters of processors, which only root reads on most systems
 
 
-def sample(directory: str) -> dict[str, Any]:
+def sample(directory: str) -> Facts:
     """at: seconds of this host's clock; host, gpus: their figures; ranks: of this host, each what its heartbeat's file says and
     what its process uses. directory: the run's; "": none is asked for"""
     ranks = heartbeats(Path(directory)) if directory else {}
@@ -22,7 +22,7 @@ def sample(directory: str) -> dict[str, Any]:
     return {"at": time.monotonic(), "host": _host(), "gpus": _gpus(), "ranks": own}
 
 
-def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
+def heartbeats(directory: Path) -> dict[str, Facts]:
     """Return rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
     found = {}
     for path in (directory / FOLDER).glob("rank-*.json"):
@@ -33,10 +33,10 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _host() -> dict[str, Any]:
+def _host() -> Facts:
     """The host's figures: bytes, degrees Celsius, seconds of all processors (busy of total), joules. What a host does not have is
     left out."""
-    figures: dict[str, Any] = {"cores": os.cpu_count() or 1}
+    figures: Facts = {"cores": os.cpu_count() or 1}
     try:
         import psutil
     except ImportError:
@@ -62,7 +62,7 @@ def _host() -> dict[str, Any]:
     return figures
 
 
-def _process(pid: int) -> dict[str, Any]:
+def _process(pid: int) -> Facts:
     """state: running, stopped or gone; cpu: seconds of processors; memory: bytes, resident."""
     try:
         import psutil
@@ -76,7 +76,7 @@ def _process(pid: int) -> dict[str, Any]:
         return {"state": "gone"}
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpus() -> list[Facts]:
     """The figures of each GPU: used (percent of the time), memory and memory_total in bytes, temperature, watts, and the pids of
     the processes that compute on it. A figure that a device does not have is left out."""
     try:
@@ -88,7 +88,7 @@ def _gpus() -> list[dict[str, Any]]:
     gpus = []
     try:
         for number in range(nvml.nvmlDeviceGetCount()):
-            gpu: dict[str, Any] = {"index": number}
+            gpu: Facts = {"index": number}
             with suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
                 for name, ask in {

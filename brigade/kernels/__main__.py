@@ -1,7 +1,7 @@
 """Which kernels are right on this device, and how fast.
 
     python -m brigade.kernels recipes/qwen3-8b/full.yaml         # a table, and the proof that later runs use
-    python -m brigade.kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/kernels.md)
+    python -m brigade.kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/gpu.md)
 
 Run it on a host, in the environment that training uses. Exit code: 0; 1 where a path computes something else or breaks; 2 for a
 mistake in the recipe.
@@ -10,10 +10,10 @@ mistake in the recipe.
 import argparse
 import json
 import sys
-from typing import Any
 
 from ..errors import UserError
 from ..errors.console import console, guard_output
+from ..errors.tables import Fields
 from ..train.model.location import load_config
 from ..train.recipe import flags
 from . import paths
@@ -74,7 +74,7 @@ def _check_device(index: int) -> None:
         raise UserError("flag --device", f"there is no GPU {index} here", f"name one from 0 to {count - 1}")
 
 
-def show(proof: dict[str, Any]) -> None:
+def show(proof: Fields) -> None:
     """Print a proof as a table."""
     from rich.table import Table
     from rich.text import Text

@@ -6,27 +6,32 @@ All ranks of a run compute in the same way, so no rank takes what one host lacks
 
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import first_line
-from ..train.cluster import World
+from ..errors.tables import Fields
 from ..train.distributed import ranks
 from ..train.distributed.devices import index as gpu_index
+from ..train.host.cluster import World
 from ..train.model import attention
-from ..train.offers import Proofs
-from ..train.recipe.flags import Settings
+from ..train.recipe.settings import Settings
 from ..train.recipe.training_section import TrainingSection
+from ..train.run.offers import Proofs
 from ..train.strategy import Strategy
 from . import judging, models, paths, proofs, prove
-from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
+from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET, Row
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 # What a set of kernels means for a recipe's keys.
 PARTS = {"use_liger_kernel": "liger", "torch_compile": "compiled"}
 KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "optim": (OPTIMIZER,)}
 
 
-def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: Any, compiler: bool) -> Proofs:
+def prove_for_run(
+    settings: Settings, strategy: Strategy, world: World, config: "PreTrainedConfig", compiler: bool
+) -> Proofs:
     """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
     if settings.recipe.model.trainable_token_indices:  # Liger's loss knows nothing of rows that are trained
@@ -36,7 +41,11 @@ def prove_for_run(settings: Settings, strategy: Strategy, world: World, config: 
 
 
 def settle(
-    settings: Settings, config: Any, world: World, closed: Collection[str] = (), divides_sequences: bool = False
+    settings: Settings,
+    config: "PreTrainedConfig",
+    world: World,
+    closed: Collection[str] = (),
+    divides_sequences: bool = False,
 ) -> Proofs:
     """Decide which attention is proven and what the keys of settings.by_proof become: the same on all ranks, and nothing where a
     host has no GPU.
@@ -60,11 +69,11 @@ def settle(
     verdicts = [answers[rank] for rank, each in enumerate(devices) if devices.index(each) == rank]
     if not everywhere:
         return Proofs()
-    proven = common([verdict and verdict.get(ATTENTION) for verdict in verdicts])
+    proven = common([verdict.get(ATTENTION) if verdict else None for verdict in verdicts])
     named = settings.recipe.model.attn_implementation
     how = attention.choose(settings, config, divides_sequences, proven)[0] if named == "auto" else named
     sets = common([verdict.get(SET) if verdict and verdict.get("with") == how else None for verdict in verdicts])
-    optimizers = common([verdict and verdict.get(OPTIMIZER) for verdict in verdicts])
+    optimizers = common([verdict.get(OPTIMIZER) if verdict else None for verdict in verdicts])
     return Proofs(proven, taken(settings, closed, sets, optimizers))
 
 
@@ -91,12 +100,10 @@ def words_for(settings: Settings, kinds: Collection[str] = ()) -> Row:
     }
 
 
-def taken(
-    settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]
-) -> dict[str, Any]:
+def taken(settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]) -> Fields:
     """The values of the keys that proofs decide. sets, optimizers: as from common()"""
     free = [key for key in PARTS if key in settings.by_proof and key not in closed]
-    values: dict[str, Any] = {"optim": next(iter(optimizers))} if optimizers else {}
+    values: Fields = {"optim": next(iter(optimizers))} if optimizers else {}
     for name in sets:
         means = {key: part in paths.table()[name]["uses"] for key, part in PARTS.items()}
         if all(key in free or means[key] == getattr(settings.recipe.training, key) for key in PARTS):
@@ -116,7 +123,9 @@ def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
     return dict(sorted(slowest.items(), key=lambda entry: entry[1]))
 
 
-def here(settings: Settings, config: Any, world: World, device: str, kinds: Collection[str]) -> dict[str, Row] | None:
+def here(
+    settings: Settings, config: "PreTrainedConfig", world: World, device: str, kinds: Collection[str]
+) -> dict[str, Row] | None:
     """{kind: {path: milliseconds}, fastest first} of what this rank's device has proven, by the proof in the cache or by a new
     short one; and "with": the attention that sets were tried with. None where nothing is asked for or proven."""
     written, shapes = models.as_json(config), prove.shapes_of(settings)
@@ -152,7 +161,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
             world,
             "compiled layers are not proven here: `python -m brigade.kernels RECIPE` takes the minutes that it needs",
         )
-    proven: dict[str, Any] = {
+    proven: Fields = {
         kind: in_order(prove.proven_times(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
     }
     tried = {row.get("attention") for name, row in proof["paths"].items() if name in proven[SET]}

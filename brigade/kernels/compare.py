@@ -5,18 +5,25 @@ be is measured in differences that rounding makes: those of eager in the same pr
 """
 
 import re
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
 
 from ..train.data.store import IGNORED
 from . import models
+from .paths import Row
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 # What FlashAttention's own tests allow (tests/test_flash_attn.py: twice the error of eager in the same dtype for outputs, three
 # times for gradients). `bias` is how far a whole gradient is too long or too short: rounding goes up as often as down, so a
 # factor in it shows long before any single element does.
 FACTORS = {"logits": 2.0, "gradients": 3.0, "bias": 3.0}
 # Below this many unit roundoffs a difference counts as rounding, however exact eager is: sums of some hundred products in another
-# order. In fp32 eager is the reference itself. docs/kernels.md has the measurements.
+# order. In fp32 eager is the reference itself. docs/evidence/kernels.md has the measurements.
 FLOORS = {"fp32": {"logits": 256.0, "gradients": 512.0, "bias": 64.0}}
 HALF = {"logits": 0.0, "gradients": 0.0, "bias": 2.0}
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp64": 2.0**-53}
@@ -24,17 +31,15 @@ FAR = 1e9  # stands for NaN, inf and missing gradients: JSON has no inf
 SCALE = 1024.0  # the loss scale in fp16, without which the smallest gradients would be 0
 
 
-def dtype_of(name: str) -> Any:
+def dtype_of(name: str) -> torch.dtype:
     """The torch.dtype that a path's table calls fp32, bf16, fp16 or fp64."""
-    import torch
-
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}[name]
 
 
 class Proof:
     """Comparisons of one model on one device in one dtype. config: as from models.for_proof(); dtype: fp32, bf16 or fp16"""
 
-    def __init__(self, config: Row, dtype: str, device: Any) -> None:
+    def __init__(self, config: Row, dtype: str, device: torch.device | str) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.samples = models.samples(config["vocab_size"])
         # Half precision in both forms that a run has: weights in it (LoRA's base), and fp32 weights under autocast.
@@ -42,17 +47,15 @@ class Proof:
         self.reference = self.alone("fp32")
         self.rounding = {form: errors(self.alone(form), self.reference) for form in self.forms}
 
-    def model(self, form: str, how: str = "eager") -> Any:
+    def model(self, form: str, how: str = "eager") -> "PreTrainedModel":
         weights = "fp32" if form == "autocast" else form
         return models.build(self.config, how, dtype_of(weights), self.device)
 
-    def autocast(self, form: str) -> Any:
-        import torch
-
+    def autocast(self, form: str) -> torch.autocast:
         half = dtype_of(self.dtype) if form == "autocast" else None
         return torch.autocast(torch.device(self.device).type, half, enabled=half is not None)
 
-    def alone(self, form: str) -> tuple[list[Any], Row]:
+    def alone(self, form: str) -> tuple[list[torch.Tensor], Row]:
         """(logits of each sample, gradients) of eager attention on single samples, without position ids, masks or lengths."""
         model = self.model(form)
         return alone(model, self.samples, self.device, self.autocast(form), self.scale(form))
@@ -60,7 +63,9 @@ class Proof:
     def scale(self, form: str) -> float:
         return SCALE if self.dtype == "fp16" and form != "fp32" else 1.0
 
-    def compare(self, change: Any, how: str, told_by: str, backward: bool = True) -> Row:
+    def compare(
+        self, change: Callable[["PreTrainedModel"], "PreTrainedModel"], how: str, told_by: str, backward: bool = True
+    ) -> Row:
         """{"errors", "allowed", "form", "why"} of a path in the worst of its forms; why: "" where it agrees
 
         change: called with the model, returns it as the path wants it; how: the attention it is built with
@@ -90,7 +95,9 @@ class Proof:
         """How far one sample may move another: not at all, except that an expert's tokens are multiplied together."""
         return allowed["logits"] if any(self.config.get(key) for key in models.EXPERTS) else 0.0
 
-    def packed(self, model: Any, form: str, how: str, told_by: str, backward: bool) -> tuple[list[Any], Row]:
+    def packed(
+        self, model: "PreTrainedModel", form: str, how: str, told_by: str, backward: bool
+    ) -> tuple[list[torch.Tensor], Row]:
         inputs = models.batch(self.samples, models.PACKED, how, self.device)
         with self.autocast(form):
             logits = self._logits(model, inputs, told_by)
@@ -100,7 +107,7 @@ class Proof:
         (loss * self.scale(form)).backward()
         return logits, gradients(model, self.scale(form))
 
-    def moved(self, model: Any, form: str, how: str, told_by: str) -> float:
+    def moved(self, model: "PreTrainedModel", form: str, how: str, told_by: str) -> float:
         """How far other samples' logits move when one sample in the middle or at the beginning of a row gets other tokens."""
         replaced = (0, 5)
         changed = [dict(sample) for sample in self.samples]
@@ -114,18 +121,20 @@ class Proof:
         others = (i for i in range(len(self.samples)) if i not in replaced)
         return max(difference(logits[1][i], logits[0][i]) for i in others)
 
-    def _logits(self, model: Any, inputs: Row, told_by: str) -> list[Any]:
-        import torch
-
+    def _logits(self, model: "PreTrainedModel", inputs: Row, told_by: str) -> list[torch.Tensor]:
         with torch.no_grad():
             logits = models.forward(model, inputs, told_by, labels=False).logits
         return list(logits[0].detach().float().split(models.LENGTHS))
 
 
-def alone(model: Any, samples: list[Row], device: Any, context: Any, scale: float = 1.0) -> tuple[list[Any], Row]:
+def alone(
+    model: "PreTrainedModel",
+    samples: list[Row],
+    device: torch.device | str,
+    context: AbstractContextManager[None],
+    scale: float = 1.0,
+) -> tuple[list[torch.Tensor], Row]:
     """(logits of each sample, gradients of the mean loss over supervised tokens), with the samples one by one."""
-    import torch
-
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in samples)
     logits = []
     for sample in samples:
@@ -139,7 +148,7 @@ def alone(model: Any, samples: list[Row], device: Any, context: Any, scale: floa
     return logits, gradients(model, scale)
 
 
-def gradients(model: Any, scale: float) -> Row:
+def gradients(model: "PreTrainedModel", scale: float) -> Row:
     """{parameter: gradient} in fp32 or wider; an expert that no token chose has none."""
     raw = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
     return {
@@ -148,13 +157,13 @@ def gradients(model: Any, scale: float) -> Row:
     }
 
 
-def difference(ours: Any, theirs: Any) -> float:
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference relative to the largest element, for small elements are sums of large ones. NaN and inf: FAR."""
     off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
     return off if off < FAR else FAR
 
 
-def errors(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> Row:
+def errors(ours: tuple[list[torch.Tensor], Row], theirs: tuple[list[torch.Tensor], Row]) -> Row:
     """{"logits", "gradients", "bias"}: the largest relative difference of any sample's logits, of any parameter's gradient, and
     {kind of matrix: how far from 1 the share of their gradient in ours is}. Without gradients only the first."""
     off: Row = {"logits": max(map(difference, ours[0], theirs[0]))}

@@ -1,12 +1,10 @@
 """Judge which of a proof's paths is the fastest, and merge two proofs of the same thing."""
 
 from collections.abc import Collection
-from typing import Any
 
 from . import paths
-from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG
+from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG, Row
 
-Row = dict[str, Any]
 TRIES = 3  # for a path that ran out of time: the disk may have been cold or the GPU busy
 CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
 

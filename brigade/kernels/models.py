@@ -1,19 +1,26 @@
 """Models and samples to prove and time paths with: the recipe's architecture made small, or one layer of each kind."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..errors import first_line
 from ..train import upstream
-from ..train.data.collate import ABOUT, Collate
+from ..train.data.collate import ABOUT, Collate, Layout
 from ..train.data.store import IGNORED
+from ..train.distributed.process import this_process
 from ..train.model import attention, packed_samples, per_layer, sample_by_sample
-from ..train.model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
+from ..train.model.attention import NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
 from ..train.model.tiny import TINY, shrink
+from .paths import Row
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
 # The tokens of each sample, just below and above the kernels' tiles of 64 and 128; and the samples in each row.
 LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
 PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
@@ -89,7 +96,7 @@ def head_size(config: Row) -> int | None:
     return config.get("head_dim") or (width // heads if width and heads else None)
 
 
-def described(config: Row) -> Any:
+def described(config: Row) -> "PreTrainedConfig":
     """A new config object, for a model writes its attention into it."""
     from transformers import AutoConfig
 
@@ -107,10 +114,11 @@ def family(config: Row) -> str:
     return ", ".join(words)
 
 
-def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) -> Any:
+def build(
+    config: Row, how: str, dtype: torch.dtype, device: torch.device | str, exact: bool = True
+) -> "PreTrainedModel":
     """A model with random weights, in training mode. exact: the weights are the same on every device and in every dtype, because
     bf16 can hold them"""
-    import torch
     from transformers import AutoModelForCausalLM
 
     attention.register()
@@ -139,7 +147,7 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
     return model.to(device).train()
 
 
-def samples(vocabulary: int, lengths: Any = LENGTHS) -> list[Row]:
+def samples(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[Row]:
     """Random samples with masked parts, as a store of prepared data gives them."""
     draw = np.random.default_rng(SEED)
     made = []
@@ -151,22 +159,22 @@ def samples(vocabulary: int, lengths: Any = LENGTHS) -> list[Row]:
     return made
 
 
-def batch(samples: list[Row], rows: Any, how: str, device: Any, as_a_run: bool = False) -> Row:
+def batch(
+    samples: list[Row], rows: Sequence[Sequence[int]], how: str, device: torch.device | str, as_a_run: bool = False
+) -> Row:
     """Samples packed into rows as train.py's collator gives them to a model.
 
     rows: the numbers of the samples in each row; as_a_run: pad them where a run would, else lay them always end to end
     """
-    import torch
-
     joined = [{key: np.concatenate([samples[i][key] for i in members]) for key in samples[0]} for members in rows]
     several = any(len(members) > 1 for members in rows)
     squares = as_a_run and how not in SAMPLE_BY_SAMPLE
-    collate = Collate(0, True, several, cumulative=how in NEEDS_CUMULATIVE_LENGTHS, squares=squares)
+    collate = Collate(0, Layout(True, several, cumulative=how in NEEDS_CUMULATIVE_LENGTHS, squares=squares))
     made = collate((joined, None))
     return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in made.items()}
 
 
-def forward(model: Any, inputs: Row, told_by: str, labels: bool) -> Any:
+def forward(model: "PreTrainedModel", inputs: Row, told_by: str, labels: bool) -> "CausalLMOutputWithPast":
     """A forward pass as the Trainer makes it. told_by: packed_samples.LENGTHS, POSITIONS or MASKS; labels: for the loss."""
     about = inputs[ABOUT]
     left_out = (ABOUT,) if labels else (ABOUT, "labels", "shift_labels", "logits_to_keep")
@@ -175,11 +183,8 @@ def forward(model: Any, inputs: Row, told_by: str, labels: bool) -> Any:
         given["attention_mask"] = packed_samples.masks(model.config, given["position_ids"], model.dtype)
     if labels:
         given["num_items_in_batch"] = about.supervised
-    known = END_TO_END.set(about.end_to_end)
-    try:
+    with this_process.forward_pass.told(about.end_to_end):
         return model(**given, use_cache=False)
-    finally:
-        END_TO_END.reset(known)
 
 
 def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[int]]]:
@@ -191,7 +196,7 @@ def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[in
     return samples(vocabulary, lengths), rows
 
 
-def as_json(config: Any) -> Row:
+def as_json(config: "PreTrainedConfig") -> Row:
     """The values of a config object's text part, as JSON has them."""
     text = config.get_text_config()
     values = json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))

@@ -4,11 +4,16 @@ import functools
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-Row = dict[str, Any]
+from ..errors.tables import Fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Row = Fields
 TABLE = Path(__file__).with_name("paths.yaml")
 PROVEN, SLOWER, WRONG, FAILED, ABSENT = "proven", "slower", "wrong", "failed", "absent"
 ATTENTION, LIGER, LAYERS, SET, OPTIMIZER, DTYPE = "attention", "liger", "layers", "set", "optimizer", "dtype"
@@ -37,13 +42,13 @@ def lacking(row: Row, device: Row, dtype: str) -> str:
     return ""
 
 
-def called(name: str, *given: Any) -> Any:
+def called(name: str, *given: object) -> Any:
     """Call a function by its name, `module:function`, and return what it returns."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(*given)
 
 
-def apply_liger(model: Any) -> None:
+def apply_liger(model: "PreTrainedModel") -> None:
     """Put Liger's kernels into a model, as Transformers' Trainer does."""
     from transformers.integrations.liger import apply_liger_kernel
 

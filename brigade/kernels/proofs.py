@@ -9,16 +9,16 @@ import platform
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import first_line
-from ..train import files
-from ..train.cache import cache_directory, private_folder
 from ..train.distributed import devices
+from ..train.host import files
+from ..train.host.cache import cache_directory, private_folder
+from ..train.host.checksums import sealed, unsealed
 from ..train.model import attention
 from . import judging, models
+from .paths import Row
 
-Row = dict[str, Any]
 FORMAT = 1
 PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -61,7 +61,8 @@ def processor() -> str:
 @functools.cache
 def driver() -> str:
     """The version of NVIDIA's driver; where nothing tells it, a name for the time since the host was booted."""
-    if version := devices.driver_version():
+    version = devices.driver_version()
+    if version:
         return version
     with suppress(OSError):
         return f"unknown, since boot {BOOT.read_text().strip()}"
@@ -103,7 +104,7 @@ def read(key: Row) -> tuple[Row | None, str]:
     """(the proof for this key or None; what a user has to know of a file that is not used, or "")."""
     file = path_of(key)
     try:
-        proof = json.loads(files.read(file))
+        proof = unsealed(files.read_text(file))
     except FileNotFoundError:
         return None, _other(key)
     except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -123,13 +124,13 @@ def write(proof: Row) -> Path | None:
         proof = judging.merged(old, proof)
     try:
         private_folder(file.parent)
-        files.write(file, json.dumps(proof, indent=1) + "\n")
+        files.write(file, sealed(proof))
     except OSError:
         return None
     return file
 
 
-def _is_whole(proof: Any) -> bool:
+def _is_whole(proof: object) -> bool:
     if not isinstance(proof, dict) or not all(
         isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")
     ):
@@ -142,7 +143,7 @@ def _other(key: Row) -> str:
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
         with suppress(OSError, ValueError, RecursionError):
-            proof = json.loads(files.read(file))
+            proof = unsealed(files.read_text(file))
             if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
                 return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"
     return ""

@@ -1,4 +1,4 @@
-"""Prove the paths that a host has, and time those that agree (docs/kernels.md).
+"""Prove the paths that a host has, and time those that agree (docs/gpu.md).
 
 Paths are tried in a process of their own (worker.py), which is started again without the path that ended it.
 """
@@ -11,15 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import IO
 
 from ..train.recipe.files import REPOSITORY
-from ..train.recipe.flags import Settings
+from ..train.recipe.settings import Settings
 from . import models, paths, proofs
 from .judging import answered, judge, may_be_timed, unjudged
-from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER
+from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER, Row
 
-Row = dict[str, Any]
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
 READY = 180.0  # seconds for a worker's imports, on a file system that all hosts share
 FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex attention and compiled layers wait for a compiler
@@ -260,7 +259,7 @@ def _not_started(results: dict[str, Row], why: str) -> None:
             row |= {"status": FAILED, "why": f"the process that tries it does not start: {why}"}
 
 
-def _listen(stream: Any, events: "queue.Queue[Row | None]") -> None:
+def _listen(stream: IO[str], events: "queue.Queue[Row | None]") -> None:
     for line in stream:
         try:
             events.put(json.loads(line))

@@ -1,7 +1,12 @@
 """Prove optimizers: three steps are compared with AdamW's formula in fp64 on the same gradients (arXiv 1711.05101)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ..errors.tables import Fields
+
+if TYPE_CHECKING:
+    import torch
 
 FAR = 1e9  # stands for NaN and inf: JSON has neither
 RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
@@ -10,20 +15,22 @@ SIZES = ((257, 64), (4096,), (64, 128))  # bitsandbytes keeps 8 bits from 4,096 
 LARGEST = 2**26  # elements to time a step with: memory holds the states of five optimizers at once
 
 
-def optimizer(name: str, parameters: list[Any]) -> Any:
+def optimizer(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
     """The optimizer that a recipe's `optim` names, as Transformers makes it (trainer_optimizer.py)."""
     import torch
 
-    options: dict[str, Any] = {"lr": RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}
+    options: Fields = {"lr": RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}
     if "8bit" in name:
         import bitsandbytes
 
         return bitsandbytes.optim.AdamW(parameters, **options, optim_bits=8, is_paged=name.startswith("paged"))
-    forms: dict[str, dict[str, Any]] = {"adamw_torch_fused": {"fused": True}, "adamw_torch_foreach": {"foreach": True}}
+    forms: dict[str, Fields] = {"adamw_torch_fused": {"fused": True}, "adamw_torch_foreach": {"foreach": True}}
     return torch.optim.AdamW(parameters, **options, **forms.get(name, {"foreach": False, "fused": False}))
 
 
-def error(change: Callable[[str, list[Any]], Any], name: str, device: Any) -> float:
+def error(
+    change: "Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]", name: str, device: "torch.device | str"
+) -> float:
     """The mean error of the change that STEPS steps make, in parts of the mean change. change: optimizer() or one like it"""
     import torch
 
@@ -44,7 +51,7 @@ def error(change: Callable[[str, list[Any]], Any], name: str, device: Any) -> fl
     return off / whole if off < FAR else FAR
 
 
-def by_formula(value: Any, gradients: list[Any]) -> Any:
+def by_formula(value: "torch.Tensor", gradients: "list[torch.Tensor]") -> "torch.Tensor":
     """AdamW, algorithm 2 of arXiv 1711.05101."""
     mean, square = value * 0, value * 0
     for step, gradient in enumerate(gradients, 1):
@@ -55,7 +62,7 @@ def by_formula(value: Any, gradients: list[Any]) -> Any:
     return value
 
 
-def timed(name: str, sizes: list[tuple[int, ...]], device: Any) -> Callable[[], None]:
+def timed(name: str, sizes: list[tuple[int, ...]], device: "torch.device | str") -> Callable[[], None]:
     """A call to time: one step on parameters of these sizes, with at most LARGEST elements."""
     import torch
 

@@ -8,6 +8,7 @@ job: config, shapes, device ("cuda:0"), rows {path: row}, prove [paths], time [p
 attention: the fastest, for sets of paths and to time others with; "eager" until it is known
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,14 +17,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import first_line
 from ..train.distributed.launched import PR_SET_PDEATHSIG
 from . import paths, steps
-from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET
+from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET, Row
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .compare import Proof
 
 
 class Worker:
@@ -34,10 +38,11 @@ class Worker:
         self.config, self.shapes, self.device = job["config"], job["shapes"], job["device"]
         self.agreed: list[str] = list(job["time"])
         self.attention: str = job.get("attention", "eager")
-        self._proof: Any = None
+        self._proof: Proof | None = None
 
     def run(self) -> None:
-        if register := self.rows.get(self.attention, {}).get("register"):
+        register = self.rows.get(self.attention, {}).get("register")
+        if register:
             paths.called(register)
         for stage, work in (("prove", self.prove), ("time", self.time)):
             try:
@@ -71,7 +76,7 @@ class Worker:
         return True
 
     @property
-    def proof(self) -> Any:
+    def proof(self) -> "Proof":
         from . import compare, models
 
         if self._proof is None:
@@ -92,8 +97,6 @@ class Worker:
 
     def _dtype(self, path: str, row: Row) -> Row:
         """Compare eager in a dtype with eager in the next wider one: fp32 with fp64 on a CPU, half precision with fp32 here."""
-        import contextlib
-
         from . import compare, models
 
         config, on = models.for_proof(self.config), self.device
@@ -111,11 +114,11 @@ class Worker:
         result = {"errors": off, "allowed": dict.fromkeys(off, allowed)}
         return result | {"why": compare.in_words(result)}
 
-    def _change(self, path: str) -> Callable[[Any], Any]:
+    def _change(self, path: str) -> "Callable[[PreTrainedModel], PreTrainedModel]":
         """A function that turns a model into the path's, in place."""
         row = self.rows[path]
 
-        def change(model: Any) -> Any:
+        def change(model: "PreTrainedModel") -> "PreTrainedModel":
             for part in [row, *(self.rows[name] for name in row.get("uses", ()))]:
                 if "change" in part:
                     paths.called(part["change"], model)
@@ -177,7 +180,7 @@ class Worker:
                 calls[name] = self._pass(model, how, kind == ATTENTION)
         return calls
 
-    def _pass(self, model: Any, how: str, switch: bool) -> Callable[[], None]:
+    def _pass(self, model: "PreTrainedModel", how: str, switch: bool) -> Callable[[], None]:
         """A call that makes a forward and a backward pass of `model`. switch: first give the model this attention again"""
         from . import models
 

@@ -4,27 +4,31 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
+from ..errors.tables import Fields
 from ..hosts import launches
-from ..train import files
-from ..train.cache import private_folder
+from ..hosts.job import Job
+from ..train.host import files
+from ..train.host.cache import private_folder
+from ..train.recipe.files import LAUNCHED
 from ..train.run.versions import now
 from .status_and_logs import LAUNCH_LOG
 
 TAIL = 2**16  # bytes that `attach` shows of what was there before
 
 
-def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: Iterable[str] = ()) -> int:
-    """Do the work of a launch under a record; with `detach` in a process of its own, while this one says how to follow it."""
-    output, logs = output.resolve(), logs.resolve()
-    record: dict[str, Any] = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
-    record["hosts"] = list(hosts)
+def run(work: Callable[[], int], logs: Path, job: Job, detach: bool) -> int:
+    """Do the work of a launch under a record; with `detach` in a process of its own, while this one says how to follow it. All
+    its attempts, and an elastic run's replicas, run what the job's files say now."""
+    output, logs, texts = job.output_dir.resolve(), logs.resolve(), job.texts()
+    record: Fields = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
+    record["hosts"] = list(job.hosts)
     path = launches.path_of(output)
     for other in launches.records():
         if other["host"] == record["host"] and other["output"] == record["output"] and launches.alive(other):
@@ -33,7 +37,8 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
             raise UserError(str(output), problem, cure)
     if detach:
         logs.mkdir(0o700, parents=True, exist_ok=True)
-        if child := os.fork():
+        child = os.fork()
+        if child:
             words = f"{sys.executable} -m brigade"
             print(f"launch goes on as process {child} on {record['host']}; what it prints is in {logs / LAUNCH_LOG}.")
             print(f"Follow it (Ctrl-C leaves it running): {words} attach {output}")
@@ -46,13 +51,17 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
         files.write(path, json.dumps(record))
     code = 1
     try:
-        code = work()
+        with tempfile.TemporaryDirectory(prefix="brigade-") as folder:
+            os.environ[LAUNCHED] = str(Path(folder) / "launched.json")
+            files.write(Path(os.environ[LAUNCHED]), json.dumps(texts), secret=True)
+            code = work()
     except UserError as error:
         code = 2
         if not detach:
             raise
         print(error, file=sys.stderr)
     finally:
+        os.environ.pop(LAUNCHED, None)
         with suppress(OSError, ValueError, RecursionError):  # a later launch may have its own record by now
             if json.loads(files.read(path)).get("pid") == os.getpid():
                 files.write(path, json.dumps(record | {"code": code}))
@@ -67,7 +76,7 @@ def _leave_the_terminal(log: Path) -> None:
             os.dup2(source.fileno(), number)
 
 
-def find(named: Path) -> dict[str, Any]:
+def find(named: Path) -> Fields:
     """The record of the launch with this output or log directory that goes on, else of the last one. Raises UserError where
     there is none."""
     wanted = str(named.resolve())
@@ -78,7 +87,7 @@ def find(named: Path) -> dict[str, Any]:
     raise UserError(str(named), problem, "name the output or log directory of a `launch`, on the host that launched")
 
 
-def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
+def follow(record: Fields, seconds: float = 0.5) -> int:
     """Print what a launch has printed lately, and go on until it ends; returns its exit code. Of one with a terminal of its own
     it prints rank 0's output. Raises UserError for one of another host that has not ended: nobody here sees its end."""
     if record["host"] != socket.gethostname() and "code" not in record:
@@ -87,7 +96,8 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
     logs, position, shown = Path(record["logs"]), -1, None
     while True:
         going = launches.alive(record)
-        if log := _log(logs):
+        log = _log(logs)
+        if log:
             with files.opened(log) as file:
                 number, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
                 if number != shown or size < position:  # a new part was begun

@@ -19,8 +19,8 @@ from ..hosts import environment
 from ..hosts.connection import Channel, allow_open_files
 from ..hosts.job import Job, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
-from ..train.cluster import ELASTIC
-from ..train.program import RUNNER
+from ..train.host.cluster import ELASTIC
+from ..train.recipe.program import RUNNER
 from . import background, elastic, launchers, policy, write
 from .policy import Policy, check_memory
 from .restarts import Restarts
@@ -155,7 +155,8 @@ def checking(job: Job, handed_on: dict[str, str], replaceable: bool) -> Callable
 
     async def check(channels: list[Channel], run: str) -> None:
         outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
-        if (error := refusal(outcome.stopping)) and not replaceable:
+        error = refusal(outcome.stopping)
+        if error and not replaceable:
             raise error
         for line in result_lines(outcome, least="yellow"):
             print(line, file=sys.stderr)
@@ -184,7 +185,7 @@ def _launch_elastic(job: Job, options: argparse.Namespace) -> int:
     async def work() -> int:
         return await elastic.Elastic(job, words, directory, restarts, options.restart_pause, how).run()
 
-    return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach, job.hosts)
+    return background.run(lambda: asyncio.run(work()), directory, job, options.detach)
 
 
 def _log_directory(job: Job, named: Path | None) -> Path:
@@ -218,4 +219,4 @@ def _launch(job: Job, launcher: str, handed_on: dict[str, str], restarts: Policy
     work = lambda: asyncio.run(Restarts(job, how, directory, restarts, remake).run())  # noqa: E731
     if ELASTIC in os.environ:  # of one replica: the launch of all has the record
         return work()
-    return background.run(work, directory, job.output_dir, options.detach, job.hosts)
+    return background.run(work, directory, job, options.detach)

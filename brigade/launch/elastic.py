@@ -1,6 +1,6 @@
 """`launch --elastic`: each host trains as a replica of its own, in a launch of its own, and may leave and come back.
 
-The replicas meet by a coordinator (distributed/coordinator.py), a process on this host that is started again when it dies. A
+The replicas meet by a coordinator (local/coordinator.py), a process on this host that is started again when it dies. A
 replica that ends is started again as well, and joins the others at the beginning of a round.
 """
 
@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, shortened
+from ..errors.tables import Fields
 from ..hosts.host_facts import addresses
 from ..hosts.job import Job
 from ..hosts.rendezvous import candidates
-from ..train import files
 from ..train.checkpoint.compatibility import BY_ELEMENT
-from ..train.cluster import ELASTIC
 from ..train.distributed import stop
 from ..train.distributed.launched import PR_SET_PDEATHSIG
+from ..train.host import files
+from ..train.host.cluster import ELASTIC
 from ..train.run.directory import STOPPED, SUCCESS
 from .policy import NOT_TWICE, SHOWN
 from .status_and_logs import LAUNCH_LOG
-from .supervisor import TRY_LATER
+from .supervisor import TRY_LATER, listen
 
 RESTARTS = 10  # of each replica, unless the user gives another number
 ENDING = 120.0  # seconds that the others have when the first has finished the run
@@ -71,10 +72,12 @@ class Elastic:
         self.job, self.words, self.directory = job, words, directory
         self.restarts, self.pause = restarts, pause
         self.count = len(job.hosts)
-        self.meeting: dict[str, Any] = {"token": secrets.token_hex(16), "port": 0, **how}
+        self.meeting: Fields = {"token": secrets.token_hex(16), "port": 0, **how}
         self.children: dict[int, asyncio.subprocess.Process] = {}
         self.codes: dict[int, int] = {}  # of each replica's last attempt
-        self.mistaken: set[int] = set()  # replicas whose first attempt ended as for a user's mistake
+        self.mistaken: set[int] = set()  # replicas whose first attempt ended by a user's mistake before it trained
+        self.stopped = False  # somebody asked all of them to stop
+        self.left_over = any((self._output(number) / stop.FILE).exists() for number in range(self.count))
         self.story: list[str] = []
         self.signal = 0
         self.up = asyncio.Event()
@@ -83,9 +86,7 @@ class Elastic:
     async def run(self) -> int:
         """The exit code: 0 when a replica has reached the run's end, else as `launch` has it."""
         self.directory.mkdir(0o700, parents=True, exist_ok=True)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        listen(self._on_signal)
         coordinator = asyncio.ensure_future(self._coordinate())
         await self.up.wait()
         replicas = [asyncio.ensure_future(self._replica(number)) for number in range(self.count)]
@@ -109,17 +110,19 @@ class Elastic:
             self.codes[number] = code
             if code == 0 or self.over.is_set():
                 return
+            trained = self._has_trained(number, attempt)
             if self._all_stopped(number):
                 self._note("all replicas were asked to stop")
+                self.stopped = True
                 self.over.set()
                 return
-            self.mistaken |= {number} if code == 2 and attempt == 1 else set()
+            self.mistaken |= {number} if code == 2 and attempt == 1 and not trained else set()
             if len(self.mistaken) == self.count:
                 self._note("no replica can begin")
                 self.over.set()
                 return
             longer = min(2 * pause, max(LONGEST_PAUSE, self.pause))
-            pause = self.pause if self._has_trained(number, attempt) else longer
+            pause = self.pause if trained else longer
             if attempt > self.restarts:
                 self._note(f"replica {number} ({host}) ended with exit code {code}, and has been started often enough")
                 return
@@ -138,6 +141,9 @@ class Elastic:
     def _all_stopped(self, number: int) -> bool:
         """Tell whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
         with suppress(OSError, ValueError):
+            if (self._output(number) / stop.FILE).exists():  # it came while this replica did not train
+                self._tell_children(signal.SIGTERM)
+                return True
             by = json.loads(files.read(self._output(number) / STOPPED))["by"]
             if self.codes[number] == TRY_LATER and by.startswith(stop.name(0)):
                 return True
@@ -188,7 +194,7 @@ class Elastic:
             self.meeting["meet"] = ["127.0.0.1"]
         while True:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "brigade.train.distributed.coordinator"),
+                *(sys.executable, "-m", "brigade.train.local.coordinator"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -199,7 +205,8 @@ class Elastic:
                 asked = {key: self.meeting[key] for key in ("port", "token", "patience", "start_timeout")}
                 only = self.meeting["meet"][0] if self.meeting["meet"] == ["127.0.0.1"] else ""
                 child.stdin.write(json.dumps(asked | {"replicas": self.count, "address": only}).encode() + b"\n")
-                if line := (await child.stdout.readline()).decode():
+                line = (await child.stdout.readline()).decode()
+                if line:
                     self.meeting["port"] = int(line.split()[1])
                     self.up.set()
                 code = await child.wait()
@@ -235,6 +242,8 @@ class Elastic:
             return 0
         if self.signal:
             return 128 + self.signal
+        if self.stopped and not self.left_over:  # else it was refused, as by any launch
+            return TRY_LATER
         return max(self.codes.values(), key=lambda code: (code == TRY_LATER, code), default=1)
 
     def _note(self, line: str) -> None:

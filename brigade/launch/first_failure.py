@@ -21,7 +21,7 @@ RACE = 5.0  # seconds within which a lost host or a killed rank explains what ot
 class Failure:
     """A thing that went wrong.
 
-    at: seconds on the launching host's clock when it was heard
+    at: seconds on the clock of launch (hosts/hearing.py) when it was heard
     kind: "lost" (host), "signal", "reported" (the rank said why), "exit", "launcher" (it ended, or started no rank),
     "hang", "rendezvous" (ranks met, but do not reach each other), "unfinished" (all ended well, but train.py did not), "follows"
     (a rank stopped because of another's failure)
@@ -42,11 +42,21 @@ class Failure:
     @property
     def whose(self) -> Whose:
         """Whose fault it is: as was said, else as its kind tells."""
-        return self.said or WHOSE.get(self.kind) or ("user" if self.exit_code == 2 else "run")
+        return self.said or WHOSE.get(self.kind) or ("user" if self.is_mistake else "run")
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether a rank reported a user's mistake. Exit code 2 alone is none: any library may end a process with it."""
+        return self.kind == "reported" and self.code == 2
+
+    @property
+    def _by_launch(self) -> bool:
+        """Whether a line to a host was lost because launch itself stood still (judge.py)."""
+        return self.kind == "lost" and self.said == "passing"
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
-        if self.kind in ("unfinished", "hang", "rendezvous"):
+        if self.kind in ("unfinished", "hang", "rendezvous") or self._by_launch:
             return self.text
         if self.kind == "follows":
             return f"{where} stopped because another rank failed first, but it is not known which"
@@ -64,16 +74,15 @@ class Failure:
         """The cure that may help, if one is known. tail: the last lines of the rank or launcher."""
         if any(_FULL.search(line) for line in (*tail, self.text)):
             return f"make room: a disk of {self.host} is full, or your quota of it; `df -h` there names it"
-        if self.kind == "rendezvous":
-            return str(CURES["rendezvous"])
+        if self.kind == "rendezvous" or self._by_launch:
+            return str(CURES["launch stood still" if self._by_launch else self.kind])
         cures: dict[str, str] = CURES["signals"] if self.kind == "signal" else {}
         return cures.get(signal_name(self.code or 0), "").replace("HOST", self.host) or None
 
     @property
     def exit_code(self) -> int:
-        """The exit code of launch: 2 for a user's mistake that train.py reported, else 1. A rank that follows another has made
-        none."""
-        return 2 if self.code == 2 and self.kind != "follows" else 1
+        """The exit code of launch: 2 for a mistake, else 1."""
+        return 2 if self.is_mistake else 1
 
 
 def signal_name(code: int) -> str:

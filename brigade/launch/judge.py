@@ -1,12 +1,13 @@
 """The judge of a launch: takes in what the hosts tell of their ranks, and keeps what went wrong."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors.console import counted
+from ..errors.tables import Fields
 from ..hosts.connection import Channel
+from ..hosts.hearing import Clock
 from ..train.distributed import hang_verdict
 from .first_failure import RACE, Failure, signal_name
 from .status_and_logs import Output
@@ -25,6 +26,7 @@ UPLOAD = 600.0  # likewise, where a tracker may still send what it has
 class Rank:
     """What is known of one rank. stage: "", "started", "waiting" (at the rendezvous), "joined".
 
+    within: the step in which it ended, 0 where it has begun none or has not said
     asked: by which signals it was asked to stop, in words
     silent: heartbeat.Observer.seen() of a rank that is silent for longer than its steps explain, else None
     waits: the collective that it then waits in (upstream/flight_records.py); None where it has not said
@@ -33,14 +35,15 @@ class Rank:
     host: str
     stage: str = ""
     exit: int | None = None
+    within: int = 0
     follows: bool = False
     reported: bool = False
     asked: str = ""
-    silent: dict[str, Any] | None = None
-    waits: dict[str, Any] | None = None
+    silent: Fields | None = None
+    waits: Fields | None = None
 
 
-def _left(seen: dict[str, Any]) -> str:
+def _left(seen: Fields) -> str:
     """Say how a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
     where = (
         f"at step {seen['step']}, in {hang_verdict.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
@@ -54,6 +57,7 @@ class Judge:
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
     stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
     stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
+    clock: of this process, which stands still while it does
     leave_within: seconds after the last word of a run that has ended; late: who has not ended by then, in words
     """
 
@@ -65,7 +69,8 @@ class Judge:
         self.reached_end = self.stopping = False
         self.stopped, self.grace, self._gone = "", GRACE, False
         self.leave_within, self.late, self._spoke = LEAVE, "", 0.0
-        self.since = time.monotonic()  # of the start; then of the first rank's readiness
+        self.clock = Clock()
+        self.since = self.clock.now()  # of the start; then of the first rank's readiness
         self._one_waits, self._all_wait_since = False, 0.0
         self._silent_since: float | None = None
         self._records = ""  # where ranks keep their stacks and collectives once they are silent
@@ -74,7 +79,7 @@ class Judge:
         """The name of a rank's log."""
         return f"rank-{rank:0{len(str(len(self.ranks) - 1))}d}-{self.ranks[rank].host}"
 
-    def hear(self, channel: Channel, kind: str, fields: dict[str, Any]) -> None:
+    def hear(self, channel: Channel, kind: str, fields: Fields) -> None:
         """Take in one message of a host. kind: of hosts/messages.py, or "lost" where the line to it is gone"""
         takers: dict[str, Callable[..., None]] = {
             "rank": self.on_rank,
@@ -88,7 +93,7 @@ class Judge:
 
     def on_rank(self, channel: Channel, rank: int, **news: Any) -> None:
         """Take in something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
-        state, self._spoke = self.ranks[rank], time.monotonic()
+        state, self._spoke = self.ranks[rank], self.clock.now()
         if "out" in news:
             self.output.keep(self.log(rank), news["out"])
             if rank == 0:
@@ -96,7 +101,7 @@ class Judge:
         if "pid" in news or "stage" in news:
             state.stage = news.get("stage", "started")
             if state.stage == "waiting" and not self._one_waits:
-                self._one_waits, self.since = True, time.monotonic()
+                self._one_waits, self.since = True, self.clock.now()
         self.reached_end |= rank == 0 and news.get("marker") is True
         self.grace = max(self.grace, news.get("grace", 0.0))
         if "step" in news:  # all ranks agreed, and saved a checkpoint
@@ -121,7 +126,8 @@ class Judge:
             hosts = tuple(map(self._as_launched, news.get("hosts", ())))
             self._fail("reported", channel, news["told"], rank, news.get("code"), said=news.get("whose"), hosts=hosts)
         if "exit" in news:
-            state.exit = code = news["exit"]
+            code, state.within = news["exit"], news.get("within", 0)
+            state.exit = code
             if "left" in news and not state.reported:
                 self._fail("exit", channel, _left(news["left"]), rank, 0)
             if code and not state.reported:
@@ -155,7 +161,7 @@ class Judge:
     def on_leaving(self, channel: Channel, why: str) -> None:
         """Note that an agent stops its ranks without having been told to."""
         if not self.stopping and channel.host not in self.ended:
-            self._fail("lost", channel, f"the host was lost: {why}")
+            self._lose(channel, why)
 
     def on_stopped(self, channel: Channel) -> None:
         """Note that no process of the run is left on a host."""
@@ -166,10 +172,21 @@ class Judge:
         """Note that the line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
         if not channel.stopped and channel.host not in self.ended:
             self.output.set(channel.host, f"lost: {why}")
+            self._lose(channel, why)
+
+    def _lose(self, channel: Channel, why: str) -> None:
+        """Keep that a host was lost. Where launch itself stood still for long before, its own silence is the cause: the agents
+        gave it up, or a line that nobody served has ended."""
+        still = self.clock.stood_still(within=2 * channel.patience)
+        if still > channel.patience / 2:
+            text = f"launch itself stood still for {still:.0f} s (suspended, or its host slept); {channel.host}: {why}"
+            self._fail("lost", channel, text, said="passing")
+        else:
             self._fail("lost", channel, f"the host was lost: {why}")
 
     def check_silence(self) -> None:
         """Give up each host of which nothing is heard any more."""
+        self.clock.now()
         for channel in self.channels:
             if channel.open and channel.hearing.seconds() > channel.patience:
                 channel.abandon()
@@ -183,7 +200,7 @@ class Judge:
         self._check_rendezvous()
         limit = self.start_timeout if self._one_waits else max(READY, self.start_timeout)
         late = [rank for rank, state in self.ranks.items() if state.stage in ("", "started") and state.exit is None]
-        if self.failures or not late or time.monotonic() - self.since < limit:
+        if self.failures or not late or self.clock.now() - self.since < limit:
             return
         for channel in self.channels:
             channel.tell("stacks", ranks=[rank for rank in late if rank in channel.ranks])
@@ -198,8 +215,8 @@ class Judge:
         if not waiting or self.failures or any(state.stage in ("", "started") for state in self.ranks.values()):
             self._all_wait_since = 0.0
             return
-        self._all_wait_since = self._all_wait_since or time.monotonic()
-        if time.monotonic() - self._all_wait_since < self.start_timeout:
+        self._all_wait_since = self._all_wait_since or self.clock.now()
+        if self.clock.now() - self._all_wait_since < self.start_timeout:
             return
         hosts = list(dict.fromkeys(self.ranks[rank].host for rank in waiting))
         text = f"{counted(len(waiting), 'rank')} on {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)} met at the rendezvous, "
@@ -218,9 +235,9 @@ class Judge:
         if self.failures or self.stopping or not silent or (len(silent) < len(alive) and not stopped):
             self._silent_since = None
             return
-        self._silent_since = self._silent_since or time.monotonic()
+        self._silent_since = self._silent_since or self.clock.now()
         told = all(state.silent and (state.waits is not None or rank in stopped) for rank, state in alive.items())
-        if not told and time.monotonic() - self._silent_since < HEARD:
+        if not told and self.clock.now() - self._silent_since < HEARD:
             return
         seen = [
             hang_verdict.Silent(
@@ -246,7 +263,7 @@ class Judge:
             ended, limit = f"was stopped {self.stopped}", max(self.leave_within, self.grace)
         else:
             return
-        if self.late or time.monotonic() - self._spoke < limit:
+        if self.late or self.clock.now() - self._spoke < limit:
             return
         left = {rank: state.host for rank, state in self.ranks.items() if state.exit is None}
         hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
@@ -270,7 +287,7 @@ class Judge:
     def decided(self) -> bool:
         """Tell whether nothing is left to wait for: all hosts ended, the run succeeded and some do not end, or something failed
         and its cause had time to come in."""
-        now = time.monotonic()
+        now = self.clock.now()
         if self.late:
             return True
         if self.failures:
@@ -281,6 +298,16 @@ class Judge:
         if not (self.reached_end or self.stopped):
             self.unfinished("all ranks ended with 0, but train.py did not reach its end (no success.json)")
         return True
+
+    def stop_before_start(self, how: str) -> None:
+        """Note that somebody wants a stop before any rank was started. how: in words"""
+        self.stopped, self.stopping, self._gone = how, True, True
+
+    @property
+    def done(self) -> int | None:
+        """The last step that was whole, by the ranks' own heartbeats; None where none has ended in a step."""
+        within = max((state.within for state in self.ranks.values()), default=0)
+        return within - 1 if within else None
 
     def met(self) -> bool:
         """Tell whether all ranks have been through the rendezvous, after which they may have trained."""
@@ -299,7 +326,7 @@ class Judge:
     ) -> None:
         """Keep a failure, unless it is our own doing: that ranks and launchers end once they are told to stop."""
         if not self.stopping or kind in ("lost", "unfinished"):
-            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text, **more))
+            self.failures.append(Failure(self.clock.now(), kind, channel.host, rank, code, text, **more))
 
     def _status(self, channel: Channel) -> str:
         ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")

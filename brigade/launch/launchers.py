@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..hosts.job import Job
-from ..train.program import RUNNER, STORY
 from ..train.recipe.files import REPOSITORY
+from ..train.recipe.program import RUNNER, STORY
 from .write import text
 
 _TORCHRUN = (

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from ..errors import UserError, Whose, shortened
 from ..errors.console import counted
@@ -42,7 +41,8 @@ class Fault:
 
     whose: errors/whose.py; hosts: at fault, () where that is not known or no host's
     told: a host's own word, or another's, that it cannot take part: no guess from how its ranks ended
-    begun: the attempt trained; then step: reached, checkpoint: newest one, as far as known
+    begun: the attempt trained; then step: the last that was whole, checkpoint: newest one, as far as known
+    exact: the step is the ranks' own word, and not only the last that was logged
     where: host and rank that said `text`; log: of that rank
     """
 
@@ -54,12 +54,13 @@ class Fault:
     checkpoint: int | None = None
     where: str = ""
     begun: bool = False
+    exact: bool = False
     whose: Whose = "run"
     told: bool = False
     log: str = ""
 
     @property
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[str, str, int | None, int | None]:
         """The last line of what was reported, without what differs each time (addresses, process ids, sizes), and where in the
         run it was."""
         names = "|".join(map(re.escape, self.hosts)) or "#"
@@ -168,9 +169,11 @@ def check(job: Job, policy: Policy) -> None:
         )
         problem = f"{axes} does not divide the {policy.min_hosts * slots} ranks of {counted(policy.min_hosts, 'host')}"
         raise UserError("flag --min_hosts", problem, f"give {enough}")
-    if twice := next((host for host in policy.spares if policy.spares.count(host) > 1), None):
+    twice = next((host for host in policy.spares if policy.spares.count(host) > 1), None)
+    if twice:
         raise UserError("flag --spare", f"{twice} is named twice", "name it once")
-    if twice := next((host for host in policy.spares if host in job.hosts), None):
+    twice = next((host for host in policy.spares if host in job.hosts), None)
+    if twice:
         cure = "name another host, or leave it out there"
         raise UserError("flag --spare", f"{twice} is in the hostfile already", cure)
     for flag, why in NOT_TWICE.items():
@@ -195,5 +198,6 @@ def for_slurm(policy: Policy, kind: str) -> tuple[str, ...]:
 def check_memory(job: Job) -> None:
     """Raise UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
     covers, it says nothing."""
-    if problem := too_large(job.settings, job.strategy, job.hosts):
+    problem = too_large(job.settings, job.strategy, job.hosts)
+    if problem:
         raise UserError(counted(len(job.hosts), "host"), problem, "repair a host, name a --spare, or raise --min_hosts")

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import UserError
-from ..errors.console import counted
+from ..errors.console import Losses, counted
+from ..errors.tables import Fields
 from ..hosts import rendezvous
 from ..hosts.connection import Channel, transport
 from ..hosts.job import Job
@@ -25,7 +26,9 @@ from ..train.run import events, page
 from . import first_failure
 from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat
 from .status_and_logs import Output
-from .supervisor import ORPHANED, Launch, Options
+from .supervisor import ORPHANED, Launch, Options, listen
+
+Found = TypeVar("Found")
 
 
 class Interrupted(Exception):
@@ -42,13 +45,14 @@ class Restarts:
         self, job: Job, how: Options, directory: Path, policy: Policy, remake: Callable[[dict[str, int]], Job]
     ) -> None:
         self.job, self.how, self.directory, self.policy, self.remake = job, how, directory, policy, remake
-        self.wanted = dict(job.hosts)
+        self.wanted, self.own_code = dict(job.hosts), job.own_code()
         self.least = policy.min_hosts or len(self.wanted)
         self.faults: list[Fault] = []
         self.runs: list[str] = []  # names of the attempts, by which what is left of them is found
         self.orphans: dict[str, float] = {}  # host -> when whatever it may still run has ended, on our clock
-        self.reference: tuple[str, dict[str, Any]] | None = None  # a host of the first attempt, and its hello
+        self.reference: tuple[str, Fields] | None = None  # a host of the first attempt, and its hello
         self.story: list[str] = []
+        self.losses = Losses()
         self.lost: dict[int, int | None] = {}  # number of a fault -> steps; None: not known
         self.begun = False  # one attempt has trained: the output directory is this run's
         self.idle, self.since = 0.0, 0.0  # seconds between attempts, and when the last one ended
@@ -65,7 +69,7 @@ class Restarts:
         code = 1
         try:
             if self.policy.restarts and self._replaceable:
-                self._listen()
+                listen(self._on_signal)
                 await self._find_hosts()
             while True:
                 code, fault = await self._attempt()
@@ -90,10 +94,10 @@ class Restarts:
     # ---- one attempt ---------------------------------------------------------------------------------------------
     async def _attempt(self) -> tuple[int, Fault | None]:
         """Make one attempt. Return its exit code, and what ended it before its time."""
-        number, hosts = len(self.runs) + 1, ", ".join(self.job.hosts)
-        self._note(f"attempt {number} on {hosts}")
+        number, hosts = len(self.runs) + 1, list(self.job.hosts)
+        self._note(f"attempt {number} on {', '.join(hosts)}")
         directory = self.directory / f"attempt-{number}" if self.policy.restarts else self.directory
-        with Output(list(self.job.hosts), directory, self.how.log_limit, needed=number == 1) as output:
+        with Output(hosts, directory, self.how.log_limit, needed=number == 1, losses=self.losses) as output:
             launch = Launch(self.job, self.how, output, number)
             self.runs.append(launch.name)
             try:
@@ -106,7 +110,7 @@ class Restarts:
                 words = f"{error.place}: {error.problem}"
                 return 2, Fault("start", words, error.hosts, 2, whose=error.whose, told=told)
             finally:
-                self._listen()
+                listen(self._on_signal)
         self.since = time.monotonic()
         for channel in launch.channels if launch.started else ():
             if not channel.stopped:
@@ -125,8 +129,11 @@ class Restarts:
         fault = self._failed(launch) if failures else self._stopped(launch)
         if fault is None:
             return code, None
-        if begun:  # else they are another run's, or of an attempt before
-            fault = replace(fault, begun=True, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+        done = launch.judge.done
+        if begun or done is not None:  # else they are another run's, or of an attempt before
+            checkpoint, logged = launch.after.get("checkpoint"), launch.after.get("step")
+            step = logged if done is None else max(done, logged or 0)
+            fault = replace(fault, begun=True, step=step, checkpoint=checkpoint, exact=done is not None)
         elif launch.judge.met() and not launch.after.get("by_first"):
             # Only the first host's directory says how far the run came, and it is gone: steps may be lost, nobody knows how many.
             fault = replace(fault, begun=True)
@@ -141,7 +148,8 @@ class Restarts:
     def _went_on_from(self, step: int) -> None:
         """Count anew what a fault cost: where the newest checkpoint was damaged, more is lost than was told at the fault."""
         number = max((number for number, fault in enumerate(self.faults) if fault.begun), default=-1)
-        if (told := self.lost.get(number)) is not None:
+        told = self.lost.get(number)
+        if told is not None:
             self.lost[number] = lost = max(0, (self.faults[number].step or 0) - step)
             if lost != told:
                 self._note(f"attempt {len(self.runs)} went on from step {step}: {self._steps([number])} lost")
@@ -151,8 +159,10 @@ class Restarts:
         every = self.job.settings.recipe.training.logging_steps
         least = sum(self.lost[number] or 0 for number in numbers)
         unseen = sum(
-            every - 1 for number in numbers if self.faults[number].kind != "stopped"
-        )  # who stops saves its last
+            every - 1
+            for number in numbers
+            if not (self.faults[number].exact or self.faults[number].kind == "stopped")  # who stops saves its last
+        )
         return f"{least} to {counted(least + unseen, 'step')}" if unseen else counted(least, "step")
 
     def _stopped(self, launch: Launch) -> Fault | None:
@@ -177,7 +187,8 @@ class Restarts:
         newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
         known = "" if lost is None else f"; step {fault.step}, {newest}: {self._steps([len(self.faults) - 1])} lost"
         self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=lost)
-        if why := would_repeat(self.faults, self._replaceable):
+        why = would_repeat(self.faults, self._replaceable)
+        if why:
             self._note(f"no restart: {why}")
             return False
         while len(self.faults) <= self.policy.restarts:
@@ -207,6 +218,11 @@ class Restarts:
 
         Raises UserError where the job cannot run on those that can.
         """
+        now = self.job.own_code()
+        changed = sorted(name for name in self.own_code if now.get(name) != self.own_code[name])
+        if changed:
+            cure = "the same command goes on from the newest checkpoint with the code that is there now"
+            raise UserError(changed[0], "it changed while the run went on", f"{cure}; or bring the old file back first")
         pool = self.wanted | dict.fromkeys(self.policy.spares, max(self.wanted.values()))
         found = await self._unless_interrupted(survey(pool, self.how, self.runs, self.reference))
         for host, problem in found.unsound.items():
@@ -225,28 +241,23 @@ class Restarts:
         return True
 
     # ---- signals, words --------------------------------------------------------------------------------------------
-    def _listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-
     def _on_signal(self, number: int) -> None:
         self.signal = self.signal or number
         if self._busy:
             self._busy.cancel()
 
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, Any]) -> Any:
-        self._busy = asyncio.ensure_future(work)
+    async def _unless_interrupted(self, work: "Coroutine[None, None, Found]") -> "Found":
+        self._busy = busy = asyncio.ensure_future(work)
         try:
             if self.signal:
-                self._busy.cancel()
-            return await self._busy
+                busy.cancel()
+            return await busy
         except asyncio.CancelledError:
             raise Interrupted from None
         finally:
             self._busy = None
 
-    def _note(self, line: str, event: str = "", **fields: Any) -> None:
+    def _note(self, line: str, event: str = "", **fields: object) -> None:
         """Add a line to the time line; with `event` also one of the run's events.jsonl, where its directory is seen from here."""
         self.story.append(f"{time.strftime('%H:%M:%S')}  {line}")
         if self.policy.restarts:
@@ -261,12 +272,10 @@ class Survey:
     """unsound: host -> why it cannot take part; sound: host -> its hello"""
 
     unsound: dict[str, str] = field(default_factory=dict)
-    sound: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sound: dict[str, Fields] = field(default_factory=dict)
 
 
-async def survey(
-    hosts: dict[str, int], how: Options, runs: list[str], reference: tuple[str, dict[str, Any]] | None
-) -> Survey:
+async def survey(hosts: dict[str, int], how: Options, runs: list[str], reference: tuple[str, Fields] | None) -> Survey:
     """Ask every host: does it answer, is nothing of the earlier `runs` left on it, do its devices work?
 
     reference: a host and its hello, which the others must be like; None: they are compared with each other, and a difference

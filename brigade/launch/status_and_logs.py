@@ -10,12 +10,16 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TextIO
 
 from ..errors import UserError
-from ..errors.console import console, counted, guard_output, say_what_is_lost
+from ..errors.console import Losses, console, counted, guard_output
 from ..errors.disk import exists
-from ..train import files
+from ..train.host import files
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
 
 LIMIT = 64  # MiB of a log, then a new one is begun
 LAUNCH_LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it
@@ -29,15 +33,24 @@ class Output:
     hosts a summary now and then. Only the user may read the directory and its logs: ranks print samples.
     limit: MiB of one log. Of a longer one three parts are kept: NAME.first.log, NAME.before.log and NAME.log, the newest.
     needed: raise UserError where no log can be written; else the launch goes on without logs
+    losses: tells what cannot be written; of a launch of several attempts one for all
 
     A thread writes: a terminal that is stopped, or a file system that hangs, must not keep launch from its hosts.
     """
 
-    def __init__(self, hosts: list[str], directory: Path, limit: float = LIMIT, needed: bool = True) -> None:
+    def __init__(
+        self,
+        hosts: list[str],
+        directory: Path,
+        limit: float = LIMIT,
+        needed: bool = True,
+        losses: Losses | None = None,
+    ) -> None:
         self.status = dict.fromkeys(hosts, "connecting")
         self.directory, self._limit, self._needed = directory, limit * 2**20, needed
+        self._losses = losses or Losses()
         self._tails: dict[str, deque[str]] = {}
-        self._live: Any = None
+        self._live: Live | None = None
         self._width = max(map(len, hosts))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
@@ -49,7 +62,7 @@ class Output:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             if not self._needed:
-                say_what_is_lost(error)
+                self._losses.tell(error)
             else:
                 problem = f"no log can be written there: {error.strerror}"
                 raise UserError(str(self.directory), problem, "name another --log_dir") from None
@@ -65,7 +78,7 @@ class Output:
         self._writer.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._work.put(None)
         self._writer.join()
         if self._live:
@@ -78,13 +91,14 @@ class Output:
         if self.status[host] == words:
             return
         self.status[host] = words
-        if self._live:
+        live = self._live
+        if live:
             text = self._text()
-            self._work.put(lambda: self._live.update(text))
+            self._work.put(lambda: live.update(text))
         elif len(self.status) <= SHOWN:
             self.say(f"{host:{self._width}}  {words}", sys.stderr)
 
-    def say(self, text: str, stream: Any = None) -> None:
+    def say(self, text: str, stream: TextIO | None = None) -> None:
         """Print rank 0's output, or words of our own."""
         self._work.put(lambda: self._print(text, stream or sys.stdout))
 
@@ -100,7 +114,7 @@ class Output:
         """The last lines of a rank or launcher."""
         return list(self._tails.get(name, ()))
 
-    def _print(self, text: str, stream: Any) -> None:
+    def _print(self, text: str, stream: TextIO) -> None:
         print(text, file=stream, flush=True)
         log = os.fstat(stream.fileno()) if self._without_terminal else None
         # The file stays this process's standard output: its older half goes aside.
@@ -134,7 +148,7 @@ class Output:
                         work()
                 self._sum_up()
             except OSError as error:
-                say_what_is_lost(error)
+                self._losses.tell(error)
 
     def _sum_up(self) -> None:
         """Print for many hosts without a terminal how many are how far, when that has changed."""
@@ -143,11 +157,12 @@ class Output:
         self._due = time.monotonic() + PAUSE
         states = Counter(list(self.status.values())).most_common()
         words = [f"{words} ({count})" for words, count in states[:4]] + ["..."] * (len(states) > 4)
-        if (summary := "; ".join(words)) != self._summed_up:
+        summary = "; ".join(words)
+        if summary != self._summed_up:
             self._summed_up = summary
             print(f"{counted(len(self.status), 'host')}: {summary}", file=sys.stderr, flush=True)
 
-    def _text(self) -> Any:
+    def _text(self) -> "Text":
         from rich.text import Text
 
         hosts = list(self.status)

@@ -4,6 +4,7 @@ Who does what: rendezvous.py meets the hosts, each host's agent.py runs its rank
 """
 
 import asyncio
+import json
 import math
 import os
 import secrets
@@ -18,10 +19,13 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..errors.tables import Fields
 from ..hosts import rendezvous
 from ..hosts.connection import Channel, transport
 from ..hosts.hearing import SILENCE
 from ..hosts.job import Job
+from ..train.distributed import stop
+from ..train.recipe.files import LAUNCHED, launched_texts
 from . import first_failure, launchers
 from .first_failure import Failure
 from .judge import UPLOAD, Judge
@@ -57,6 +61,13 @@ class Options:
     check: Callable[[list[Channel], str], Awaitable[None]] | None = None
 
 
+def listen(ask: Callable[..., None], *given: object) -> None:
+    """Have ask(number, *given) called for each signal that wants this process to end, except those that it ignores (nohup)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ask, number, *given)
+
+
 class Launch:
     """One launch, from the first connection to the last process's end."""
 
@@ -79,8 +90,8 @@ class Launch:
         if job.settings.remote:  # it may upload a model
             self.judge.leave_within = math.inf
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
-        self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,
-        self.after: dict[str, Any] = {}  # and when it ended before its time
+        self.before: Fields = {}  # progress of the output directory when the launch began,
+        self.after: Fields = {}  # and when it ended before its time
         self.started = self.succeeded = self.stopped_twice = False
         self.stop_signal = 0
 
@@ -89,9 +100,7 @@ class Launch:
         the signal that stopped this process, TRY_LATER when somebody stopped the ranks. Raises UserError before anything is
         started."""
         starting = asyncio.ensure_future(self._start())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, starting)
+        listen(self._on_signal, starting)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._on_suspend)
         try:
@@ -111,22 +120,31 @@ class Launch:
 
     async def _start(self) -> None:
         """Meet the hosts, then start the launcher of each."""
-        environment, launcher, cwd = self.options.environment, self.options.launcher, str(Path.cwd())
+        launcher, cwd = self.options.launcher, str(Path.cwd())
+        environment = self.options.environment | {LAUNCHED: "{launched.json}"}
         await rendezvous.connect(self.channels)
         rendezvous.check_code(self.channels, self.options.project)
         rendezvous.check_alike(self.channels, environment.get("CUDA_VISIBLE_DEVICES"))
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
         script = [str(Path(self.job.script).absolute())] if self.job.script else []
-        await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path), *script])
+        await rendezvous.check_files(self.channels, [program, cwd, *script])
         if self.options.check and self.attempt == 1:
             await self.options.check(self.channels, self.name)
         self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))
+        if self.before.get("stop") and not self.before.get("finished"):
+            file = self.marker.with_name(stop.FILE)
+            if self.attempt == 1:
+                raise stop.refusal(file)
+            self.judge.stop_before_start(f"by the file {file}, which has to be removed first")
+            self.after = self.before | {"stopped": stop.name(0)}
+            return
         # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody. So has each
         # replica of an elastic run: two of them may start at once on one host.
         usual = rendezvous.DEFAULT_PORT + (self.attempt - 1 + self.job.replica) % 100
         meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port, usual)
-        order: dict[str, Any] = {"run": self.name, "cwd": cwd, "files": launchers.files(launcher, self.job)}
-        self.started, self.judge.since = True, time.monotonic()
+        texts = launchers.files(launcher, self.job) | {"launched.json": json.dumps(launched_texts())}
+        order: Fields = {"run": self.name, "cwd": cwd, "files": texts}
+        self.started, self.judge.since = True, self.judge.clock.now()
         answers = []
         for number, channel in enumerate(self.channels):
             interface = meeting.interfaces[channel.host]
@@ -203,7 +221,7 @@ class Launch:
         if self.judge.reached_end and not self.succeeded:
             self.judge.unfinished(f"train.py said that it ended well, but {self.marker} is not there")
 
-    async def _progress(self) -> dict[str, Any]:
+    async def _progress(self) -> Fields:
         """Ask the first host about the output directory, over a new line where the old one is gone; else ask another
         (they may share the directory, or each have its own). by_first: whether it was the first; {}: no answer."""
         first = self.channels[0]
@@ -253,7 +271,7 @@ class Launch:
     def _verdict(self, failure: Failure) -> list[str]:
         """The lines that tell who failed first and how, its last lines, and where the rest is."""
         name = self.judge.log(failure.rank) if failure.rank is not None else f"launcher-{failure.host}"
-        seconds, hosts = time.monotonic() - failure.at, counted(len(self.channels), "host")
+        seconds, hosts = self.judge.clock.now() - failure.at, counted(len(self.channels), "host")
         return [
             *first_failure.report(failure, self.output.tail(name), self.output.path(name)),
             *self.judge.were_asked(),

@@ -10,22 +10,25 @@ import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from ..errors import UserError
 from ..errors.console import counted, one_line
-from ..errors.tables import table
+from ..errors.tables import Fields, table
 from ..hosts.job import Job
-from ..train import files
 from ..train.data.sources import BUILT_IN
+from ..train.host import files
 from ..train.model import packaged
 from ..train.recipe.files import REPOSITORY
 from ..train.run import events
 from ..train.strategy import accelerate_config
 from ..train.strategy.axis_keys import as_mesh
 from .policy import NOT_TWICE
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # What --write takes, and how the file's name ends.
 SUFFIXES = {
@@ -74,7 +77,7 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
 
 
 @functools.cache
-def _engine() -> Any:
+def _engine() -> "Environment":
     """Return what renders job files. It keeps the templates that it has compiled."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -121,7 +124,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
     return _engine().get_template(f"{kind}.{suffix}.jinja").render(values)
 
 
-def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
+def _of_scheduler(job: Job, kind: str) -> Fields:
     """Values that the templates of Slurm, Kubernetes and SkyPilot need besides."""
     if job.settings.remote:
         problem = f"{job.settings.remote} is in object storage, and a job file looks for the run's end in a directory"
@@ -139,7 +142,7 @@ def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
     }
 
 
-def _of_accelerate(job: Job, launched: bool, file: str) -> dict[str, Any]:
+def _of_accelerate(job: Job, launched: bool, file: str) -> Fields:
     """Values that the template of accelerate's configuration needs besides."""
     strategy, several = job.strategy, len(job.hosts) > 1
     if strategy.is_deepspeed and several and not launched and job.hostfile is None:
@@ -187,7 +190,8 @@ def _accelerator(job: Job) -> str | None:
 
 def notice(job: Job) -> tuple[int, str]:
     """(seconds between the notice of an end and the end, why so many): what this run has measured, if it ran here before."""
-    if measured := events.slowest(job.output_dir, "grace"):
+    measured = events.slowest(job.output_dir, "grace")
+    if measured:
         why = f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
         return max(NOTICE, math.ceil(measured)), why
     why = "nothing is measured yet: write this file again after the first checkpoints, and it has what they take"
@@ -258,7 +262,7 @@ def _is_here(source: str | None) -> bool:
     return False
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     """A value in YAML, on one line. The words of a list are quoted: Kubernetes reads YAML 1.2, in which 1e-5 is a number,
     and in ASCII: some of Unicode's line breaks are YAML's too."""
     style = '"' if isinstance(value, list) else None

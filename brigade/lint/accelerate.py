@@ -1,11 +1,11 @@
 """The launcher's part of an accelerate config: keys, hosts, ranks. train/strategy/accelerate_config.py has the strategy's."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ..errors import did_you_mean, shown
 from ..errors.findings import Finding
+from ..errors.tables import Document
 from ..train.strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
 from ..train.strategy.axis_keys import MESH_KEYS
 
@@ -13,20 +13,20 @@ from ..train.strategy.axis_keys import MESH_KEYS
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
-def number(document: Mapping[str, Any], key: str) -> int | None:
+def number(document: Document, key: str) -> int | None:
     """The value of num_processes or a key like it: a whole number from 1, or None where the command line has to give it."""
     value = document.get(key)
     return value if type(value) is int and value > 0 else None
 
 
-def mesh(document: Mapping[str, Any]) -> tuple[int, int] | None:
+def mesh(document: Document) -> tuple[int, int] | None:
     """(replicas, shards) of HSDP, or None where the file has no mesh."""
     sizes = mesh_sizes(sections(document)[2]) if document.get("distributed_type") == "FSDP" else {}
     replicate, shard = (number(sizes, f"dp_{which}_size") or 1 for which in ("replicate", "shard"))
     return (replicate, shard) if replicate * shard > 1 else None
 
 
-def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def findings(document: Document, name: str) -> Iterator[Finding]:
     """What is wrong with the launcher's part of the file `name`: unknown keys, hosts and ranks that contradict each other."""
     yield from _unknown_keys(document, "top_level", name)
     for section, options in zip(SECTIONS, sections(document), strict=True):
@@ -44,10 +44,12 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("accelerate-full-state-dict", name, "fsdp_config.fsdp_state_dict_type")
     machines, processes = number(document, "num_machines") or 1, number(document, "num_processes")
     if machines > 1:
-        if (rank := document.get("machine_rank", 0)) != 0:
+        rank = document.get("machine_rank", 0)
+        if rank != 0:
             values = {"value": shown(rank), "machines": machines}
             yield Finding.of("accelerate-machine-rank", name, "machine_rank", **values)
-        if (address := document.get("main_process_ip")) in LOOPBACK:
+        address = document.get("main_process_ip")
+        if address in LOOPBACK:
             yield Finding.of("accelerate-loopback", name, "main_process_ip", value=address, machines=machines)
         launcher = zero.get("deepspeed_multinode_launcher") or "pdsh"
         if document.get("distributed_type") == "DEEPSPEED" and zero and launcher != "standard":
@@ -66,7 +68,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         yield Finding.of("accelerate-mesh", name, "parallelism_config", **values)
 
 
-def _unknown_keys(options: Mapping[str, Any], section: str, name: str) -> Iterator[Finding]:
+def _unknown_keys(options: Document, section: str, name: str) -> Iterator[Finding]:
     known, at_top = KEYS[section], section == "top_level"
     for key, value in options.items():
         if key not in known and not (section == "parallelism_config" and key in KEYS["own"]):
@@ -75,7 +77,7 @@ def _unknown_keys(options: Mapping[str, Any], section: str, name: str) -> Iterat
             yield Finding.of("accelerate-unknown-key", name, str(key) if at_top else f"{section}.{key}", **values)
 
 
-def against_hosts(document: Mapping[str, Any], name: str, hosts: dict[str, int], hostfile: str) -> Iterator[Finding]:
+def against_hosts(document: Document, name: str, hosts: dict[str, int], hostfile: str) -> Iterator[Finding]:
     """Keys of an accelerate config that count other hosts or ranks than the hostfile that goes with it."""
     for key, count, things in (("num_machines", len(hosts), "hosts"), ("num_processes", sum(hosts.values()), "slots")):
         if number(document, key) not in (None, count):

@@ -4,18 +4,19 @@ train/strategy/deepspeed_config.py has what a run refuses too, and train/strateg
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from ..errors import shown
 from ..errors.findings import Finding
+from ..errors.tables import Document
 from ..train.strategy.deepspeed_config import holds, owned_values
 from ..train.strategy.ds_keys import as_json, key_table, leaves, value_at
 
 
-def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
+def findings(config: Document, name: str) -> Iterator[Finding]:
     """Warnings and notes on a ds_config whose keys have DeepSpeed's own names (deepspeed_config.judge() returns it so)."""
     for path, owner in owned_values().items():
-        if (value := value_at(config, path, "auto")) != "auto":
+        value = value_at(config, path, "auto")
+        if value != "auto":
             yield Finding.of("ds-owned-by-recipe", name, path, value=shown(value, _as_written), owner=owner)
     if "gradient_clipping" not in config:
         yield Finding.of("ds-clipping-absent", name, "gradient_clipping", deepspeed=key_table()["deepspeed"])
@@ -26,12 +27,12 @@ def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
     yield from _lines(config, name)
 
 
-def _as_written(value: Any) -> str:
+def _as_written(value: object) -> str:
     """A value as JSON writes it, but 1e9 stays short."""
     return f"{value:g}" if isinstance(value, float) else as_json(value)
 
 
-def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
+def _lines(config: Document, name: str) -> Iterator[Finding]:
     """One finding for all lines that this stage does not read, one for all that change nothing, and what the others mean."""
     known, stage = key_table(), value_at(config, "zero_optimization.stage")
     unread, idle, explained = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
@@ -59,7 +60,7 @@ def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
         yield Finding.of(rule, name, at, means="; ".join(meant for _, meant in meanings))
 
 
-def _means(config: dict[str, Any], value: Any, cases: list[dict[str, Any]]) -> str:
+def _means(config: Document, value: object, cases: list[Document]) -> str:
     """What this value does, compared with the default: the first case that fits."""
     offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
     for case in cases:

@@ -13,10 +13,11 @@ import yaml
 
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
-from ..train.hostfile import parse_hostfile
-from ..train.limits import CONFIG_BYTES
+from ..train.host.limits import CONFIG_BYTES
 from ..train.recipe import flags, remote_code
 from ..train.recipe.files import TWICE, find, is_directory, read_yaml
+from ..train.recipe.hostfile import parse_hostfile
+from ..train.recipe.program import NAMES_CODE, TASKS
 from ..train.recipe.schema import SECTIONS
 from ..train.strategy import accelerate_config, deepspeed_config
 from ..train.strategy.ds_keys import key_table
@@ -179,7 +180,7 @@ def _read_content(file: File, path: Path, text: str) -> None:
     elif file.kind == "recipe":
         try:
             file.content = flags.load([f"--recipe={path}"], loads_model=False)
-            file.findings = list(_model_code(file, path))
+            file.findings = [*_model_code(file, path), *_own_code(file)]
         except UserError as error:
             rule = "recipe-invalid" if file.lines else "file-syntax"
             file.findings = [of_error(rule, error, file.name, path)]
@@ -192,6 +193,15 @@ def _model_code(file: File, path: Path) -> Iterator[Finding]:
         model = file.content.recipe.model
         files = remote_code.files_of(remote_code.names_of(model, path), model.revision)
         yield Finding.of("recipe-code", file.name, "model.trust_remote_code", files=files, flag=remote_code.FLAG)
+
+
+def _own_code(file: File) -> Iterator[Finding]:
+    """A finding for each key of a recipe that names Python."""
+    for key, names in NAMES_CODE.items():
+        files = names(file.content.recipe.training)
+        if files:
+            flag = f"--{key} or {remote_code.ALLOW}" if key != TASKS else f"--{key}"
+            yield Finding.of("recipe-code", file.name, f"training.{key}", files=", ".join(files), flag=flag)
 
 
 def _hosts(hosts: dict[str, int], name: str) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from ..train.data.rows import BadRow
 from ..train.data.samples import Text, convert, weight_of
 from ..train.data.sources import files_of
 from ..train.recipe.data_section import DataSection, Source
-from ..train.recipe.flags import Settings
 from ..train.recipe.objectives import ANSWERS, objective_of
+from ..train.recipe.settings import Settings
 
 FILES = ("train_file", "validation_file")
 
@@ -25,12 +25,14 @@ class _Unrendered:
     joins = last_turn_only = False
 
     def render(
-        self, messages: Any, tools: Any, variables: Any, learned: Sequence[bool] | None = None, images: Any = ()
+        self,
+        messages: object,
+        tools: object,
+        variables: object,
+        learned: Sequence[bool] | None = None,
+        images: Any = (),
     ) -> Text:
         return Text("", [(0, 0)] * len(learned or ()))
-
-    def refuse_rendered(self, prompt: str, completion: str) -> None:
-        """Nothing is rendered, so nothing is rendered twice."""
 
 
 def findings(name: str, settings: Settings) -> Iterator[Finding]:

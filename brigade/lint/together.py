@@ -14,12 +14,13 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
+from ..errors.tables import Document, Fields
 from ..plan.hardware.network import hold_name
-from ..train.cluster import World
+from ..train.host.cluster import World
 from ..train.recipe.batch import Batch, batch_arithmetic
 from ..train.recipe.files import REPOSITORY
-from ..train.recipe.flags import Settings
 from ..train.recipe.schedules import check_last_rate
+from ..train.recipe.settings import Settings
 from ..train.strategy import Strategy, accelerate_config, axis_rules, choose, deepspeed_config
 from ..train.strategy.axes import NONE, Axes
 from ..train.strategy.axis_keys import of_ds_config, of_mesh
@@ -162,7 +163,7 @@ def _axes(file: File) -> Axes:
     return of_mesh(accelerate_config.mesh_sizes(accelerate_config.sections(file.content)[2]))
 
 
-def _model_config(settings: Settings) -> dict[str, Any] | None:
+def _model_config(settings: Settings) -> Fields | None:
     """The model's config.json with its text part laid over it; None where it is not on this machine."""
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
@@ -175,7 +176,7 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
     return config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
 
 
-def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy, ranks: int) -> Iterator[Finding]:
+def _sizes(recipe: File, config: Document, strategy: Strategy, ranks: int) -> Iterator[Finding]:
     """Sizes of a model that do not divide over the axes: heads, key-value heads and feed-forward widths of which a rank would get
     no whole share, or a share that FSDP2 does not shard; too few layers for the stages; experts that only tensor groups would
     divide. ranks: in a replica"""
@@ -197,7 +198,7 @@ def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy, ranks: int)
         yield Finding("recipe-sizes", recipe.name, "model.model_name_or_path", *uneven)
 
 
-def _layers(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+def _layers(recipe: File, config: Document, strategy: Strategy) -> Iterator[Finding]:
     """Layer classes of the strategy that the code of the model's kind lacks. Says nothing where other code than Transformers' may
     run."""
     kind = str(config.get("model_type") or "")
@@ -213,25 +214,28 @@ def _modeling_code(kind: str) -> str:
     spec = importlib.util.find_spec("transformers")
     for name in (kind, kind.removesuffix("_text")):
         for root in (spec.submodule_search_locations or []) if spec and name.isidentifier() else []:
-            if files := sorted(Path(root, "models", name).glob("modeling_*.py")):
+            files = sorted(Path(root, "models", name).glob("modeling_*.py"))
+            if files:
                 return "\n".join(file.read_text(encoding="utf-8") for file in files)
     return ""
 
 
-def _number(config: dict[str, Any], key: str) -> int:
-    return value if isinstance(value := config.get(key), int) else 0
+def _number(config: Document, key: str) -> int:
+    value = config.get(key)
+    return value if isinstance(value, int) else 0
 
 
-def _experts_key(config: dict[str, Any]) -> str | None:
+def _experts_key(config: Document) -> str | None:
     """The key that says how many experts a mixture of experts has; None for a dense model."""
     return next((key for key in EXPERTS if _number(config, key) > 1), None)
 
 
-def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+def _experts(recipe: File, config: Document, strategy: Strategy) -> Iterator[Finding]:
     """A finding where the experts do not divide over the strategy's ranks."""
     key = _experts_key(config)
     values = {"key": key or "experts", "experts": config[key] if key else 0, "model": config.get("model_type")}
-    if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
+    size = strategy.axes.experts
+    if size > 1 and (not key or config[key] % size):
         yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)
 
 

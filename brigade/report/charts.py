@@ -5,8 +5,10 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
+
+from ..errors.tables import Fields
 from .figures import MEAN, Figure, Line
-from .thinning import kept
 
 # Colour-blind readers can tell them apart. Contrast is 3:1 or more against white and against the page's dark background.
 COLOURS = ["#2f7ec7", "#d9722b", "#2a9d76", "#c2589a", "#8a6fd1", "#a58a1f", "#4b9fb0", "#8b8f98"]
@@ -28,7 +30,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def chart(figure: Figure) -> dict[str, Any]:
+def chart(figure: Figure) -> Fields:
     """The figure in Vega-Lite, with thinned data. It takes the width of its container."""
     drawn = _bars(figure) if figure.bars else _curves(figure)
     return {
@@ -39,14 +41,14 @@ def chart(figure: Figure) -> dict[str, Any]:
     }
 
 
-def text_of(spec: Any) -> str:
+def text_of(spec: object) -> str:
     """JSON that may stand inside a script element of HTML, whatever texts it holds. Raises ValueError for NaN."""
     text = json.dumps(spec, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
-def _curves(figure: Figure) -> dict[str, Any]:
+def _curves(figure: Figure) -> Fields:
     names = list(dict.fromkeys(line.name.removesuffix(MEAN) for line in figure.lines))
     unit, seconds = _unit_of_time(figure.lines)
     most = max(FEWEST, POINTS // max(1, len(figure.lines)))
@@ -91,7 +93,7 @@ def _curves(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _rows(line: Line, most: int, seconds: float) -> list[dict[str, Any]]:
+def _rows(line: Line, most: int, seconds: float) -> list[Fields]:
     places = set(kept(line.values, most))
     for band in (line.low, line.high):
         places |= set(kept(band, most // 2)) if band else set()
@@ -125,7 +127,7 @@ def _unit_of_time(lines: list[Line]) -> tuple[str, float]:
 
 
 # ---- bars --------------------------------------------------------------------------------------------------------
-def _bars(figure: Figure) -> dict[str, Any]:
+def _bars(figure: Figure) -> Fields:
     parts = list(dict.fromkeys(name for bar in figure.bars for name, value in bar.parts.items() if value))
     values = [
         {"bar": bar.name, "part": name, "value": _finite(value), "order": parts.index(name)}
@@ -156,3 +158,21 @@ def _bars(figure: Figure) -> dict[str, Any]:
             "tooltip": shown,
         },
     }
+
+
+def kept(values: list[float], most: int) -> list[int]:
+    """The places of about `most` values: the lowest and the highest of each stretch, the first in it that is not finite, and the
+    very first and last of all."""
+    count = len(values)
+    if count <= most:
+        return list(range(count))
+    places = {0, count - 1}
+    array = np.asarray(values, dtype=float)
+    for stretch in np.array_split(np.arange(count), max(1, most // 2)):
+        part = array[stretch]
+        finite = np.isfinite(part)
+        if finite.any():
+            places |= {int(stretch[finite][part[finite].argmin()]), int(stretch[finite][part[finite].argmax()])}
+        if not finite.all():
+            places.add(int(stretch[~finite][0]))
+    return sorted(places)

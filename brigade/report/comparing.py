@@ -9,7 +9,6 @@ Student's, with as many values as there are blocks: few blocks say little about 
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ def _signed(value: float) -> str:
     return f"{value:+.4f} nats ({'lower' if value < 0 else 'higher'})"
 
 
-def _batch(record: Record) -> Any:
+def _batch(record: Record) -> object:
     training = record.settings.get("training")
     return training.get("global_batch_size") if isinstance(training, dict) else None
 

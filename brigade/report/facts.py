@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import one_line
+from ..errors.tables import Fields
 from ..train.run.page import FILE
 from ..train.run.status import ranks_of
 from .records import Record, attempts, events_of, number
@@ -20,7 +21,7 @@ _STARTS = {"torchrun": "torchrun --master_port 29500 --nproc_per_node {}", "deep
 _COMMIT = re.compile(r"([0-9a-f]{7,64})(\+?)")  # "+": with changes that were not committed
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A figure with four digits, thousands with commas; any other value as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
@@ -56,18 +57,23 @@ def summary(record: Record) -> dict[str, str]:
     shares = [share for entry in record.evaluations if (share := number(entry.get("rewards/accuracies"))) is not None]
     if shares:
         facts["held-out accuracy"] = f"{shares[-1]:.1%}" + (f", {shares[0]:.1%} at first" if len(shares) > 1 else "")
-    if loss := last.get("loss"):
+    loss = last.get("loss")
+    if loss:
         facts["training loss"] = shown(number(loss))
-    if tokens := number(last.get("tokens")):
+    tokens = number(last.get("tokens"))
+    if tokens:
         facts["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
     speeds = [v for entry in record.steps if (v := number(entry.get("tokens_per_second_per_gpu"))) and math.isfinite(v)]
     if speeds:
         facts["speed"] = f"{shown(round(statistics.median(speeds)))} tokens/s per rank"
-    if mfu := number(last.get("mfu")):
+    mfu = number(last.get("mfu"))
+    if mfu:
         facts["MFU"] = f"{mfu:.1f} %"
-    if (seconds := number(last.get("seconds"))) is not None:
+    seconds = number(last.get("seconds"))
+    if seconds is not None:
         facts["time"] = duration(seconds)
-    if (peak := number(last.get("peak_memory_gib"))) is not None:
+    peak = number(last.get("peak_memory_gib"))
+    if peak is not None:
         facts["peak memory"] = f"{peak:.1f} GiB"
     strategy = run.get("strategy")
     if isinstance(strategy, dict) and strategy.get("name"):
@@ -90,7 +96,7 @@ def recipe(record: Record) -> Table:
     return ["key", "value", ""], rows
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """A value of a recipe as YAML shows it, cut at 2,000 letters."""
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 2000 else f"{text[:2000]} ..."
@@ -122,7 +128,8 @@ def repeat(record: Record) -> list[str]:
     hosts, ranks = run.get("hosts") or [""], ranks_of(run) or 1
     again = f"--output_dir {path}-again"
     lines = []
-    if commit := _COMMIT.fullmatch(str(run.get("commit"))):
+    commit = _COMMIT.fullmatch(str(run.get("commit")))
+    if commit:
         changed = "   # and the changes that were not committed then" if commit[2] else ""
         lines.append(f"git checkout {commit[1]}{changed}")
     if len(hosts) > 1:
@@ -176,7 +183,7 @@ def incidents(record: Record) -> Table:
     return ["time", "what", "step", "in words"], rows
 
 
-def answers(record: Record) -> list[dict[str, Any]]:
+def answers(record: Record) -> list[Fields]:
     """Each question with its reference and the model's answers at the newest evaluations. Several empty lines become one."""
     questions: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in record.answers:

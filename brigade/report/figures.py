@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..train.recipe.objectives import SFT
 from ..train.run import events
 from .records import Entry, Record, attempts, events_of, number
-from .thinning import running_mean
 
 SMOOTH = 100  # a curve of this many points or more gets a running mean, over a fiftieth of them
 ENDS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "between attempts")
@@ -118,7 +120,8 @@ def _named(records: list[Record], record: Record, otherwise: str) -> str:
 
 def _loss_of(records: list[Record]) -> tuple[str, str]:
     """Return (what a loss is the mean of, its unit)."""
-    if objectives := sorted({objective for record in records if (objective := record.objective) != SFT}):
+    objectives = sorted({objective for record in records if (objective := record.objective) != SFT})
+    if objectives:
         return f"Mean of the objective's loss ({', '.join(objectives)}) over pairs or answers", ""
     return "Mean cross-entropy in nats per supervised token", "nats per token"
 
@@ -239,7 +242,7 @@ def _times(records: list[Record]) -> Figure:
 
 
 def _profile(records: list[Record]) -> list[Figure]:
-    """Return two figures where some rank was traced (train/loop/profile.py)."""
+    """Return two figures where some rank was traced (train/watch/profile.py)."""
     traced = {
         (f"{record.name}, " if len(records) > 1 else "") + f"rank {line.get('rank', 0)}": line
         for record in records
@@ -289,7 +292,7 @@ def _memory(records: list[Record]) -> Figure:
     return figure
 
 
-def _parts(section: Any) -> dict[str, float]:
+def _parts(section: object) -> dict[str, float]:
     parts = section.get("parts") if isinstance(section, dict) else None
     numbers = {str(key): number(value) for key, value in parts.items()} if isinstance(parts, dict) else {}
     return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
@@ -333,3 +336,12 @@ def in_words(figure: Figure, show: Callable[[float], str]) -> str:
             ends = f"lowest {show(low)} at step {at_low}, highest {show(high)} at step {at_high}"
             sentences.append(f"{line.name}: from {first} to {last}; {ends}.")
     return " ".join(sentences)
+
+
+def running_mean(values: list[float], window: int) -> list[float]:
+    """The mean of the finite ones among the last `window` values up to each; NaN where there is none."""
+    array: NDArray[np.float64] = np.asarray(values, dtype=float)
+    finite = np.isfinite(array)
+    sums, counts = np.cumsum(np.where(finite, array, 0.0)), np.cumsum(finite)
+    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
+    return [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]

@@ -6,21 +6,19 @@ import hashlib
 import io
 import math
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import UserError
 from ..errors.console import one_line
-from ..train import files
+from ..train.host import files
 from ..train.run.page import FILE
 from ..train.run.versions import now
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure
 from .records import Record
-from .thinning import kept
 
 HERE = Path(__file__).parent
 MARK = "<!-- made by python -m brigade report -->"  # a file with this mark may be overwritten
@@ -90,7 +88,7 @@ def _table(figure: Figure) -> facts.Table:
     lines = [line for line in figure.lines if not line.name.endswith(figures.MEAN)]
     steps: dict[int, dict[str, float]] = {}
     for line in lines:
-        for place in kept(line.values, max(4, facts.ROWS // len(lines))):
+        for place in charts.kept(line.values, max(4, facts.ROWS // len(lines))):
             steps.setdefault(line.points[place][0], {})[line.name] = line.values[place]
     return ["step", *(line.name for line in lines)], [
         [step, *(steps[step].get(line.name) for line in lines)] for step in sorted(steps)
@@ -118,7 +116,7 @@ def write_files(records: list[Record], folder: Path) -> list[Path]:
     return written
 
 
-def _cells(row: list[Any]) -> list[Any]:
+def _cells(row: list[object]) -> list[object]:
     """A row that is safe in a spreadsheet: a formula, which may fetch and run things, gets an apostrophe; a text is one line."""
     texts = [one_line(value) if isinstance(value, str) else value for value in row]
     texts = [f"'{t}" if isinstance(t, str) and t.lstrip().startswith(_FORMULA) else t for t in texts]

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..train import files
+from ..errors.tables import Fields
+from ..train.host import files
 from ..train.recipe.objectives import SFT
 from ..train.run import directory as runs
-from ..train.run import events, status, typed
+from ..train.run import events, on_disk, status, typed
 
 # Plain Transformers' name of a figure -> Brigade's, where they differ.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}
-Entry = dict[str, Any]
+Entry = Fields  # of a log
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Record:
 
     directory: Path
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, Any] = field(default_factory=dict)
+    settings: Fields = field(default_factory=dict)
+    known: Fields = field(default_factory=dict)
     steps: list[Entry] = field(default_factory=list)
     evaluations: list[Entry] = field(default_factory=list)
     events: list[Entry] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Fields:
         """run.yaml's record of what was resolved; {} where there is none."""
         record = self.settings.get("run")
         return record if isinstance(record, dict) else {}
@@ -84,7 +85,7 @@ def read_records(directories: list[Path]) -> list[Record]:
     return [_record(directory, name) for directory, name in zip(directories, names, strict=True)]
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A figure of a log as a float, NaN and infinity included; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -98,7 +99,7 @@ def _record(directory: Path, name: str) -> Record:
     record = Record(directory, name)
     try:
         runs.check_exists(directory)
-        record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
+        record.checkpoints = sorted(on_disk.step_of(path) for path in on_disk.checkpoints(directory))
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE, typed.EVENT)
         record.answers = _lines(record, runs.ANSWERS, typed.ANSWER)
@@ -109,7 +110,7 @@ def _record(directory: Path, name: str) -> Record:
             str(directory), f"it cannot be read: {error.strerror}", "ask its owner for the right to"
         ) from None
     if not (record.settings or record.events or logged):
-        wanted = f"it has neither {runs.RECORD}, {events.FILE} nor {runs.STATE}"
+        wanted = f"it has neither {runs.RECORD}, {events.FILE} nor {on_disk.STATE}"
         problem = "; ".join([wanted, *record.notes])
         raise UserError(str(directory), problem, "name the output directory of a run that has begun")
     if not record.settings:
@@ -125,7 +126,7 @@ def _record(directory: Path, name: str) -> Record:
     return record
 
 
-def _settings(record: Record) -> dict[str, Any]:
+def _settings(record: Record) -> Fields:
     path = record.directory / runs.RECORD
     if not path.exists():
         return {}
@@ -165,7 +166,7 @@ def _lines(record: Record, name: str, fields: typed.Fields) -> list[Entry]:
 def _trainer_state(record: Record) -> list[Entry]:
     """The log_history of the newest trainer_state.json."""
     directory = record.directory
-    paths = [directory / runs.STATE, *(path / runs.STATE for path in runs.checkpoints(directory))]
+    paths = [directory / on_disk.STATE, *(path / on_disk.STATE for path in on_disk.checkpoints(directory))]
     for path in filter(Path.exists, paths):
         try:
             log = [typed.kept(entry, typed.EVENT) for entry in typed.loaded(files.read(path))["log_history"]]

@@ -4,11 +4,13 @@ import argparse
 import asyncio
 import os
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import console
@@ -16,12 +18,15 @@ from ..errors.numbers import numeric
 from ..hosts import launches
 from ..hosts.connection import is_here
 from ..hosts.usage import heartbeats
-from ..train.hostfile import read_hostfile
 from ..train.recipe.files import find, read_yaml
+from ..train.recipe.hostfile import read_hostfile
 from ..train.run import typed
 from ..train.run.directory import RECORD, check_exists
 from .table import render
 from .watching import Watching
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PATIENCE = 20.0  # seconds that a single look waits for hosts
 
@@ -87,7 +92,8 @@ def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
     """The hosts to connect to: a run's files may be a stranger's and name any host. Says which are left out."""
     known = launches.hosts()
     asked = [host for host in hosts if all_of_them or host in known or is_here(host) or "SLURM_JOB_ID" in os.environ]
-    if left := [host for host in hosts if host not in asked]:
+    left = [host for host in hosts if host not in asked]
+    if left:
         cure = "--hostfile FILE names yours, --ask_all asks them all"
         names = f"{', '.join(left[:5])}{' ...' * (len(left) > 5)}"
         print(f"Not asked, for only the run's files name them: {names}; {cure}.", file=sys.stderr)
@@ -110,7 +116,7 @@ async def _watch(hosts: list[str], directory: Path | None, every: float, once: b
     return 0
 
 
-async def _live(watching: Any, screen: Any, every: float) -> None:
+async def _live(watching: Watching, screen: "Console", every: float) -> None:
     """Draw the table again and again until q, Ctrl-C or the end of the terminal."""
     from rich.live import Live
 
@@ -128,8 +134,6 @@ async def _live(watching: Any, screen: Any, every: float) -> None:
 @contextmanager
 def _keys(left: asyncio.Event) -> Iterator[None]:
     """While this lasts, a q on the terminal sets `left`; so does the terminal's end."""
-    import termios
-    import tty
 
     number, loop = sys.stdin.fileno(), asyncio.get_running_loop()
 

@@ -4,13 +4,18 @@ import bisect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors.console import printable
+from ..hosts import Facts
 from ..train.distributed import hang_verdict
 from ..train.run import events
 from .watching import HostSeen, Watching
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 SILENT = 10.0  # seconds of silence from which on a rank's is shown, and all ranks' is judged
 STALE = 20.0  # seconds after which a rank's file was due again, twice over
@@ -32,15 +37,16 @@ class RankRow:
     tokens_per_second: float | None = None
     cpu: float | None = None  # percent of one processor
     memory: int | None = None
-    gpu: dict[str, Any] | None = None
+    gpu: Facts | None = None
     slow: str = ""
     behind: bool = False
-    waits: dict[str, Any] | None = None
+    waits: Facts | None = None
+    age: float = 0.0  # seconds since its file was written
 
 
 def rank_rows(watching: Watching) -> list[RankRow]:
     """All ranks of which anything is known, by number."""
-    latest: dict[str, dict[str, Any]] = dict(watching.read)
+    latest: dict[str, Facts] = dict(watching.read)
     for seen in watching.hosts.values():
         if seen.samples:
             latest |= seen.samples[-1][1].get("ranks", {})
@@ -55,7 +61,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
         )
         state = _state(says, host, seconds)
         row.state = "ended" if ended and state == "gone" else state
-        row.waits, row.slow = says.get("waits"), slow.get(row.rank, "")
+        row.waits, row.slow, row.age = says.get("waits"), slow.get(row.rank, ""), float(says.get("age") or 0.0)
         if host and not host.problem:
             row.behind = _is_behind(furthest, host, key)
             row.tokens_per_second = _rate(host, key, "tokens")
@@ -67,7 +73,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
+def _state(says: Facts, host: HostSeen | None, seconds: float) -> str:
     if host and host.problem and host.problem != "connecting":
         return "lost"
     if says.get("state") in ("stopped", "gone"):
@@ -84,8 +90,9 @@ def _furthest(watching: Watching) -> list[tuple[float, int]]:
         for seen in watching.hosts.values()
         for when, facts in seen.samples
     )
-    furthest = 0
-    return [(when, furthest := max(furthest, step)) for when, step in sorted(said)]
+    ordered = sorted(said)
+    furthest = accumulate((step for _, step in ordered), max)
+    return [(when, step) for (when, _), step in zip(ordered, furthest, strict=True)]
 
 
 def _is_behind(furthest: list[tuple[float, int]], host: HostSeen, key: str) -> bool:
@@ -100,7 +107,7 @@ def _is_behind(furthest: list[tuple[float, int]], host: HostSeen, key: str) -> b
     return int(newest.get("step") or 0) < others - 1
 
 
-def _last(told: list[dict[str, Any]]) -> str:
+def _last(told: list[Facts]) -> str:
     """The last event of a run."""
     return str(told[-1].get("event")) if told else ""
 
@@ -138,25 +145,26 @@ def host_figures(host: HostSeen) -> dict[str, float]:
     return found
 
 
-def slow_now(told: list[dict[str, Any]]) -> dict[int, str]:
+def slow_now(told: list[Facts]) -> dict[int, str]:
     """Return rank -> why it is slow, by the run's own measure, until that finds none slow any more."""
-    found: dict[int, str] = {}
+    slow: dict[int, str] = {}
     fresh = True
     for line in told:
         if line.get("event") == "slow" and isinstance(line.get("rank"), int):
-            found = found if fresh else {}
+            slow = slow if fresh else {}
             fresh = True
-            found[line["rank"]] = f"score {line.get('score', '?')}: {line.get('why', '')}"
+            slow[line["rank"]] = f"score {line.get('score', '?')}: {line.get('why', '')}"
         elif line.get("event") == "step":
             fresh = False
-            if isinstance(score := line.get("slowest_rank_score"), int | float) and score >= events.SLOW:
-                found = {}
+            score = line.get("slowest_rank_score")
+            if isinstance(score, int | float) and score >= events.SLOW:
+                slow = {}
         elif line.get("event") == "started":
-            found = {}
-    return found
+            slow = {}
+    return slow
 
 
-def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
+def verdict(rows: list[RankRow], told: list[Facts]) -> str:
     """Say what the watchdog says, or would say if this silence went on; else the last thing that went wrong."""
     apart = [row for row in rows if row.state in ("stopped", "gone", "lost")]
     quiet = rows and all(row.silent > SILENT or row.state != "running" for row in rows)
@@ -164,21 +172,28 @@ def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
         last = told[-1]
         words = {"end": "The run has reached its end.", "stopped": f"The run was stopped by {last.get('by', '?')}."}
         return words.get(last["event"], f"The run failed: {last.get('text', '')}")
+    faults = [line for line in told if line.get("event") in ("fault", "failed", "started")]
+    fault = faults[-1] if faults and faults[-1].get("event") != "started" else {}
+    if _nobody_runs(rows):
+        heard = (
+            f"the last was heard of {min(row.age for row in rows):,.0f} s ago, at step {max(row.step for row in rows)}"
+        )
+        return f"No rank runs: {heard}; {fault.get('text') or fault.get('what') or 'nothing says what ended the run'}"
     if quiet or apart:
         known = [_silent(row) for row in rows]
-        if (late := hang_verdict.culprits(known)) and len(known) > 1:
-            return (
-                f"The others wait: {hang_verdict.sentence(known)}"
-                if len(late) < len(known)
-                else hang_verdict.sentence(known)
-            )
-        return hang_verdict.sentence(known)
-    if slow := [row for row in rows if row.slow]:
+        late, sentence = hang_verdict.culprits(known), hang_verdict.sentence(known)
+        return f"The others wait: {sentence}" if 0 < len(late) < len(known) else sentence
+    slow = [row for row in rows if row.slow]
+    if slow:
         return "; ".join(f"rank {row.rank} on {row.host} is slow, {row.slow}" for row in slow)
-    faults = [line for line in told if line.get("event") in ("fault", "failed", "started")]
-    if faults and faults[-1].get("event") != "started":
-        return str(faults[-1].get("text") or faults[-1].get("what") or "a fault was recorded")
+    if fault:
+        return str(fault.get("text") or fault.get("what") or "a fault was recorded")
     return "All ranks move." if rows else "No rank has written its heartbeat yet."
+
+
+def _nobody_runs(rows: list[RankRow]) -> bool:
+    """Tell whether each rank's process is gone, or its file is old where nobody looks at its host."""
+    return bool(rows) and all(row.state in ("gone", "old", "ended") for row in rows)
 
 
 def _silent(row: RankRow) -> hang_verdict.Silent:
@@ -189,7 +204,7 @@ def _silent(row: RankRow) -> hang_verdict.Silent:
 
 
 # ---- drawn -------------------------------------------------------------------------------------------------------
-def render(watching: Watching, height: int = 0) -> Any:
+def render(watching: Watching, height: int = 0) -> "Group":
     """A rich renderable. height: lines that there are; 0: as many as it takes"""
     from rich.console import Group
     from rich.table import Table
@@ -218,7 +233,9 @@ def render(watching: Watching, height: int = 0) -> Any:
         if len(lines) > room
         else []
     )
-    heading = Text(printable(_heading(watching)), style="bold", no_wrap=True, overflow="ellipsis")
+    heading = Text(
+        printable(_heading(watching, not _nobody_runs(rows))), style="bold", no_wrap=True, overflow="ellipsis"
+    )
     said = verdict(rows, watching.told) if watching.directory else _hosts_alone(watching)
     calm = said.startswith(("All ", "The run has"))
     return Group(
@@ -237,16 +254,16 @@ def _hosts_alone(watching: Watching) -> str:
     return f"No answer from {', '.join(lost)}." if lost else "All hosts answer or are being asked."
 
 
-def _heading(watching: Watching) -> str:
+def _heading(watching: Watching, runs: bool) -> str:
     if not watching.directory:
         return f"{len(watching.hosts)} hosts"
-    last: dict[str, Any] = next((line for line in reversed(watching.told) if line.get("event") == "step"), {})
+    last: Facts = next((line for line in reversed(watching.told) if line.get("event") == "step"), {})
     parts = [Path(watching.directory).name]
     if last:
         parts.append(f"step {last.get('step')}/{last.get('steps', '?')}")
         parts += [f"loss {last['loss']:.4f}"] if isinstance(last.get("loss"), float) else []
         speed = last.get("tokens_per_second")
-        parts += [f"{speed:,.0f} tokens/s"] if isinstance(speed, int | float) else []
+        parts += [f"{speed:,.0f} tokens/s"] if runs and isinstance(speed, int | float) else []
     return ", ".join(parts)
 
 

@@ -10,12 +10,12 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
+from ..hosts import Facts
 from ..hosts.connection import Channel, transport
 from ..hosts.usage import heartbeats
-from ..train import files
+from ..train.host import files
 from ..train.run import events, typed
 
 KEPT = 90.0  # seconds of samples, of which rates are made
@@ -28,10 +28,10 @@ class HostSeen:
     """samples: (when by our clock, hosts/usage.sample()), newest last; problem: why it does not answer now"""
 
     name: str
-    samples: deque[tuple[float, dict[str, Any]]] = field(default_factory=deque)
+    samples: deque[tuple[float, Facts]] = field(default_factory=deque)
     problem: str = "connecting"
 
-    def add(self, facts: dict[str, Any]) -> None:
+    def add(self, facts: Facts) -> None:
         """Facts of hosts/usage.py, of which only what has its type is kept: a host may say anything."""
         now, ranks, gpus = time.monotonic(), facts.get("ranks"), facts.get("gpus")
         facts = {"at": facts.get("at"), "host": typed.kept(facts.get("host"), typed.HOST)}
@@ -55,8 +55,8 @@ class Watching:
     def __init__(self, hosts: list[str], directory: Path | None, every: float) -> None:
         self.hosts = {name: HostSeen(name) for name in hosts}
         self.directory, self.every = directory and directory.absolute(), every
-        self.read: dict[str, dict[str, Any]] = {}
-        self.told: list[dict[str, Any]] = []
+        self.read: dict[str, Facts] = {}
+        self.told: list[Facts] = []
         self._looked = directory is None  # at the files, once
         self._tasks: list[asyncio.Task[None]] = []
         self._channels: list[Channel] = []
@@ -105,7 +105,7 @@ class Watching:
             await asyncio.sleep(self.every)
 
 
-def _newest(path: Path, size: int = 2**18) -> list[dict[str, Any]]:
+def _newest(path: Path, size: int = 2**18) -> list[Facts]:
     """The events at the end of a file that may be long: `size` bytes of it."""
     found = []
     with suppress(FileNotFoundError), files.opened(path) as file:

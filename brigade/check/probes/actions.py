@@ -6,16 +6,17 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
+from ...errors.tables import Fields
+from ...hosts import Facts
 
 LAST = 15  # lines of what it prints
 
 
-def run(line: str, limit: float) -> dict[str, Any]:
+def run(line: str, limit: float) -> Facts:
     """Run a shell line. code: its exit code, None where it was ended after `limit` seconds; said: its last lines"""
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams: Fields = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(["bash", "-c", line], text=True, errors="replace", start_new_session=True, **streams)
     try:
         said, _ = process.communicate(timeout=limit)
@@ -28,7 +29,7 @@ def run(line: str, limit: float) -> dict[str, Any]:
     return {"code": code, "said": said.strip().splitlines()[-LAST:]}
 
 
-def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
+def prove(recipe: str, flags: list[str], quick: bool) -> Facts:
     """The proof of kernels/prove.py, which is kept for later runs of this host; problem: why there is none."""
     from ...kernels import auto, models, proofs
     from ...kernels import prove as proving
@@ -46,7 +47,7 @@ def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
     return proof
 
 
-def remove(directory: str) -> dict[str, Any]:
+def remove(directory: str) -> Facts:
     """Remove a rehearsal's directory, and nothing that is none."""
     path = Path(directory)
     if path.name.startswith("rehearsal-") and (path / "rehearsal.yaml").is_file():

@@ -10,7 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ...hosts import Facts
+
+if TYPE_CHECKING:
+    import torch
 
 TIMES = 7  # of which the median counts; fewer where one takes long
 PAIR_TIMES = 3  # of which the best counts: a pair that is slow is slow each time
@@ -20,6 +25,9 @@ SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, ma
 HERE, MET = "here", "met"  # what a rank says before it waits for the others, and then
 GRACE = 5.0  # seconds for a rank to say that it has timed out, and for a process to end that was killed
 STAGES = ("", HERE, MET)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # of _operations(), in this order
+
+Figure = tuple[str, int, float]  # collective, bytes, seconds
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class How:
         return SETTLE + EACH * self.world
 
 
-def sweep(first: int, ranks: int, limit: float, **how: Any) -> dict[str, Any]:
+def sweep(first: int, ranks: int, limit: float, **how: Any) -> Facts:
     """Time all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
     the GPU of its number under "nccl". limit: seconds after which ranks that still run are ended; how: of How
 
@@ -84,7 +92,7 @@ class _Worker:
         self.process = context.Process(target=_tell_rank, args=(theirs, rank, local, how), daemon=True)
         self.process.start()
         theirs.close()
-        self.answer: dict[str, Any] = {"figures": [], "received": [], "device": "", "error": ""}
+        self.answer: Facts = {"figures": [], "received": [], "device": "", "error": ""}
         self.stage, self.met, self.died = "", math.inf, False
 
     def hear(self) -> bool:
@@ -152,7 +160,7 @@ def _tell_rank(pipe: Connection, rank: int, local: int, how: How) -> None:
     pipe.send(_rank(rank, local, how, pipe.send))
 
 
-def _rank(rank: int, local: int, how: How, tell: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
+def _rank(rank: int, local: int, how: How, tell: Callable[[str], None] = lambda stage: None) -> Facts:
     for name in ("GLOO_SOCKET_IFNAME",) if how.interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if how.interface:
             os.environ.setdefault(name, how.interface)  # as launch does: the user's own choice goes first
@@ -160,8 +168,8 @@ def _rank(rank: int, local: int, how: How, tell: Callable[[str], None] = lambda 
     import torch.distributed as dist
 
     device = torch.device("cpu")
-    figures: list[list[Any]] = []
-    received: list[list[Any]] = []
+    figures: list[Figure] = []
+    received: list[list[float]] = []
     told = {"figures": figures, "device": "CPU", "received": received}
     try:
         if how.backend == "nccl":
@@ -189,7 +197,7 @@ def _rank(rank: int, local: int, how: How, tell: Callable[[str], None] = lambda 
     return told | {"error": ""}
 
 
-def _payload(figures: list[list[Any]], longest: float, device: Any) -> int:
+def _payload(figures: list[Figure], longest: float, device: "torch.device") -> int:
     """The largest payload that, from each rank to all others, took the slowest rank a quarter of `longest` at most."""
     import torch
     import torch.distributed as dist
@@ -201,7 +209,7 @@ def _payload(figures: list[list[Any]], longest: float, device: Any) -> int:
     return int(max(short, default=own[0][0]))
 
 
-def _play(how: How, place: tuple[int, int], payload: int, device: Any, received: list[list[Any]]) -> None:
+def _play(how: How, place: tuple[int, int], payload: int, device: "torch.device", received: list[list[float]]) -> None:
     """Let each rank of a host send to the rank of the same number on the host's partner, all pairs of a round at the same time.
     Adds [partner, Gbit/s] to `received`, the best of a few times. place: (host, number of the rank on it)"""
     import torch
@@ -223,7 +231,7 @@ def _play(how: How, place: tuple[int, int], payload: int, device: Any, received:
                 received.append([partner, payload * 8e-9 / best])
 
 
-def _sweep_one(name: str, how: How, device: Any, figures: list[list[Any]]) -> None:
+def _sweep_one(name: str, how: How, device: "torch.device", figures: list[Figure]) -> None:
     """Add one collective's rows to `figures`. All ranks take the same decisions: by the slowest one's time."""
     import torch
     import torch.distributed as dist
@@ -237,16 +245,16 @@ def _sweep_one(name: str, how: How, device: Any, figures: list[list[Any]]) -> No
     for payload in how.payloads:
         if before and before[1] * payload / before[0] > how.longest:
             break
-        once = COLLECTIVES[name](payload, how.world, device)
+        once = _operations(payload, how.world, device)[name]
         once()  # the first one connects
         first = slowest(_timed(once, device))
         times = [_timed(once, device) for _ in range(max(1, min(TIMES, int(SPENT / first))))]
         median = statistics.median(times)
         before = (payload, slowest(median))
-        figures.append([name, payload, median])
+        figures.append((name, payload, median))
 
 
-def _timed(once: Any, device: Any) -> float:
+def _timed(once: Callable[[], object], device: "torch.device") -> float:
     import torch
 
     began = time.perf_counter()
@@ -256,47 +264,16 @@ def _timed(once: Any, device: Any) -> float:
     return time.perf_counter() - began
 
 
-def _whole(payload: int, world: int, device: Any) -> Any:
-    """`payload` bytes of fp32, rounded to parts of equal size."""
+def _operations(payload: int, world: int, device: "torch.device") -> dict[str, Callable[[], object]]:
+    """Each collective over `payload` bytes of fp32, rounded to parts of equal size: what its larger end holds on one rank."""
     import torch
-
-    return torch.ones(max(1, payload // 4 // world) * world, device=device)
-
-
-def _all_reduce(payload: int, world: int, device: Any) -> Any:
     import torch.distributed as dist
 
-    whole = _whole(payload, world, device)
-    return lambda: dist.all_reduce(whole)  # its sum grows, and nobody reads it
-
-
-def _all_gather(payload: int, world: int, device: Any) -> Any:
-    import torch.distributed as dist
-
-    whole = _whole(payload, world, device)
-    part = whole[: len(whole) // world].clone()
-    return lambda: dist.all_gather_single(whole, part)
-
-
-def _reduce_scatter(payload: int, world: int, device: Any) -> Any:
-    import torch.distributed as dist
-
-    whole = _whole(payload, world, device)
-    part = whole[: len(whole) // world].clone()
-    return lambda: dist.reduce_scatter_single(part, whole)
-
-
-def _all_to_all(payload: int, world: int, device: Any) -> Any:
-    import torch.distributed as dist
-
-    whole = _whole(payload, world, device)
-    other = whole.clone()
-    return lambda: dist.all_to_all_single(other, whole)
-
-
-COLLECTIVES = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-}
+    whole = torch.ones(max(1, payload // 4 // world) * world, device=device)
+    part, other = whole[: len(whole) // world].clone(), torch.empty_like(whole)
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),  # its sum grows, and nobody reads it
+        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+    }

@@ -10,8 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
+from ...hosts import Facts
+
+if TYPE_CHECKING:
+    import pynvml
+
+Handle = object  # of a GPU, which only NVML reads
+Answer = TypeVar("Answer")
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml
 LOOK = 0.1  # seconds for Xid events that come right now
 LINKS = 36  # NVML_NVLINK_MAX_LINKS
@@ -24,7 +32,7 @@ OFF_THE_BUS = 79
 NO_NVML = "NVML (libnvidia-ml.so.1) is not there; NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it into a container"
 
 
-def look() -> dict[str, Any]:
+def look() -> Facts:
     """gpus: the figures of _figures() of each; peers: [a, b, status] of pairs; xids: that come right now
     nvswitches: of the host, fabric_manager: whether its process can be seen
     Or absent: why NVML cannot be asked, or problem: why it does not answer.
@@ -57,20 +65,20 @@ def look() -> dict[str, Any]:
             nvml.nvmlShutdown()
 
 
-def _handles(nvml: Any) -> dict[int, Any]:
+def _handles(nvml: ModuleType) -> dict[int, Handle]:
     """Index -> handle of each GPU, None where the driver cannot reach it; NVML counts those of others' jobs, too."""
-    found: dict[int, Any] = {}
+    handles: dict[int, Handle] = {}
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
-            found[number] = nvml.nvmlDeviceGetHandleByIndex(number)
+            handles[number] = nvml.nvmlDeviceGetHandleByIndex(number)
         except nvml.NVMLError_NoPermission:
             continue
         except nvml.NVMLError:
-            found[number] = None
-    return found
+            handles[number] = None
+    return handles
 
 
-def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
+def _asked(nvml: ModuleType, function: Callable[..., Answer], *words: object) -> Answer | None:
     """The answer, or None where the device, the driver or the installed pynvml has none."""
     try:
         return function(*words)
@@ -78,18 +86,19 @@ def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
         return None
 
 
-def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
+def _figures(nvml: ModuleType, gpu: Handle) -> Facts:
     """What one GPU answers, in bytes, W and degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up;
     performance: 0 (the highest) to 15; margin: degrees until it slows down."""
 
     def watts(milliwatts: int) -> float:
         return milliwatts / 1000
 
-    queries: dict[str, Callable[[], Any]] = {
+    queries: dict[str, Callable[[], object]] = {
         "name": lambda: _text(nvml.nvmlDeviceGetName(gpu)),
         "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(gpu)),
         "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId),
         "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+        "instances": lambda: _instances(nvml, gpu),
         "memory": lambda: {key: getattr(nvml.nvmlDeviceGetMemoryInfo(gpu), key) for key in ("total", "free")},
         "holders": lambda: [_holder(process) for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
         "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
@@ -117,35 +126,42 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
+def _instances(nvml: ModuleType, gpu: Handle) -> list[str] | None:
+    """The UUIDs of a GPU's MIG instances; None where it is not divided. A number need not have one."""
+    numbers = range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
+    found = [_asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number) for number in numbers]
+    return [_text(nvml.nvmlDeviceGetUUID(each)) for each in found if each is not None] or None
+
+
 def _text(answer: str | bytes) -> str:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def _clock_reasons(nvml: Any, gpu: Any) -> int:
+def _clock_reasons(nvml: ModuleType, gpu: Handle) -> int:
     """The reasons why clocks are slowed down, as bits. NVML's function had another name before driver 535."""
     found = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     return found if found is not None else nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
 
 
-def _recovery(nvml: Any, gpu: Any) -> int | None:
+def _recovery(nvml: ModuleType, gpu: Handle) -> int | None:
     """The action that the driver wants, NVML_GPU_RECOVERY_ACTION_*; drivers before 560 do not say."""
     (found,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return None if found.nvmlReturn else found.value.uiVal
 
 
-def _nvlinks(nvml: Any, gpu: Any) -> list[int] | None:
+def _nvlinks(nvml: ModuleType, gpu: Handle) -> list[int] | None:
     states = (_asked(nvml, nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(LINKS))
     return [state for state in states if state is not None] or None
 
 
-def _fabric(nvml: Any, gpu: Any) -> dict[str, int] | None:
+def _fabric(nvml: ModuleType, gpu: Handle) -> dict[str, int] | None:
     """state: NVML_GPU_FABRIC_STATE_*, status: of its registration. None where the device belongs to no fabric."""
     found = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(found))
     return {"state": found.state, "status": found.status} if found.state else None
 
 
-def _holder(process: Any) -> dict[str, Any]:
+def _holder(process: "pynvml.c_nvmlProcessInfo_t") -> Facts:
     """The process that computes on a GPU. user and command are left out where a container hides the process."""
     found = {"pid": process.pid, "memory": process.usedGpuMemory}
     with suppress(OSError, KeyError):
@@ -155,15 +171,15 @@ def _holder(process: Any) -> dict[str, Any]:
     return found
 
 
-def _peers(nvml: Any, gpus: dict[int, Any]) -> list[list[int]]:
+def _peers(nvml: ModuleType, gpus: dict[int, Handle]) -> list[list[int]]:
     pairs = [(a, b) for a in gpus for b in gpus if a < b]
     asked = ((a, b, _asked(nvml, nvml.nvmlDeviceGetP2PStatus, gpus[a], gpus[b], READ)) for a, b in pairs)
     return [[a, b, status] for a, b, status in asked if status is not None]
 
 
-def _events(nvml: Any, gpus: dict[int, Any]) -> list[dict[str, int]]:
+def _events(nvml: ModuleType, gpus: dict[int, Handle]) -> list[dict[str, int]]:
     """Xids of right now. NVML tells only what happens after it was asked."""
-    found: list[dict[str, int]] = []
+    xids: list[dict[str, int]] = []
     with suppress(nvml.NVMLError, AttributeError):
         events = nvml.nvmlEventSetCreate()
         for gpu in gpus.values():
@@ -172,10 +188,10 @@ def _events(nvml: Any, gpus: dict[int, Any]) -> list[dict[str, int]]:
         try:
             while (left := end - time.monotonic()) > 0:
                 event = nvml.nvmlEventSetWait_v2(events, int(left * 1000) + 1)  # raises when nothing comes
-                found.append({"index": nvml.nvmlDeviceGetIndex(event.device), "xid": event.eventData})
+                xids.append({"index": nvml.nvmlDeviceGetIndex(event.device), "xid": event.eventData})
         finally:
             nvml.nvmlEventSetFree(events)
-    return found
+    return xids
 
 
 def _runs(name: str) -> bool:
@@ -186,7 +202,7 @@ def _runs(name: str) -> bool:
     return False
 
 
-def kernel_log() -> dict[str, Any]:
+def kernel_log() -> Facts:
     """xids: [{bus, xid, age}] of the kernel log since boot, age in seconds; or unreadable: why.
 
     Those of number 154 have `action`: what the driver wants from then on, NVML_GPU_RECOVERY_ACTION_*; 0: nothing any more.
@@ -198,16 +214,16 @@ def kernel_log() -> dict[str, Any]:
         lines = list(_journal())
         if not lines:
             return {"unreadable": refused}
-    return {"xids": [entry for age, text in lines if (entry := _entry(age, text))]}
+    entries = (_entry(age, text) for age, text in lines)
+    return {"xids": [entry for entry in entries if entry]}
 
 
-def _entry(age: float, text: str) -> dict[str, Any] | None:
-    if found := _XID.search(text):
-        bus, number, action = found.groups()
+def _entry(age: float, text: str) -> Facts | None:
+    xid, fallen = _XID.search(text), _FALLEN.search(text)
+    if xid:
+        bus, number, action = xid.groups()
         return {"bus": bus, "xid": int(number), "age": round(age)} | ({"action": int(action, 16)} if action else {})
-    if found := _FALLEN.search(text):
-        return {"bus": found[1], "xid": OFF_THE_BUS, "age": round(age)}
-    return None
+    return {"bus": fallen[1], "xid": OFF_THE_BUS, "age": round(age)} if fallen else None
 
 
 def _kernel_messages() -> Iterator[tuple[float, str]]:

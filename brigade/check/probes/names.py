@@ -12,8 +12,8 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ...hosts import Facts
 from ...hosts.host_facts import addresses
 
 SIOCGIFHWADDR = 0x8927  # linux/sockios.h
@@ -24,7 +24,7 @@ RESOLVING = 6.0  # seconds: two DNS servers that do not answer
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def look(names: list[str], towards: list[str]) -> dict[str, Any]:
+def look(names: list[str], towards: list[str]) -> Facts:
     """names: of all hosts; towards: addresses of the first host, of which one is the other end of this host's connections
 
     resolved: name -> addresses; unresolved: name -> why; interfaces: see interfaces(); leads: that towards the first host
@@ -74,7 +74,7 @@ def resolve(names: list[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
     return dict(found), dict(why)
 
 
-def interfaces() -> list[dict[str, Any]]:
+def interfaces() -> list[Facts]:
     """name, kind ("loopback", "bridge", or the driver's name), mtu, addresses of each interface that is up."""
     known = addresses()
     found = []
@@ -111,12 +111,13 @@ def leads(towards: list[str]) -> str:
             return mine[address]
         with suppress(OSError), socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # of a datagram: nothing is sent
-            if name := mine.get(str(probe.getsockname()[0])):
-                return name
+            source = str(probe.getsockname()[0])
+            if source in mine:
+                return mine[source]
     return ""
 
 
-def neighbours(addresses: list[str]) -> dict[str, Any]:
+def neighbours(addresses: list[str]) -> Facts:
     """cards: hardware addresses of this host's interfaces; arp: IPv4 address -> the hardware address that answers for it here, of
     those asked for that are on a network of this host's own"""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -4,6 +4,7 @@ One host listens until it is released, and others send to it. The receiving end 
 takes equally long, however slow its link is.
 """
 
+import asyncio
 import json
 import select
 import socket
@@ -13,31 +14,30 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ...hosts.host_facts import addresses as own_addresses
+from ...hosts import Facts
+from ...hosts.held_port import listening_socket, ways_to
 
 BLOCK = 2**20
 CONNECT = 3.0  # seconds
 DRAIN = 5.0
+WELCOME = "welcome\n"  # what the end that listens says to whoever greets it
 
 
-def serve(token: str) -> Iterator[dict[str, Any]]:
+def serve(token: str) -> Iterator[Facts]:
     """Listen on a port of the system's choice, and take what others send. token: what they have to know
 
     free: another port, which is kept free for torch's store: two sockets may have it while neither listens, and no third takes it
     """
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    listening = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
+    listening = listening_socket(0)
     threading.Thread(target=_accept, args=(listening, token), daemon=True).start()
-    with socket.socket(family) as kept:
+    with socket.socket(listening.family) as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("", 0))
         yield {"port": listening.getsockname()[1], "free": kept.getsockname()[1], "links": links(), "fabric": fabric()}
 
 
-def links() -> dict[str, dict[str, Any]]:
+def links() -> dict[str, Facts]:
     """Interface -> speed in Mbit/s, None where it does not know its own; real: a card or several, whose speed means something
     (a veth says 10,000 whatever lies below it)."""
     found = {}
@@ -60,34 +60,13 @@ def fabric() -> float:
     return rates
 
 
-def way(addresses: list[str], port: int, token: str) -> dict[str, Any]:
+def way(addresses: list[str], port: int, token: str) -> Facts:
     """Try to reach a listening host by each of its addresses: address -> who answers there, and our own address and interface on
     that way, or what went wrong."""
-    tried: dict[str, Any] = {}
-
-    def attempt(address: str) -> None:
-        try:
-            with _connect(address, port, {"token": token, "do": "greet"}) as connection:
-                if connection.recv(100) != b"welcome\n":
-                    tried[address] = {"error": "another program answers there"}
-                    return
-                own, peer = connection.getsockname()[0], connection.getpeername()[0]
-        except OSError as error:
-            tried[address] = {"error": _words(error)}
-            return
-        tried[address] = {"peer": peer, "own": own, "interface": own_addresses().get(own, "lo")}
-
-    threads = [threading.Thread(target=attempt, args=(address,), daemon=True) for address in addresses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(CONNECT + 2)
-    return {address: tried.get(address, {"error": f"no answer within {CONNECT + 2:g} s"}) for address in addresses}
+    return asyncio.run(ways_to(addresses, port, WELCOME, CONNECT, _line_of({"token": token, "do": "greet"})))
 
 
-def send(
-    address: str, port: int, token: str, streams: int, warm_up: float, window: float, attempt: int = 0
-) -> dict[str, Any]:
+def send(address: str, port: int, token: str, streams: int, warm_up: float, window: float, attempt: int = 0) -> Facts:
     """Send to a listening host, or error.
 
     gbit: Gbit/s that arrived there, over `window` s after `warm_up`, by all streams together
@@ -97,7 +76,7 @@ def send(
     attempt: makes a repeated question another one
     """
     order = {"token": token, "do": "take", "warm_up": warm_up, "window": window}
-    answers: list[dict[str, Any]] = []
+    answers: list[Facts] = []
     errors: list[str] = []
 
     def stream() -> None:
@@ -124,17 +103,21 @@ def send(
     return {"gbit": rate * 8e-9, "busy": round(busy, 3), "lost": round(lost, 5), "round_trip": round_trip}
 
 
-def _connect(address: str, port: int, order: dict[str, Any]) -> socket.socket:
+def _connect(address: str, port: int, order: Facts) -> socket.socket:
     connection = socket.create_connection((address, port), CONNECT)
-    connection.sendall(json.dumps(order).encode() + b"\n")
+    connection.sendall(_line_of(order))
     return connection
+
+
+def _line_of(message: Facts) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _words(error: OSError) -> str:
     return f"no answer within {CONNECT:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
-def _push(connection: socket.socket, limit: float) -> dict[str, Any]:
+def _push(connection: socket.socket, limit: float) -> Facts:
     """Send until the other end has counted enough. Raises OSError, ValueError where it says nothing."""
     connection.settimeout(limit)
     block, began, busy = memoryview(bytes(BLOCK)), time.monotonic(), _processor()
@@ -153,7 +136,7 @@ def _push(connection: socket.socket, limit: float) -> dict[str, Any]:
     return {**json.loads(said), **seen, "sender": share}
 
 
-def _seen(connection: socket.socket) -> dict[str, Any]:
+def _seen(connection: socket.socket) -> Facts:
     """Return what TCP saw of the way: segments that it sent, how many of them again, and the shortest round trip in ms.
 
     From struct tcp_info of linux/tcp.h, which only grows at its end: tcpi_total_retrans, tcpi_data_segs_out, tcpi_min_rtt (us).
@@ -178,9 +161,9 @@ def _serve(connection: socket.socket, token: str) -> None:
         if order["token"] != token:
             return
         if order["do"] == "greet":
-            connection.sendall(b"welcome\n")
+            connection.sendall(WELCOME.encode())
             return
-        connection.sendall(json.dumps(_take(connection, order["warm_up"], order["window"])).encode() + b"\n")
+        connection.sendall(_line_of(_take(connection, order["warm_up"], order["window"])))
         connection.settimeout(DRAIN)
         scratch = bytearray(BLOCK)
         while connection.recv_into(scratch):
@@ -188,15 +171,14 @@ def _serve(connection: socket.socket, token: str) -> None:
 
 
 def _line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < 1000:
-        if not (byte := connection.recv(1)):
-            break
+    line, byte = b"", b"?"
+    while byte and not line.endswith(b"\n") and len(line) < 1000:
+        byte = connection.recv(1)
         line += byte
     return line
 
 
-def _take(connection: socket.socket, warm_up: float, window: float) -> dict[str, Any]:
+def _take(connection: socket.socket, warm_up: float, window: float) -> Facts:
     """Count what arrives in `window` seconds after `warm_up`."""
     scratch, count = bytearray(BLOCK), 0
     first = time.monotonic() + warm_up
@@ -212,7 +194,8 @@ def _take_until(connection: socket.socket, scratch: bytearray, end: float) -> in
     while (left := end - time.monotonic()) > 0:
         connection.settimeout(left)
         with suppress(TimeoutError):
-            if not (got := connection.recv_into(scratch)):
+            got = connection.recv_into(scratch)
+            if not got:
                 raise ConnectionResetError
             count += got
     return count

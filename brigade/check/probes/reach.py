@@ -12,41 +12,48 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from ...hosts import Facts
+from ...hosts.held_port import listening_socket
 from ...hosts.host_facts import addresses, holder
+from ...hosts.way import loses_long_ones
 from .names import family_of, interfaces
 
+T = TypeVar("T")
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PROBE = 10, 23, 3  # linux/in.h, linux/in6.h: never divide, ask no cache
 CONNECTING = 5.0  # seconds: three tries of TCP
 AT_ONCE = 64  # ports that one host tries at a time, each under a few addresses: an open file each
 RETRIES, PAUSE = 4, 0.25  # of a datagram, and seconds between them
-LONG, LONGEST = 100_000, 8.0  # bytes over TCP, and seconds: after 3 s Linux may try smaller packets (tcp_mtu_probing)
+COUNTED, EVERY, LAST = 40, 0.01, 1.0  # datagrams that are counted, seconds between them, and for the last answers
+FEW = 0.9  # of them: from less on short packets are lost too
+# Bytes over TCP, for which a socket that nobody reads has room, and seconds: after 3 s Linux may try smaller packets
+# (tcp_mtu_probing).
+LONG, LONGEST = 2**15, 8.0
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PEOPLE = 1000  # UID_MIN of login.defs: lower ones are the system's
 NOBODY = range(65534, 65536)  # of services, and of users of other namespaces
 
 
 # ---- the end that listens ----------------------------------------------------------------------------------------
-def listen(host: str, token: str, count: int, master: int | None = None) -> Iterator[dict[str, Any]]:
+def listen(host: str, token: str, count: int, master: int | None = None) -> Iterator[Facts]:
     """Hold ports until the block ends: `count` of them spread over the range from which the kernel chooses, and `master`.
 
     Whoever connects is told the token and this host's name; datagrams are answered with their length.
     range: of the ephemeral ports; ports: those that are open here; master: its port, absent where it is taken: taken says by whom
-    datagrams: a UDP port; long: a TCP port that reads LONG bytes and answers with their number
+    datagrams: a UDP port; long: a TCP port that nobody reads
     control: a TCP port of the loopback that says who was heard, and ends all this
     """
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     first, last = map(int, RANGE.read_text().split()) if RANGE.exists() else (32768, 60999)
     sockets: list[socket.socket] = []
-    facts: dict[str, Any] = {"range": [first, last]}
+    facts: Facts = {"range": [first, last]}
 
     def open_one(port: int) -> int:
-        listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        listening = listening_socket(port)
         sockets.append(listening)
         return int(listening.getsockname()[1])
 
@@ -56,16 +63,14 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
         except OSError as error:
             facts["taken"] = holder(master) or error.strerror or "?"
     step = max(1, (last - first + 1) // max(1, count))
-    facts["ports"] = [
-        port for start in range(first, first + count * step, step) if (port := _first_free(open_one, start, step))
-    ]
-    datagrams = socket.socket(family, socket.SOCK_DGRAM)
-    if both:
+    tried = (_first_free(open_one, start, step) for start in range(first, first + count * step, step))
+    facts["ports"] = [port for port in tried if port]
+    long = listening_socket(0)  # nobody takes its connections: the kernel confirms what it has room for
+    facts["long"] = long.getsockname()[1]
+    datagrams = socket.socket(long.family, socket.SOCK_DGRAM)
+    if long.family == socket.AF_INET6:
         datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     datagrams.bind(("", 0))
-    long = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
-    facts["long"] = long.getsockname()[1]
-    threading.Thread(target=_swallow, args=(long, token), daemon=True).start()
     control = socket.create_server(("127.0.0.1", 0))
     facts |= {"datagrams": datagrams.getsockname()[1], "control": control.getsockname()[1]}
     greeting = json.dumps({"token": token, "host": host}).encode()
@@ -73,10 +78,10 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
     yield facts
 
 
-def _first_free(open_one: Any, start: int, step: int) -> int:
+def _first_free(open_one: Callable[[int], int], start: int, step: int) -> int:
     for port in range(start, start + min(step, 20)):
         with suppress(OSError):
-            return int(open_one(port))
+            return open_one(port)
     return 0
 
 
@@ -112,41 +117,54 @@ def _serve(
                 return
 
 
-def _swallow(server: socket.socket, token: str) -> None:
-    """Reads what whoever comes sends, all of them at the same time. It ends with the process, which its master ends."""
-
-    def read(connection: socket.socket) -> None:
-        with suppress(OSError), connection:
-            connection.settimeout(2 * LONGEST)
-            left = LONG
-            while left and (data := connection.recv(min(left, 2**16))):
-                left -= len(data)
-            connection.sendall(f"{token} {LONG - left}".encode())
-
-    while True:
-        with suppress(OSError):
-            threading.Thread(target=read, args=(server.accept()[0],), daemon=True).start()
-
-
-def heard(control: int) -> dict[str, Any]:
+def heard(control: int) -> Facts:
     """Return from whom datagrams came in, and end what listens here."""
     with socket.create_connection(("127.0.0.1", control), timeout=5) as asked, asked.makefile() as answer:
         return {"heard": json.load(answer)}
 
 
 # ---- the end that tries ------------------------------------------------------------------------------------------
-def connect(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def connect(host: str, token: str, targets: dict[str, Facts]) -> Facts:
     """Try ports of other hosts, each of them under all of the host's addresses at once. A datagram goes to each besides.
 
     targets: host -> {"addresses": [...], "ports": [...], "datagrams": port}
     failed: host -> port -> why; hosts of which every port was reached are left out
+    lost: host -> which share of short datagrams, there or on the way back; hosts that answer none are left out
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return {"failed": asyncio.run(_connect_all(host, token, targets))}
+    answered = _of_each(targets, lambda target: _answers_of(f"{token} {host}".encode(), token, target))
+    lost = {peer: 1 - count / COUNTED for peer, count in answered.items() if count}
+    return {"failed": asyncio.run(_connect_all(host, token, targets)), "lost": lost}
 
 
-async def _connect_all(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+def _of_each(targets: dict[str, Facts], ask: Callable[[Facts], T]) -> dict[str, T]:
+    """host -> what a function says of it; all hosts at the same time"""
+    with ThreadPoolExecutor(max(1, len(targets))) as threads:
+        return dict(zip(targets, threads.map(ask, targets.values()), strict=True))
+
+
+def _answers_of(hello: bytes, token: str, target: Facts) -> int:
+    with _senders(target) as senders:
+        address = _first_that_answers(senders, hello, token)
+        return _count_answers(senders[address], hello, token) if address else 0
+
+
+def _count_answers(sender: socket.socket, hello: bytes, token: str) -> int:
+    """How many of COUNTED datagrams are answered."""
+    expected, answered = f"{token} {len(hello)}".encode(), 0
+    for number in range(1, COUNTED + 1):
+        with suppress(OSError):
+            sender.send(hello)
+        until = time.monotonic() + (EVERY if number < COUNTED else LAST)
+        while answered < COUNTED and (left := until - time.monotonic()) > 0:
+            if select.select([sender], [], [], left)[0]:
+                with suppress(OSError):
+                    answered += sender.recv(200) == expected
+    return answered
+
+
+async def _connect_all(host: str, token: str, targets: dict[str, Facts]) -> dict[str, dict[str, str]]:
     few = asyncio.Semaphore(AT_ONCE)
 
     async def attempt(peer: str, port: int) -> tuple[str, int, str]:
@@ -157,7 +175,8 @@ async def _connect_all(host: str, token: str, targets: dict[str, dict[str, Any]]
             why = "it has no address"
             try:
                 for done in asyncio.as_completed(tries):
-                    if not (why := await done):
+                    why = await done
+                    if not why:
                         break
             finally:
                 for task in tries:
@@ -191,58 +210,55 @@ async def _greeted(peer: str, token: str, address: str, port: int) -> str:
     return "" if greeting == {"token": token, "host": peer} else "another program answers there"
 
 
-def _say_hello(host: str, token: str, targets: dict[str, dict[str, Any]]) -> None:
+def _say_hello(host: str, token: str, targets: dict[str, Facts]) -> None:
     for target in targets.values():
         for address in target["addresses"]:
             with suppress(OSError), socket.socket(family_of(address), socket.SOCK_DGRAM) as sender:
                 sender.sendto(f"{token} {host}".encode(), (address, target["datagrams"]))
 
 
-def packets(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def packets(host: str, token: str, targets: dict[str, Facts]) -> Facts:
     """Send each host a short datagram and one as long as this host's interface takes, which nobody may divide.
 
     targets: as of connect, and "long": its port; sent: host -> {"size": of the packet, "arrived": see below}
     all: both arrived; none: neither; else only the short one:
     told: the network, or this host, says that the long one is too long, so TCP sends shorter ones
     hangs: it is lost in silence, and so are LONG bytes over TCP; lost: it is lost, and TCP passes or does not connect
+    any: short ones are lost too, now and then
     """
-    found: dict[str, dict[str, Any]] = {}
-    threads = []
-    for peer, target in targets.items():
-
-        def work(peer: str = peer, target: dict[str, Any] = target) -> None:
-            found[peer] = _packets_to(host, token, target)
-
-        threads.append(threading.Thread(target=work, daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    return {"sent": found}
+    return {"sent": _of_each(targets, lambda target: _packets_to(host, token, target))}
 
 
-def _packets_to(host: str, token: str, target: dict[str, Any]) -> dict[str, Any]:
+def _packets_to(host: str, token: str, target: Facts) -> Facts:
     sizes = {name["name"]: name["mtu"] for name in interfaces()}
     mine, hello = addresses(), f"{token} {host}".encode()
-    senders = {address: sender for address in target["addresses"] if (sender := _sender(address, target["datagrams"]))}
-    try:
-        if (address := _first_that_answers(senders, hello, token)) is None:
+    with _senders(target) as senders:
+        address = _first_that_answers(senders, hello, token)
+        if address is None:
             return {"size": 0, "arrived": "none"}
         sender = senders[address]
         size = min(sizes.get(mine.get(str(sender.getsockname()[0]), ""), 1500), 65535)
         headers = 48 if sender.family == socket.AF_INET6 else 28  # of IP and UDP
         arrived = _answered(sender, hello.ljust(size - headers, b"\0"), token)
+        if arrived == "lost" and _count_answers(sender, hello, token) < FEW * COUNTED:
+            arrived = "any"
         if arrived == "lost" and _hangs(address, target["long"]):
             arrived = "hangs"
         return {"size": size, "arrived": arrived}
-    finally:
-        for sender in senders.values():
-            sender.close()
+
+
+@contextmanager
+def _senders(target: Facts) -> Iterator[dict[str, socket.socket]]:
+    """address -> _sender() to it, of those to which there is a way"""
+    with ExitStack() as stack:
+        found = ((address, _sender(address, target["datagrams"])) for address in target["addresses"])
+        yield {address: stack.enter_context(sender) for address, sender in found if sender}
 
 
 def _sender(address: str, port: int) -> socket.socket | None:
     """A socket whose datagrams nobody may divide; None where there is no way to that address."""
-    sender = socket.socket(family := family_of(address), socket.SOCK_DGRAM)
-    six = family == socket.AF_INET6
+    sender = socket.socket(family_of(address), socket.SOCK_DGRAM)
+    six = sender.family == socket.AF_INET6
     level, option = (socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER) if six else (socket.IPPROTO_IP, IP_MTU_DISCOVER)
     try:
         sender.setsockopt(level, option, PROBE)
@@ -298,18 +314,11 @@ def _hangs(address: str, port: int) -> bool:
     except OSError:
         return False
     with connection:
-        connection.settimeout(LONGEST)
-        try:
-            connection.sendall(bytes(LONG))
-            connection.recv(200)
-        except TimeoutError:
-            return True
-        except OSError:  # reset by somebody, which is another fault than silence
-            pass
-    return False
+        connection.setblocking(False)
+        return asyncio.run(loses_long_ones(connection, LONG, LONGEST))
 
 
-def users() -> dict[str, Any]:
+def users() -> Facts:
     """others: names of other people who have processes here; hidden: the kernel does not list them (hidepid)"""
     owners, hidden = set(), not Path("/proc/1").exists()
     for entry in Path("/proc").iterdir():

@@ -11,8 +11,8 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from ...hosts import Facts
 from ...hosts.host_facts import PROJECT, file_hashes
 from ...train.distributed import devices, torch_build
 
@@ -31,7 +31,7 @@ def look(
     salt: str,
     paths: dict[str, str],
     own: list[str],
-) -> dict[str, Any]:
+) -> Facts:
     """Read everything that is compared between hosts, in one process.
 
     names: of packages; patterns, left_out: of variables (fnmatch); paths: what it is for -> path; own: files of this run
@@ -41,7 +41,7 @@ def look(
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: _version(name) for name in names},
-        "lost": {name: said for name in names if (said := _lost(name))},
+        "lost": {name: said for name, said in zip(names, map(_lost, names), strict=True) if said},
         "torch": _torch(),
         "driver": devices.driver_version(),
         "amd": devices.count_of_amd(devices.KFD),
@@ -59,20 +59,24 @@ def look(
     }
 
 
-def files() -> dict[str, Any]:
+def files() -> Facts:
     """Path in the clone -> hash, of what a run reads there. Asked where clones differ, to name the file."""
     return {"files": file_hashes(READ)}
 
 
-def loaded() -> dict[str, Any]:
-    """The CUDA libraries that torch really loads. Imports torch."""
+def loaded() -> Facts:
+    """The CUDA libraries that torch really loads, and without_code: index -> [why it cannot compute on that GPU, the cure], of
+    those that it sees. Imports torch."""
     import torch
 
-    found: dict[str, Any] = {"cuda": torch.version.cuda}
+    found: Facts = {"cuda": torch.version.cuda}
     with suppress(Exception):
         found["cudnn"] = str(torch.backends.cudnn.version())
     with suppress(Exception):
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    with suppress(Exception):
+        lacking = {str(number): devices.without_code(number) for number in range(torch.cuda.device_count())}
+        found["without_code"] = {number: said for number, said in lacking.items() if said}
     return found
 
 
@@ -105,7 +109,7 @@ def _lost(name: str) -> str:
     return ""
 
 
-def imports(modules: list[str]) -> dict[str, Any]:
+def imports(modules: list[str]) -> Facts:
     """failed: module -> why it cannot be imported. One that ends the whole process is no answer, and said so."""
     found = {}
     for name in modules:
@@ -127,7 +131,7 @@ def _torch() -> dict[str, str | None]:
     return found
 
 
-def _git() -> dict[str, Any] | None:
+def _git() -> Facts | None:
     """commit, and files of it that were changed; None where the clone has no git, or the host has none."""
     # A clone on a shared disk may belong to another user; and this question is to change nothing there.
     command = ["git", "--no-optional-locks", "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch", "-uno"]
@@ -160,7 +164,7 @@ def _hash(path: str) -> str | None:
     return None
 
 
-def _path(path: str) -> dict[str, Any]:
+def _path(path: str) -> Facts:
     """there: whether it exists; real: where it leads, of what is not there yet the part that is"""
     found = Path(path).expanduser().absolute()
     with suppress(OSError):

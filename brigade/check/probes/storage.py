@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from ...hosts import Facts
 
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 NOTE, RATE = ".check-", ".check-rate-"  # how the names of all files begin that this leaves for a moment
@@ -16,12 +17,12 @@ CACHE = "~/.cache/brigade"
 BLOCK = 4 * 2**20  # bytes that are written at a time
 
 
-def clock() -> dict[str, Any]:
+def clock() -> Facts:
     """Seconds since the epoch, on this host's clock."""
     return {"time": time.time()}
 
 
-def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[dict[str, Any]]:
+def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[Facts]:
     """Leave a file in a directory, which is made where it is missing, until this is released. Then all is as it was.
 
     missing: of room(), asked before any host made one; the host that leaves last removes them
@@ -29,7 +30,7 @@ def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[
     """
     where = Path(directory)
     file = where / f"{NOTE}{token}-{host}"
-    facts: dict[str, Any] = {}
+    facts: Facts = {}
     try:
         try:
             where.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def _remove(directories: list[str]) -> None:
             Path(path).rmdir()
 
 
-def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
+def notes(directory: str, token: str, wanted: int) -> Facts:
     """The hosts whose files are seen here. Listing a directory asks an NFS server anew, where looking for a name may not."""
     deadline, begins = time.monotonic() + PATIENCE, f"{NOTE}{token}-"
     while True:
@@ -74,7 +75,7 @@ def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def room(directory: str) -> dict[str, Any]:
+def room(directory: str) -> Facts:
     """Bytes that this user may still write where a directory is, or would be; of how many (0: nothing is ever kept there, as in
     /proc, or its file system does not say); how many files (inodes), None where there is no limit; what of its path is missing;
     how many checkpoints lie in it."""
@@ -82,7 +83,7 @@ def room(directory: str) -> dict[str, Any]:
     missing = [str(folder) for folder in (path, *path.parents) if not _exists(folder)]
     there = next(folder for folder in (path, *path.parents) if _exists(folder))
     disk = os.statvfs(there)
-    found: dict[str, Any] = {
+    found: Facts = {
         "free": disk.f_bavail * disk.f_frsize,
         "size": disk.f_blocks * disk.f_frsize,
         "missing": missing,
@@ -97,26 +98,35 @@ def _checkpoints(directory: Path) -> int:
     return 0
 
 
-def rooms(directories: list[str], start: str) -> dict[str, Any]:
+def rooms(directories: list[str], start: str) -> Facts:
     """room() of each, and of "cache" and "tmp" with their `path`: where this host's environment puts them.
 
+    tmp has besides "passed_by": a directory that is named for it, TMPDIR or /tmp, and cannot be written; "" for none. Its path is
+    "" where nothing else can be, either.
     start: the directory in which ranks start, for what is named from there
     """
-    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser())  # as brigade/train/cache.py has it
-    found = {
-        name: room(str(path)) | {"path": str(path)} for name, path in (("cache", cache), ("tmp", Path(start, _tmp())))
-    }
+    cache = Path(
+        start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser()
+    )  # as brigade/train/host/cache.py has it
+    path, passed_by = _tmp()
+    found = {"cache": room(str(cache)) | {"path": str(cache)}}
+    found["tmp"] = room(str(Path(start, path))) | {"path": path and str(Path(start, path)), "passed_by": passed_by}
     return found | {directory: room(directory) for directory in directories}
 
 
-def _tmp() -> str:
-    """The directory for temporary files: as tempfile.gettempdir(), which passes by one that is full, and here is to be seen."""
-    named = (*(os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), "/tmp")
-    found = (path for path in named if path and Path(path).is_dir() and os.access(path, os.W_OK))
-    return next(found, "") or tempfile.gettempdir()
+def _tmp() -> tuple[str, str]:
+    """The directory for temporary files, "" for none, and one before it that cannot be written. As tempfile.gettempdir(), which
+    passes by one that is full, and here is to be seen."""
+    named = [*filter(None, (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))), "/tmp"]
+    usable = [path for path in named if Path(path).is_dir() and os.access(path, os.W_OK | os.X_OK)]
+    passed_by = "" if usable[:1] == named[:1] else named[0]
+    if not usable:
+        with suppress(OSError):
+            usable = [tempfile.gettempdir()]
+    return (usable[0] if usable else ""), passed_by
 
 
-def rate(directory: str, token: str, host: str, missing: list[str], duration: float, most: int) -> dict[str, Any]:
+def rate(directory: str, token: str, host: str, missing: list[str], duration: float, most: int) -> Facts:
     """Write a file for `duration` seconds, or `most` bytes, bring it to the disk, and read it past the memory's copy.
 
     written, read: bytes per second; error: why it cannot be written. The file is removed.
@@ -141,7 +151,7 @@ def rate(directory: str, token: str, host: str, missing: list[str], duration: fl
         _remove(missing)
 
 
-def _read(file: Path, seconds: float) -> dict[str, Any]:
+def _read(file: Path, seconds: float) -> Facts:
     """direct: whether the memory's copy was passed by; a tmpfs, for one, has no other."""
     try:
         descriptor, direct = os.open(file, os.O_RDONLY | os.O_DIRECT), True
