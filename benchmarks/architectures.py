@@ -2,7 +2,7 @@
 
     python -m benchmarks.architectures                       # what the results lack for these versions
     python -m benchmarks.architectures --only qwen3,lfm2     # of these types of config alone
-    python -m benchmarks.architectures --draw                # docs/models.md from the results that are there
+    python -m benchmarks.architectures --draw                # docs/evidence/architectures.md from the results that are there
 
 Each strategy's losses and gradient norms are compared with those of one process on the same samples, in fp32. Rows are kept in
 benchmarks/results/architectures.jsonl, each with its versions: after an upgrade all are measured again, and what changed is

@@ -1,11 +1,11 @@
-"""The tables of docs/models.md: a row for each type of config, and why something does not train it."""
+"""The tables of docs/evidence/architectures.md: a row for each type of config, and why something does not train it."""
 
 import re
 from collections import defaultdict
 
 from . import pages
 
-PAGE = pages.DOCS / "models.md"
+PAGE = pages.EVIDENCE / "architectures.md"
 Rows = dict[tuple[str, str], pages.Row]
 WORDS = {"builds": "yes", "trains": "yes", "equal": "=", "refused": "no", "fails": "**fails**"}
 LAYOUTS = ("end to end", "padded")  # how the samples of a micro-batch lie, as its run says

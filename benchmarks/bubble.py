@@ -20,7 +20,7 @@ from benchmarks import bubble_lines, pages
 from benchmarks.bubble_lines import Pass
 from benchmarks.bubble_tables import PAGE, RESULTS, draw, tables, whole_table
 from benchmarks.pages import REPOSITORY, Row
-from brigade.train.parallel import pipeline_schedule
+from brigade.train.engines.parallel import pipeline_schedule
 from brigade.train.strategy.axes import Axes
 from testing.axes_pipeline import SCHEDULES, ddp
 from testing.command_line import as_flags

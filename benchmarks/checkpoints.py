@@ -1,6 +1,6 @@
 """How long a checkpoint holds training up, per GiB and strategy: as Transformers saves it, and as train.py does.
 
-    python -m benchmarks.checkpoints       # measures -> benchmarks/results/checkpoints.csv, docs/checkpoints.md
+    python -m benchmarks.checkpoints       # measures -> benchmarks/results/checkpoints.csv, docs/evidence/checkpoints.md
 
 Each case is a run of train.py on two ranks with a Llama of 47 million parameters in fp32 and AdamW, and a checkpoint after every
 third step; three ways take turns. `transformers`: its own _save_checkpoint, as train.py saved before; nothing is checked or
@@ -26,7 +26,7 @@ from testing.runs import forget, write_inputs
 
 from . import pages
 
-RESULTS, PAGE = pages.RESULTS / "checkpoints.csv", pages.DOCS / "checkpoints.md"
+RESULTS, PAGE = pages.RESULTS / "checkpoints.csv", pages.EVIDENCE / "checkpoints.md"
 RANKS, EVERY, SAVES = 2, 3, 4
 MODEL = {
     "hidden_size": 768,
@@ -73,8 +73,8 @@ def _work(job: Path) -> None:
 
     import train
     from brigade.train.distributed import ranks
-    from brigade.train.loop.trainer import Trainer
     from brigade.train.run import events
+    from brigade.train.step.trainer import Trainer
 
     ours, found = Trainer._save_checkpoint, {}
 

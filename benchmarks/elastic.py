@@ -90,7 +90,7 @@ def kill(run: Run, host: str = "node2") -> None:
 
 
 def kill_coordinator(run: Run) -> None:
-    run.cluster[LAUNCHING].kill("brigade.train.distributed.coordinator")
+    run.cluster[LAUNCHING].kill("brigade.train.local.coordinator")
 
 
 def cut_link(run: Run) -> None:

@@ -94,7 +94,7 @@ def train(job: Job, inputs: Row, work: Path, tiny: bool, steps: int, warm_up: in
 
 def without_liger(words: list[str]) -> str:
     """Why train.py would go without Liger's kernels and say so in one word of its table; "" where it uses them."""
-    from brigade.train.loop import kernels
+    from brigade.train.engines import kernels
     from brigade.train.recipe import flags
 
     return kernels.choose_liger(flags.load(words))[1].removeprefix("off: ")

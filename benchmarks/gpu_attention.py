@@ -76,8 +76,8 @@ def logits_of(model: Any, batch: Row) -> list[Any]:
 def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[Any], Row]:
     """(logits of each sample, gradients of the loss of Brigade's Trainer) of packed samples."""
     from brigade.train.data.store import IGNORED
-    from brigade.train.loop.trainer import Trainer
     from brigade.train.model import packed_samples
+    from brigade.train.step.trainer import Trainer
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
@@ -174,9 +174,9 @@ def compare(family: str, how: str) -> Row:
 
 def _check(how: str) -> None:
     """train.py's own judgement whether this host has an implementation."""
-    from brigade.train.cluster import world_from_environment
-    from brigade.train.loop import preflight
+    from brigade.train.host.cluster import world_from_environment
     from brigade.train.recipe import flags
+    from brigade.train.step import preflight
     from brigade.train.strategy import choose
 
     settings = flags.load(["--attn_implementation", how, "--bf16"])

@@ -87,9 +87,9 @@ def shape_of(config: Any) -> Row:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from brigade.train.loop.throughput import model_shape
     from brigade.train.model import adapters
     from brigade.train.model.sizes import parameter_count
+    from brigade.train.watch.throughput import model_shape
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from brigade.train.upstream import deepspeed_kernels, locks
+from brigade.train.upstream import deepspeed_kernels
 
 from . import host_time_plain
 
@@ -294,7 +294,7 @@ def main() -> None:
     system, folder = job["systems"][number], Path(job["folder"])
     torch.set_num_threads(1)
     deepspeed_kernels.find()
-    locks.end_with_their_holder()
+    deepspeed_kernels.end_locks_with_their_holder()
     warnings.simplefilter("ignore", FutureWarning)  # of torch.distributed's, in each collective
     if job["strategy"] == "one process":
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):

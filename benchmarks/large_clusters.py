@@ -21,9 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hosts"
         path.write_text("".join(f"node{number} slots=8\n" for number in range(1, HOSTS + 1)))
-        reads = (
-            "from pathlib import Path; from brigade.train.hostfile import read_hostfile; read_hostfile(Path('{path}'))"
-        )
+        reads = "from pathlib import Path; from brigade.train.recipe.hostfile import read_hostfile; read_hostfile(Path('{path}'))"
         launched = ["recipes/tiny/full.yaml", "--hostfile", str(path), "--global_batch_size", str(8 * HOSTS)]
         commands = {
             "launch --dry-run": ["-m", "brigade", "launch", *launched, "--dry-run"],

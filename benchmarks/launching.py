@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from brigade.train.upstream import deepspeed_kernels, locks
+from brigade.train.upstream import deepspeed_kernels
 
 from .pages import EVIDENCE, REPOSITORY, RESULTS, markdown, read, save, where, write
 
@@ -46,7 +46,7 @@ def pretend(ranks: int) -> None:
 
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "DS_ACCELERATOR": "cpu"}
     deepspeed_kernels.find()
-    locks.end_with_their_holder()
+    deepspeed_kernels.end_locks_with_their_holder()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         setattr(dist, name, nothing)

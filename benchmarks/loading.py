@@ -102,8 +102,8 @@ def _work(job: Path) -> None:
     from transformers import TrainerCallback
 
     import train
-    from brigade.train.cluster import world_from_environment
     from brigade.train.distributed import ranks
+    from brigade.train.host.cluster import world_from_environment
     from brigade.train.model import load as models
 
     todo, load_model = json.loads(job.read_text()), models.load_model

@@ -69,7 +69,7 @@ METHODS = {
 # ---- runs of train.py --------------------------------------------------------------------------------------------
 def timed_job(hosts: int, name: str) -> dict[str, Any]:
     """Whole rounds at each rate."""
-    from brigade.train.loop.local_steps import OVERLAP
+    from brigade.train.local.local_steps import OVERLAP
 
     of = METHODS[name]
     warm_up, measured = max(WARM_UP, of.every), of.rounds * of.every

@@ -98,7 +98,7 @@ def draw() -> None:
 def until(rows: list[Row], each: float, whole: float) -> list[float]:
     """What a method takes up to each of its evaluations, if a step takes `each`.
 
-    whole: what a step of DDP takes. PowerSGD's first tenth of all steps is plain DDP (brigade/train/loop/ddp_engine.py)
+    whole: what a step of DDP takes. PowerSGD's first tenth of all steps is plain DDP (brigade/train/engines/ddp_engine.py)
     """
     steps = [int(row["step"]) for row in rows]
     plain = round(steps[-1] / 10) if "PowerSGD" in rows[0]["method"] else 0

@@ -34,8 +34,8 @@ TILES: dict[str, tuple[Any, Any]] = {"none": (None, None), "loss": ("auto", None
 
 def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS, by_token: bool = False) -> Any:
     """A rank's trace_settings.Trace, of its part of a row of so many tokens. by_token: whether the loss is each token's"""
-    from brigade.train.model import token_losses
-    from brigade.train.parallel import sequence, tiled
+    from brigade.train.engines.parallel import sequence
+    from brigade.train.loss import tiled, token_losses
     from testing import stand_ins, traced_model
 
     part = tokens // ranks

@@ -15,8 +15,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 import train
-from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
+from brigade.train.host.cluster import world_from_environment
 from testing.runs import forget
 
 

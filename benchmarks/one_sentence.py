@@ -55,9 +55,9 @@ def answers(output: Path, asked: dict[str, list[str]]) -> dict[str, dict[str, li
 
     from brigade.train.data.encode import LoadedEncoder
     from brigade.train.data.tokenise import encoder_of
-    from brigade.train.loop.sample_answers import Question, generate_together
     from brigade.train.model.load_trained import load_trained, untrained
     from brigade.train.recipe import flags
+    from brigade.train.step.sample_answers import Question, generate_together
 
     settings = flags.of_run(output, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(output)

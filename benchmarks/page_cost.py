@@ -1,6 +1,6 @@
 """What a run's page costs: to begin it beside the training, to write it, and to open it.
 
-    python -m benchmarks.page_cost     # measures -> benchmarks/results/page_cost.csv, docs/report.md
+    python -m benchmarks.page_cost     # measures -> benchmarks/results/page_cost.csv, docs/evidence/report.md
 
 A page is written by a process of its own at the lowest priority. Begun: seconds that the run's thread needs to start it, from a
 process that has imported torch. Written: seconds of one processor. Opened: from the call to the last chart, in headless Chromium.
@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, RESULTS, Row
+from benchmarks.pages import EVIDENCE, RESULTS, Row
 
 STEPS = (240, 10_000, 100_000)
 TIMES = 5
-PAGE, FILE = DOCS / "report.md", RESULTS / "page_cost.csv"
+PAGE, FILE = EVIDENCE / "report.md", RESULTS / "page_cost.csv"
 
 
 def measure(steps: int) -> Row:

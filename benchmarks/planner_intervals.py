@@ -18,7 +18,7 @@ from brigade.plan.costs import conventions
 from brigade.plan.costs.estimate import memory_group, time_group
 
 from .planner_hosts import checkpoints, published
-from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers, unseen_error
+from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers
 from .published.reserved import OTHER_PROGRAMS
 
 Rows = list[tuple[Any, float]]  # runs, or measured hosts, with predicted over measured
@@ -26,6 +26,8 @@ Ends = tuple[float, float]
 ENOUGH = 5  # sources from which on a group says something of the next one
 # Shares of rows to cut on each side, and a factor by which both ends lie farther out: the first pair is taken that holds enough.
 WIDENING = [(tail / 100, 1.0) for tail in range(25, -1, -1)] + [(0.0, 1 + more / 100) for more in range(1, 101)]
+# What nobody has published: the interval of 80 % of all others' rows, and a factor by which both ends lie farther out.
+FARTHER = [(0.1, 1 + more / 100) for more in range(101)]
 # An interval holds at least so much of a left-out source's rows, the mean over sources, and of all rows.
 HELD = 0.8
 
@@ -72,32 +74,55 @@ def covered(held: Iterable[bool], sources: Iterable[str]) -> float:
     return statistics.mean(map(statistics.mean, each.values()))
 
 
-def grouped(rows: Rows, of: Callable[[Any], str] = lambda run: str(run.source), fixed: tuple[Ends, ...] = ()) -> Group:
-    """Return the group of these rows. Its interval is as wide as left-out sources need it, and holds those in `fixed`."""
+def grouped(rows: Rows, of: Callable[[Any], str] = lambda run: str(run.source)) -> Group:
+    """Return the group of these rows. Its interval is as wide as left-out sources need it."""
     names = [of(run) for run, _ in rows]
     others = {name: [row for row in rows if of(row[0]) != name] for name in dict.fromkeys(names)}
-    for tail, farther in WIDENING:
-        known = {
-            name: hull(*fixed, *([ends(rest, of, tail, farther)] if rest else [])) for name, rest in others.items()
-        }
-        held = [known[name][0] <= 1 / error <= known[name][1] for name, (_, error) in zip(names, rows, strict=True)]
-        covers = covered(held, names)
-        if len(others) < ENOUGH or min(covers, statistics.mean(held)) >= HELD:
+    widening = WIDENING if len(others) >= ENOUGH else WIDENING[:1]
+    return _as_wide_as_needed(rows, [*zip(names, rows, strict=True)], others, of, widening)
+
+
+def never_seen(found: dict[str, Group]) -> Group:
+    """Return what is said of a group that too few sources have published: how far the predictions of all others were off.
+
+    Its interval is as wide as the groups need it of which that is true, each left out whole: a chip of its own, for example.
+    """
+    few = [(name, row) for name, group in found.items() if group.unseen for row in group.rows]
+    others = {
+        name: [row for other, group in found.items() if other != name for row in group.rows]
+        for name in dict.fromkeys(name for name, _ in few)
+    }
+    rows = [row for group in found.values() for row in group.rows]
+    return _as_wide_as_needed(rows, few, others, lambda run: str(run.source), FARTHER)
+
+
+def _as_wide_as_needed(
+    rows: Rows,
+    left_out: list[tuple[str, tuple[Any, float]]],
+    others: dict[str, Rows],
+    of: Callable[[Any], str],
+    widening: list[tuple[float, float]],
+) -> Group:
+    """Return the group whose interval is made of `rows`. Those made of `others` hold enough of what was left out of each.
+
+    left_out: rows, each with the key of those in `others` that have not seen it
+    widening: shares to cut and factors, of which the first pair is taken that holds enough, or the last
+    """
+    sources = [of(run) for _, (run, _) in left_out]
+    for tail, farther in widening:
+        known = {name: ends(rest, of, tail, farther) for name, rest in others.items() if rest}
+        held = [name in known and known[name][0] <= 1 / error <= known[name][1] for name, (_, error) in left_out]
+        covers = covered(held, sources)
+        if min(covers, statistics.mean(held)) >= HELD:
             break
-    return Group(rows, hull(*fixed, ends(rows, of, tail, farther)), held, len(others), covers)
-
-
-def hull(*intervals: Ends) -> Ends:
-    """Return the narrowest interval that holds these; of none, one that holds nothing."""
-    return (min(low for low, _ in intervals), max(high for _, high in intervals)) if intervals else (1.0, 0.0)
+    return Group([row for _, row in left_out], ends(rows, of, tail, farther), held, len({*sources}), covers)
 
 
 @cache
 def groups(what: str) -> dict[str, Group]:
     """Return the groups of "memory" or "time" by name. Under `unseen` are the rows of all that have too few sources, and what is
-    promised there: the widest interval of any group, and of chips of which no run is known."""
+    promised there: see never_seen."""
     rows: dict[str, Rows] = defaultdict(list)
-    widest: tuple[Ends, ...] = ()
     if what == "memory":
         for run in [*runs(), *strangers()]:
             if run.memory and run.says_what and run.job.engine in conventions.ENGINES:
@@ -108,16 +133,10 @@ def groups(what: str) -> dict[str, Group]:
         for run, error in known:
             if run.healthy:
                 rows[time_group(run.job, hardware.gpu(run.job.gpu))].append((run, 1 / error))
-        chips: Rows = [
-            (run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip and not run.job.fp8
-        ]
-        widest = (grouped(chips, lambda run: str(run.chip)).between,)
     apart = {OTHER_PROGRAMS: grouped(first_seen())} if what == "memory" else {}
     found = {name: grouped(members) for name, members in sorted(rows.items())}
-    widest += tuple(group.between for group in found.values() if not group.unseen)
-    few = [row for group in found.values() if group.unseen for row in group.rows]
-    unseen = grouped(few, fixed=widest)
-    held = {run.name: one for (run, _), one in zip(few, unseen.held, strict=True)}
+    unseen = never_seen(found)
+    held = {run.name: one for (run, _), one in zip(unseen.rows, unseen.held, strict=True)}
     for name, group in found.items():
         if group.unseen:
             inside = [held[run.name] for run, _ in group.rows]
@@ -136,6 +155,11 @@ def within(what: str) -> dict[str, bool]:
     """Return for a run's name whether it lies in the interval that the other sources give."""
     found = groups(what).values()
     return {run.name: held for group in found for (run, _), held in zip(group.rows, group.held, strict=True)}
+
+
+def widths(what: str) -> dict[str, float]:
+    """Return for a run's name the upper end of its group's interval over the lower."""
+    return {run.name: group.between[1] / group.between[0] for group in groups(what).values() for run, _ in group.rows}
 
 
 @cache

@@ -135,14 +135,6 @@ def speed_error(run: Run, sustained: dict[str, float]) -> float:
     return estimated(run, sustained).tokens_per_second_per_gpu / run.speed
 
 
-def unseen_error(run: Run) -> float:
-    """speed_error as if nobody had run anything on its chip: products reach what its generation's other chips do."""
-    device = hardware.gpu(run.job.gpu)
-    generation = hardware.catalogue()[device.kind]["generation"]
-    share = hardware.usual_share(generation, frozenset(kind for kind, chip in CHIPS.items() if chip == run.chip))
-    return speed_error(run, {run.chip: share * device.bf16_tflops / device.matmul_tflops})
-
-
 def memory_error(run: Run) -> float:
     assert run.memory
     found = estimated(run, {})

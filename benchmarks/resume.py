@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from brigade.errors import UserError
 from brigade.train.checkpoint import compatibility
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run.directory import Run

@@ -65,7 +65,7 @@ def rows(folder: Path) -> Iterator[pages.Row]:
 def steps(folder: Path) -> Iterator[pages.Row]:
     from transformers import TrainerState
 
-    from brigade.train.upstream.trainer_state import StateFile
+    from brigade.train.upstream.checkpoint_files import StateFile
 
     file, state = StateFile(), TrainerState()
     for size in LINES:

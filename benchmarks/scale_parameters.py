@@ -93,7 +93,7 @@ def _work(flags: list[str]) -> None:
     from transformers import TrainerCallback
 
     import train
-    from brigade.train.loop.checkpoints import Checkpoints
+    from brigade.train.step.checkpoints import Checkpoints
 
     took: dict[str, float] = {}
     save = Checkpoints.save

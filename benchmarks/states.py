@@ -79,9 +79,9 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
 def _work(job: Path) -> None:
     """One rank: run every case through train.py itself."""
     import train
-    from brigade.train.cluster import world_from_environment
     from brigade.train.distributed import ranks
-    from brigade.train.loop.measured_states import StateBytes
+    from brigade.train.host.cluster import world_from_environment
+    from brigade.train.watch.measured_states import StateBytes
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):

@@ -132,9 +132,9 @@ def measure(axis: str, there: Container[tuple[str, ...]] = (), timeout: float = 
 def _work(job: Path) -> None:
     """One rank: run every case through train.py itself."""
     import train
-    from brigade.train.cluster import world_from_environment
     from brigade.train.distributed import ranks
-    from brigade.train.loop.measured_states import StateBytes, States
+    from brigade.train.host.cluster import world_from_environment
+    from brigade.train.watch.measured_states import StateBytes, States
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for divided, model in todo["cases"]:

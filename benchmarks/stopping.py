@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
+from brigade.train.host.cluster import world_from_environment
 
 TIMES = 2000
 

@@ -8,16 +8,18 @@ No constant is fitted to these rows. What `plan` says now is compared with what 
 """
 
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from brigade.plan import hardware
-from brigade.plan.costs.estimate import MANY, memory_group, time_group
+from brigade.plan.constants import CONSTANTS
+from brigade.plan.costs.estimate import memory_group, time_group
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, command, markdown
-from .planner_intervals import within
+from .planner_intervals import widths, within
 from .planner_rows import (
     DATA,
     HEALTHY,
@@ -112,10 +114,13 @@ def place(run: Run) -> str:
 def coverage() -> str:
     """Count the rows in the 80 % interval that other sources give: of all, by interval, by place, and by engine.
 
+    Beside them is how wide it is, the upper end over the lower: the median of the rows.
+
     Times are of runs in 16 bits with an MFU above HEALTHY.
     """
     timed = [run for run in strangers() if run.speed and run.healthy and not run.job.fp8]
     inside = {what: within(what) for what in ("memory", "time")}
+    wide = {what: widths(what) for what in inside}
     memory = {run: inside["memory"][run.name] for run in strangers() if run.memory and run.says_what}
     times = {run: inside["time"][run.name] for run in timed}
 
@@ -138,14 +143,14 @@ def coverage() -> str:
             groups[name_of(run)].append(run)
         for name, of in sorted(groups.items()):
             count = sum(held[run] for run in of)
-            lines.append(
-                [what, name, len({run.source for run in of}), len(of), f"{count} ({100 * count / len(of):.0f}%)"]
-            )
-    return markdown(["of", "interval, place or engine", "sources", "rows", "in the interval"], lines)
+            width = statistics.median(wide[what][run.name] for run in of)
+            share = f"{count} ({100 * count / len(of):.0f}%)"
+            lines.append([what, name, len({run.source for run in of}), len(of), share, f"{width:.2f}"])
+    return markdown(["of", "interval, place or engine", "sources", "rows", "in the interval", "its width"], lines)
 
 
 def scaling() -> str:
-    """Compare runs of FSDP that differ in their ranks only, some over more than MANY: speed against that on the fewest ranks."""
+    """Compare runs of FSDP that differ in their ranks only, some over many_ranks: speed against that on the fewest ranks."""
     alike: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in [*runs(), *strangers()]:
         job = run.job
@@ -154,10 +159,10 @@ def scaling() -> str:
     lines = []
     for (source, model, *_), members in alike.items():
         whole = sorted((run for run in members if run.job.shard_ranks == run.job.gpus), key=lambda run: run.job.gpus)
-        if len(whole) < 2 or whole[-1].job.gpus <= MANY:
+        if len(whole) < 2 or whole[-1].job.gpus <= CONSTANTS.many_ranks:
             continue
         first = whole[0]
-        for run in [*whole[1:], *(run for run in members if run not in whole and run.job.gpus > MANY)]:
+        for run in [*whole[1:], *(run for run in members if run not in whole and run.job.gpus > CONSTANTS.many_ranks)]:
             assert run.speed and first.speed
             speed = run.speed / first.speed
             lines.append([source, model, first.job.gpus, run.job.gpus, run.job.shard_ranks, f"{speed:.2f}",

@@ -1,7 +1,7 @@
 """How often the host waits for the device in a step, by strategy and by line, on fake GPUs (testing/fake_gpu/).
 
     python -m benchmarks.waits             # runs the lane's cases -> benchmarks/results/waits.jsonl and the pages
-    python -m benchmarks.waits --draw      # docs/gpu.md and docs/evidence/waits.md from the results that are there
+    python -m benchmarks.waits --draw      # docs/evidence/fake-gpu.md and docs/evidence/waits.md from the results that are there
 
 Each case is that of testing/gpu_lane.py: two micro-steps in a step, a line of the log after each. The third step is counted, on
 every rank. ZeRO is also run with DeepSpeed's throughput timer, which DeepSpeed turns on where nobody turns it off.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, EVIDENCE, Row, markdown
+from benchmarks.pages import EVIDENCE, Row, markdown
 from testing import gpu_lane
 from testing.runs import run_cases
 from testing.waits import of_ours, total
@@ -22,7 +22,7 @@ from testing.waits import of_ours, total
 RESULTS = pages.RESULTS / "waits.jsonl"
 # Counted once, on rank 0, in that commit's files with testing/waits.py beside them: {"case", "micro_steps", "waits"}.
 BEFORE = pages.RESULTS / "waits_before.jsonl"
-PAGES = {DOCS / "gpu.md": ("waits",), EVIDENCE / "waits.md": ("waits_lines", "waits_before")}
+PAGES = {EVIDENCE / "fake-gpu.md": ("waits",), EVIDENCE / "waits.md": ("waits_lines", "waits_before")}
 TIMED = ("zero1", "zero2", "zero3")
 WHEN = ("micro-step", "step", "log line")
 

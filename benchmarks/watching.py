@@ -1,6 +1,6 @@
 """What watching a run costs it: microseconds that heartbeats and the watching thread add to a step.
 
-    python -m benchmarks.watching            # measures -> benchmarks/results/watching.csv, the table in docs/troubleshooting.md
+    python -m benchmarks.watching            # measures -> benchmarks/results/watching.csv, the table in docs/evidence/watching.md
     python -m benchmarks.watching --parts    # only the parts, in seconds
     python -m benchmarks.watching --draw     # the table from the results that are there
 
@@ -22,11 +22,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, markdown
-from brigade.train.cluster import World
+from benchmarks.pages import EVIDENCE, markdown
+from brigade.train.distributed.process import this_process
+from brigade.train.host.cluster import World
 
 RESULTS = pages.RESULTS / "watching.csv"
-PAGE = DOCS / "troubleshooting.md"
+PAGE = EVIDENCE / "watching.md"
 BLOCK, WARM_UP = 20, 40  # steps
 STEP = 0.3  # seconds of a step that the figures are compared with
 SWITCHES = 4  # of phase in a step of one micro-batch: data, forward, backward, optimizer
@@ -40,11 +41,11 @@ def steps(pairs: int) -> list[float]:
     from transformers import TrainerCallback
 
     import train
-    from brigade.train.distributed import heartbeat, ranks
-    from brigade.train.loop import watch_thread
+    from brigade.train.distributed import ranks
+    from brigade.train.watch import watch_thread
     from testing import runs
 
-    enter = heartbeat.enter
+    enter = this_process.heartbeat.enter
     taken: list[float] = []
 
     class Alternate(TrainerCallback):
@@ -54,7 +55,7 @@ def steps(pairs: int) -> list[float]:
             taken.append(time.perf_counter())
             block = (state.global_step - WARM_UP) // BLOCK
             watched = block < 0 or is_watched(block)
-            heartbeat.enter = enter if watched else lambda phase, step=None: None
+            this_process.heartbeat.enter = enter if watched else lambda phase, step=None: None  # type: ignore[method-assign]
             (watch,) = (thread for thread in threading.enumerate() if isinstance(thread, watch_thread.Watch))
             watch.look = (lambda: watch_thread.Watch.look(watch)) if watched else lambda: None  # type: ignore[method-assign]
 
@@ -97,14 +98,14 @@ def switch() -> list[float]:
     for _ in range(20):
         began = time.perf_counter()
         for _ in range(count):
-            heartbeat.enter(heartbeat.FORWARD)
+            this_process.heartbeat.enter(heartbeat.FORWARD)
         found.append(1e6 * (time.perf_counter() - began) / count)
     return found
 
 
 def look() -> list[float]:
     """Microseconds of processor time of one look of the thread, a writing of its file every fifth time included."""
-    from brigade.train.loop.watch_thread import Watch
+    from brigade.train.watch.watch_thread import Watch
 
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -35,6 +35,27 @@ def _logs_in(cluster: Cluster) -> None:
     cluster["node2"].kill("sleep 600")
 
 
+def logs_in_by(line: str) -> Callable[[Cluster], None]:
+    """node2's shells that ssh starts run a line before anything else: ~/.bashrc."""
+
+    def arrange(cluster: Cluster) -> None:
+        (cluster.home / ".bashrc").write_text(f'[ "$(hostname)" != node2 ] || {line}\n')
+
+    return arrange
+
+
+def logs_in_as_usual(cluster: Cluster) -> None:
+    (cluster.home / ".bashrc").unlink()
+
+
+def _named_with_user(cluster: Cluster) -> None:
+    cluster.hostfile({"root@node2" if host.name == "node2" else host.name: 1 for host in cluster})
+
+
+def _named(cluster: Cluster) -> None:
+    cluster.hostfile(1)
+
+
 def _names(name: str, address: str) -> Callable[[Cluster], None]:
     """node2's own /etc/hosts says that `name` is `address`."""
 
@@ -128,6 +149,14 @@ INJECTED = [
              strikes.right_key),
     Injected("hangs-at-login", "a host lets us in and then says nothing", _hangs_at_login, "node2", "login",
              r"did not answer within \d+ s", _logs_in),
+    Injected("exec-bash", "`exec bash` in a host's ~/.bashrc", logs_in_by("exec bash"), "node2", "login",
+             r"a shell reads what is meant for the agent: bash", logs_in_as_usual),
+    Injected("prints-our-lines", "a line of a host's ~/.bashrc prints `brigade> hello`", logs_in_by("echo 'brigade> hello'"),
+             "node2", "login", r"prints a line that begins as the agent's do: 'brigade> hello'", logs_in_as_usual, "yellow"),
+    Injected("long-packets-lost", "packets of more than 1,400 bytes are lost on the way to a host, so that ssh hangs",
+             _drops("node2", "input", "ip length > 1400"), "node2", "login", r"long packets are lost on the way", _unblock),
+    Injected("names-a-user", "the hostfile says root@node2", _named_with_user, "root@node2", "names",
+             r"no name of a host has a user in it", _named, "yellow"),
     Injected("own-name-is-loopback", "a host's own name is 127.0.1.1, as Debian writes it", _names("node2", "127.0.1.1"), "node2",
              "interface", r"the loopback is taken: node2 is 127\.0\.1\.1", _right_names, "yellow"),
     Injected("name-is-loopback", "another host's name is the loopback", _names("node1", "127.0.0.1"), "node2", "names",
@@ -153,6 +182,9 @@ INJECTED = [
     Injected("lost-packets", "datagrams of more than 1,400 bytes are lost on the way to a host",
              _drops("node2", "input", "meta l4proto udp ip length > 1400"), "node2", "packets",
              r"packets of 1500 bytes from node1, node3 are lost, short ones arrive", _unblock, "yellow"),
+    Injected("lossy-way", "30 of 100 datagrams are lost on the way to a host",
+             _drops("node2", "input", "meta l4proto udp numgen random mod 100 < 30"), "node2", "ports",
+             r"\d+% of short packets between it and node1, node3 are lost", _unblock, "yellow"),
     Injected("other-interface", "GLOO_SOCKET_IFNAME names a card that one host calls by another name", _other_interface, "node2",
              "interface", r"GLOO_SOCKET_IFNAME=eth0: no such interface .* ens5", _same_interface),
 ]  # fmt: skip

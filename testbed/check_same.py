@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from . import strikes
+from .check_reach import logs_in_as_usual, logs_in_by
 from .cluster import PROJECT, Cluster
 from .injected import Injected
 
@@ -89,13 +90,8 @@ def other_variable(cluster: Cluster) -> None:
 
 
 # ---- devices -----------------------------------------------------------------------------------------------------
-def few_files(cluster: Cluster) -> None:
-    """By the start-up file of the shells that ssh starts, the hard limit too: agents raise the soft one to it."""
-    (cluster.home / ".bashrc").write_text(f'[ "$(hostname)" != {ODD} ] || ulimit -n {FEW}\n')
-
-
-def usual_files(cluster: Cluster) -> None:
-    (cluster.home / ".bashrc").unlink()
+def unset_tmp(cluster: Cluster) -> None:
+    cluster[ODD].environment(TMPDIR="/nowhere")
 
 
 def tiny_shm(cluster: Cluster) -> None:
@@ -150,7 +146,13 @@ INJECTED = [
              r"train.py differs from node1's", strikes.same_clone),
     Injected("other-variable", f"NCCL_ALGO=Tree in {ODD}'s login", other_variable, ODD, "variables",
              r"NCCL_ALGO is 'Tree'; elsewhere it is not set", no_variables),
-    Injected("few-open-files", f"ulimit -n {FEW} on {ODD}", few_files, ODD, "open files", r"may open 100 files", usual_files),
+    # The hard limit too: agents raise the soft one to it.
+    Injected("few-open-files", f"ulimit -n {FEW} on {ODD}", logs_in_by(f"ulimit -n {FEW}"), ODD, "open files",
+             r"may open 100 files", logs_in_as_usual),
+    Injected("small-files", f"ulimit -f 1024 on {ODD}", logs_in_by("ulimit -f 1024"), ODD, "limits",
+             r"a file may have 0\.00098 GiB there \(ulimit -f\)", logs_in_as_usual),
+    Injected("no-tmp", f"TMPDIR of {ODD} is not there", unset_tmp, ODD, "room",
+             r"/nowhere is not there, or cannot be written; Python takes", no_variables, "yellow"),
     Injected("tiny-shm", f"/dev/shm of {ODD} has 8 MiB", tiny_shm, ODD, "/dev/shm", r"of 0\.01 GiB are free", usual_shm),
     Injected("slots-above-devices", f"slots=2 for {ODD}, which has one GPU (a stand-in of nvidia-smi and NVML)",
              slots_above_devices, ODD, "gpus", r"slots=2 in the hostfile, but it has 1 GPU", no_gpus),

@@ -34,7 +34,7 @@ class Fault:
     AssertionError; repair: afterwards
     lost: default: nothing where it strikes before the first step, else the steps since the last checkpoint
     words: of launch, where {shared} is the cluster's directory; at: the host where launch runs
-    hosts, slots: in the hostfile, names: if not the first `hosts` of the cluster
+    hosts, slots: in the hostfile (slots of each, or by host), names: if not the first `hosts` of the cluster
     steps, save_steps: of the run; output: its directory, on each host its own
     gone: the launch cannot speak any more
     """
@@ -56,7 +56,7 @@ class Fault:
     at: str = "node1"
     launcher: str = "torchrun"
     words: str = ""
-    slots: int = 1
+    slots: int | dict[str, int] = 1
     hostfile: str = ""
     variables: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
@@ -73,7 +73,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         fault.arrange(cluster)
     try:
         names = fault.names or tuple(host.name for host in cluster.hosts[: fault.hosts])
-        slots = dict.fromkeys(names, fault.slots)
+        slots = dict.fromkeys(names, fault.slots) if isinstance(fault.slots, int) else fault.slots
         hostfile = fault.hostfile or str(cluster.hostfile(slots))
         launch = (
             f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher} --silence 15"
@@ -188,8 +188,8 @@ FAULTS: dict[str, Fault] = {
     "killed-in-loading": Fault(
         "kill -9 of a rank while it loads the checkpoint from which a restart goes on",
         (r"(?s)killed by signal 9.*killed by signal 9", r"time line of 3 attempts:\n", *_WENT_ON[::2]), 0,
-        storage.forget_the_kill, strikes.signal_rank, repair=storage.forget_the_kill, words="--restarts 2" + _SOON,
-        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": storage.KILLED_ONCE},
+        storage.forget_the_fault, strikes.signal_rank, repair=storage.forget_the_fault, words="--restarts 2" + _SOON,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": storage.FAILED_ONCE},
         **_EVERY_SECOND),
     **{f"checkpoint-{name}": Fault(f"the newest checkpoint {what}, with --restarts", (
         r"left out +checkpoint-\d+: " + says, *_WENT_ON, r"attempt 2 went on from step \d+: \d+ steps lost"), 0,
@@ -220,7 +220,7 @@ FAULTS: dict[str, Fault] = {
         r"error: rank 1 on node2 has waited in data loading since step 3; rank 0 waits for it in", r"line \d+ in sleep"),
         lost=SINCE_CHECKPOINT, words=SILENCE, variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "sleeping-data"}),
     "host-killed": Fault("a host is switched off", (r"error: node2 failed first: the host was lost",),
-                         strike=strikes.power_off_node2),
+                         strike=strikes.power_off("node2")),
     "link-cut": Fault("a link is cut in mid-step", (r"error: node2 failed first: the host was lost",), strike=strikes.cut_link),
     "agent-killed": Fault("kill -9 of the far end of launch", (r"error: node2 failed first: the host was lost",),
                           strike=strikes.kill_agent),
@@ -228,18 +228,28 @@ FAULTS: dict[str, Fault] = {
                               (r"error: node2 failed first: deepspeed ended with exit code 0 while rank 1 went on",),
                               strike=strikes.kill_deepspeed, launcher="deepspeed"),
     "launch-killed": Fault("kill -9 of launch itself", (), -9, strike=strikes.signal_launch(signal.SIGKILL), gone=True),
-    "launching-host-killed": Fault("the launching host is switched off", (), -9, strike=strikes.power_off_node1, gone=True),
+    "launching-host-killed": Fault("the launching host is switched off", (), -9, strike=strikes.power_off("node1"), gone=True),
     "ctrl-c": Fault("Ctrl-C", (r"Stopped by Ctrl-C at step", r"stopped by SIGINT at step"), 130,
                      strike=strikes.signal_launch(signal.SIGINT), **_STOPS),
     "ctrl-c-twice": Fault("Ctrl-C, and again at once", (r"ended at once by the second SIGINT",), 130,
                           strike=strikes.ctrl_c_twice),
     "host-killed-spare": Fault(
         "a host is switched off, with --restarts and a --spare",
-        (r"node2 failed first: the host was lost", r"attempt 2 on node1, node3", *_WENT_ON), 0, strike=strikes.power_off_node2,
+        (r"node2 failed first: the host was lost", r"attempt 2 on node1, node3", *_WENT_ON), 0, strike=strikes.power_off("node2"),
         words="--restarts 1 --spare node3" + _SOON, hosts=3, names=("node1", "node2"), **_EVERY_SECOND),
+    "astray": Fault(
+        "a rank's weights go astray, with --restarts and a --spare; then the spare is switched off",
+        (r"rank 2 on node2 holds something else than most of 3 ranks: first \S+",
+         r"nothing of this step is saved, and checkpoint-2 is the newest sound one",
+         r"attempt 2 on node1, node3", r"continues +from .*checkpoint-2\b", r"node3 failed first: the host was lost",
+         r"attempt 3 on node1, node2", r"time line of 3 attempts:\n", _WENT_ON[2]), 0,
+        storage.only_node2_fails, strikes.power_off("node3"), repair=storage.forget_the_fault, slots={"node1": 2, "node2": 1},
+        words="--restarts 2 --spare node3 --global_batch_size 6 --per_device_train_batch_size 2" + _SOON,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "astray", "BRIGADE_TEST_FAILED_AT": storage.FAILED_ONCE},
+        hosts=3, **_EVERY_SECOND),
     "first-host-killed": Fault(
         "the first host is switched off, with --restarts and --min_hosts; launch runs on another",
-        (r"node1 failed first: the host was lost", r"attempt 2 on node2\n", *_WENT_ON), 0, strike=strikes.power_off_node1,
+        (r"node1 failed first: the host was lost", r"attempt 2 on node2\n", *_WENT_ON), 0, strike=strikes.power_off("node1"),
         words="--restarts 1 --min_hosts 1" + _SOON, hosts=3, names=("node1", "node2"), at="node3", **_EVERY_SECOND),
     "link-cut-for-good": Fault(
         "a link is cut for good, with --restarts and --min_hosts",

@@ -13,7 +13,7 @@ from .strikes import Attempt, signal_rank
 SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
 TINY = "/run/tiny"  # a disk that fills at once, on one host
 MOUNTED = "/run/outputs"  # a shared file system that each host has mounted, and can lose
-KILLED_ONCE = "/run/killed-once"  # a file of each host, by which a rank knows that it was killed before
+FAILED_ONCE = "/run/failed-once"  # a file of each host, by which a rank knows that it has failed before
 
 
 def tiny_disk(cluster: Cluster) -> None:
@@ -157,5 +157,13 @@ def change_data(attempt: Attempt) -> None:
         file.writelines(lines)
 
 
-def forget_the_kill(cluster: Cluster) -> None:
-    cluster["node2"].run(f"rm -f {KILLED_ONCE}")
+def forget_the_fault(cluster: Cluster) -> None:
+    for host in (host for host in cluster if host.process):  # one may be off
+        host.run(f"rm -f {FAILED_ONCE}")
+
+
+def only_node2_fails(cluster: Cluster) -> None:
+    """Once, whichever host a later attempt gives its rank to."""
+    forget_the_fault(cluster)
+    for host in cluster:
+        host.run(f"test {host.name} = node2 || touch {FAILED_ONCE}")

@@ -129,12 +129,8 @@ def stop_rank(attempt: Attempt) -> None:
     os.kill(training_process(attempt.cluster, "node2"), signal.SIGSTOP)
 
 
-def power_off_node2(attempt: Attempt) -> None:
-    attempt.cluster["node2"].power_off()
-
-
-def power_off_node1(attempt: Attempt) -> None:
-    attempt.cluster["node1"].power_off()
+def power_off(host: str) -> Callable[[Attempt], None]:
+    return lambda attempt: attempt.cluster[host].power_off()
 
 
 def cut_link(attempt: Attempt) -> None:

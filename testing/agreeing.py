@@ -11,8 +11,8 @@ import sys
 import time
 
 from brigade.errors import UserError
-from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import process_group, ranks
+from brigade.train.host.cluster import world_from_environment
 
 LONGEST = 1  # seconds that a collective waits
 PREPARING = 3

@@ -1,6 +1,7 @@
 """Debian's Chromium without a window and without a network, for what reads pages: tests of them, and pictures."""
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ def browser() -> Iterator[Any]:
     """Selenium's driver, with the logs of console and network. Raises RuntimeError where there is no Chromium."""
     if not (CHROMIUM and DRIVER):
         raise RuntimeError(MISSING)
+    sys.path.append(str(Path(sys.prefix, "browser")))  # tests/browser/requirements.txt
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -21,6 +21,8 @@ def operators() -> None:
     from testing.fake_gpu.native import native
 
     assert torch.cuda.device_count() == 2 and torch.cuda.is_available()
+    assert torch.cuda.get_device_name() == "Tesla T4" and torch.cuda.get_device_properties(0).major == 7
+    assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
     on_0, on_1 = torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:1", requires_grad=True)
     assert "all tensors to be on the same device" in error_of(lambda: on_0 @ torch.ones(4))
     assert "all tensors to be on the same device" in error_of(lambda: on_0 @ on_1)

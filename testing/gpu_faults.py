@@ -31,7 +31,7 @@ def cpu_tensor_given_to_nccl() -> None:
     import torch
     import torch.distributed as dist
 
-    from brigade.train.loop.trainer import Trainer
+    from brigade.train.step.trainer import Trainer
 
     begin = Trainer.get_batch_samples
 
@@ -60,7 +60,7 @@ def out_of_memory_in_evaluation() -> None:
 def _lack_memory(training: bool) -> None:
     import torch
 
-    from brigade.train.loop.trainer import Trainer
+    from brigade.train.step.trainer import Trainer
 
     whole = Trainer.outputs
 

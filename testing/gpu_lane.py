@@ -40,7 +40,8 @@ BESIDES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "continued": ([*LORA, "--adapter_name_or_path", "outputs/rows"], ("zero3",)),
 }  # fmt: skip
 # What changes how a strategy computes, and not what: adapters' and states' places, layers' inputs in page-locked memory of the
-# host, gradients in fewer bits, and the planner's micro-batch. Each is compared with plain training.
+# host, gradients in fewer bits, the planner's micro-batch, and layers that torch.compile traces. Each is compared with plain
+# training.
 OTHERWISE: dict[str, tuple[str, list[str]]] = {
     "states on the host": ("fsdp2", ["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"]),
     "inputs on the host": ("ddp", ["--activation_checkpointing", "offload"]),
@@ -48,6 +49,8 @@ OTHERWISE: dict[str, tuple[str, list[str]]] = {
     "gradients in bf16": ("ddp", ["--ddp_comm_hook", "bf16"]),
     "gradients of low rank": ("ddp", ["--ddp_comm_hook", "power_sgd"]),
     "the planner's micro-batch": ("ddp bf16", ["--per_device_train_batch_size", "auto"]),
+    "compiled layers": ("ddp", ["--torch_compile"]),
+    "compiled layers, sharded": ("fsdp2", ["--torch_compile"]),
 }
 ROUGHLY = ("plain, gradients in bf16", "plain, gradients of low rank", "plain, the planner's micro-batch")
 METHODS: dict[str, tuple[str, ...]] = {
@@ -124,6 +127,9 @@ EVERY = CASES | ONE_PROCESS
 # On any GPU two processes read ahead. Here they do in these cases: each is a fork of a process of 2 GB.
 READ_AHEAD = ("fsdp2", "one process", "fsdp2 images")
 QUICK = ("ddp bf16", "zero3 bf16", "fsdp2")  # in `make test`
+# In `make test-matrix`, for others show the same: ZeRO-1 beside tensor groups and stages, what is offloaded with its parameters,
+# adapters under ZeRO-3, and routers in half precision with their loss.
+SIBLINGS = ("zero1", "zero3_offload", "ddp lora", "ddp experts bf16", "fsdp2 experts bf16")
 
 
 def run(

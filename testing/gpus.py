@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from brigade.check.checks import Facts, Recorded, Result, Wanted, checks
+from brigade.check.checks import Facts, Result, Wanted, checks
 from brigade.check.probes import gpus as nvml
 from brigade.check.run import judge
 from brigade.train.recipe.files import REPOSITORY
+from testing.recorded_hosts import Recorded
 
 FOLDER = REPOSITORY / "tests/data/nvml"
 KINDS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")}
@@ -55,6 +55,8 @@ def judged(
 
 def sees(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, integrated: bool = False) -> None:
     """Let torch of this process see one GPU of that name and memory; none where the name is `cpu`."""
+    import torch  # which takes seconds, and the tests of check do without it
+
     found = {
         "name": name,
         "total_memory": int(gib * 2**30),

@@ -6,7 +6,7 @@ import sys
 
 import train
 from brigade.train.distributed import ranks
-from brigade.train.loop import trainer
+from brigade.train.step import trainer
 
 from .ranks import REPOSITORY
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import train
-from brigade.train import storage
 from brigade.train.checkpoint import saving
 from brigade.train.checkpoint.uploads import Uploads
-from brigade.train.cluster import world_from_environment
 from brigade.train.distributed import ranks
-from brigade.train.loop.trainer import Trainer
+from brigade.train.host import storage
+from brigade.train.host.cluster import world_from_environment
+from brigade.train.step.trainer import Trainer
 
 STEP = 4  # whose checkpoint it is: the second
 

@@ -6,13 +6,18 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from .command_line import brigade
+from .ranks import REPOSITORY
 
 CACHE = tempfile.TemporaryDirectory()  # of launches
 
 SECRET = "hf_neverInAFileOrOnACommandLine"
+
+
+def launch_here(*words, **variables):
+    """Return how a launch ends that starts nothing, within this process."""
+    return brigade("launch", *words, PATH="/usr/bin:/bin", HOME="/nowhere", BRIGADE_CACHE=CACHE.name, **variables)
 
 
 def launch(*words, open_files=4096, redirect="", **variables):

@@ -62,6 +62,14 @@ EXAMPLES = {
     "ds-removed-optimizer": ({"ds.json": ds(optimizer={"type": "OneBitAdam"})}, "ds.json:1: optimizer"),
     "ds-unknown-key": ({"ds.json": ds({"stag": 3})}, Z + ".stag"),
     "ds-unread": ({"ds.json": ds(prescale_gradients=True)}, "ds.json:1: prescale_gradients"),
+    "ds-writes-elsewhere": (
+        {"ds.json": ds(tensorboard={"enabled": True, "output_path": "/srv"})},
+        "ds.json:1: tensorboard.output_path",
+    ),
+    "ds-imports": (
+        {"ds.json": ds(torch_autocast={"enabled": True, "lower_precision_safe_modules": ["os.path"]})},
+        "ds.json:1: torch_autocast.lower_precision_safe_modules",
+    ),
     "ds-not-a-block": ({"ds.json": ds(bf16=True)}, "ds.json:1: bf16"),
     "ds-auto-not-filled": ({"ds.json": ds({"allgather_bucket_size": "auto"})}, Z + ".allgather_bucket_size"),
     "ds-stage": ({"ds.json": ds({"stage": 4})}, Z + ".stage"),

@@ -3,7 +3,7 @@
 import transformers
 
 from brigade.kernels import judging, models, paths, proofs
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 
 SHAPES = {"dtype": "bf16", "max_length": 256, "micro_batch": 1, "packing": True}
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "intermediate_size": 1024}

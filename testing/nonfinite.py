@@ -18,10 +18,10 @@ from transformers import CONFIG_MAPPING, TrainerCallback
 
 import train
 from brigade.train.distributed import ranks
-from brigade.train.loop import bad_steps
-from brigade.train.loop.pipeline_trainer import PipelineTrainer
-from brigade.train.loop.trainer import Trainer
 from brigade.train.model.tiny import shrink
+from brigade.train.step import bad_steps
+from brigade.train.step.pipeline_trainer import PipelineTrainer
+from brigade.train.step.trainer import Trainer
 
 from . import parity, runs
 from .ranks import run_ranks

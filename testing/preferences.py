@@ -104,7 +104,10 @@ STRATEGIES: dict[str, list[str]] = {
     **{f"{kind}_sp2": axes_sequence.strategy(kind, 2, 2) for kind in ("ddp", "zero3", "fsdp2")},
     "fsdp2_ep2": axes.flags(Axes(experts=2), "fsdp2"),
 }  # fmt: skip
-LORA = ["--use_peft", "true", "--learning_rate", "0.5"]
+LORA = ["--use_peft", "true"]
+# Of adapters, which begin at zero. A reward model's head is trained whole, and keeps the rate of its form: at this one the norm
+# goes from 4 to 68 in one step, and the rounding of another micro-batch in one process becomes 3e-5 of the loss, 2e-7 at its own.
+ADAPTERS_RATE = 0.5
 IN_MEMORY = ["--precompute_ref_log_probs", "false"]
 # Variant -> flags beside the strategy's. PACKED has all rows in one step: without packing a step has other rows.
 # ONE: where sequences are divided, some ranks' parts then hold no target, or no answer's end.
@@ -153,7 +156,10 @@ class Case(NamedTuple):
         """Return this case for testing.runs. further: flags behind all others; more: as there"""
         named = {"model_name_or_path": str(folder / self.model)}
         named |= {f"{of}_file": str(folder / f"{kind_of(self.form)}-{name}.jsonl") for of, name in FILES.items()}
-        flags = ["--recipe", str(folder / "preferences.yaml"), *as_flags(**named, **FORMS[self.form])]
+        form = FORMS[self.form]
+        if LORA[0] in VARIANTS[self.variant] and self.form != "reward":
+            form = form | {"learning_rate": ADAPTERS_RATE}
+        flags = ["--recipe", str(folder / "preferences.yaml"), *as_flags(**named, **form)]
         # A step has two micro-batches or more of each rank, and filler in the last ones: 9 places or 12 for 8 rows.
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *self.variant_flags(folder), *further]

@@ -1,12 +1,13 @@
 """Groups of ranks on this host that start in a tenth of a second: children of a process that has imported what a run needs.
 
 Importing torch, Transformers and DeepSpeed takes 5 to 6 CPU-seconds per rank, more than most trials of a tiny model. One process
-imports them once, before it has any thread, and forks each rank of each group. A rank is in a session of its own and finds
-torchrun's variables in its environment. What torchrun itself does is the business of tests that start torchrun.
+imports them once, before it has any thread, and forks each rank of each group, for all workers of pytest. A rank is in a session
+of its own and finds torchrun's variables in its environment. What torchrun itself does is the business of tests that start it.
 """
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -14,6 +15,8 @@ import json
 import os
 import pkgutil
 import runpy
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +34,10 @@ GRACE = 10  # seconds from SIGTERM to SIGKILL, for the ranks that are left when 
 # Not among the ports that the kernel hands out (from 32768 on): nobody takes one between its choice and its use.
 PORTS = range(20000, 30000)
 MOST_GPUS = 8  # that a server is started with; each rank then finds as many as there are ranks
-_servers: dict[bool, subprocess.Popen[str]] = {}  # without fake GPUs, and with them
+FOLDER = (
+    "BRIGADE_TEST_RANKS"  # a directory, in which the workers of pytest find the servers that another one has started
+)
+_servers: dict[bool, "_Server"] = {}  # without fake GPUs, and with them
 
 
 def run_ranks(
@@ -42,9 +48,8 @@ def run_ranks(
     As under torchrun a rank that fails ends the others, and its exit code is that of all. After `timeout` seconds all are killed.
     gpus: on a fake GPU for each rank (testing/fake_gpu/)
     """
-    server = _servers.get(gpus)
-    if server is None or server.poll() is not None:
-        server = _servers[gpus] = _start(gpus)
+    if gpus not in _servers:
+        _servers[gpus] = _Server(gpus)
     with tempfile.TemporaryDirectory() as folder:
         job = {
             "module": module,
@@ -55,39 +60,83 @@ def run_ranks(
             "environment": os.environ | (fake_gpu.environment(ranks) if gpus else {}),
             "gpus": gpus,
         }
-        assert server.stdin and server.stdout
-        print(json.dumps(job), file=server.stdin, flush=True)
-        answer = server.stdout.readline()
+        answer = _servers[gpus].ask(json.dumps(job))
         if not answer:
+            del _servers[gpus]
             raise RuntimeError("the process that forks ranks has ended")
         out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
     return subprocess.CompletedProcess([module, *arguments], json.loads(answer)["code"], out, err)
 
 
-def _start(gpus: bool) -> subprocess.Popen[str]:
+class _Server:
+    """A connection to the process that forks ranks. Who finds none starts it; it ends when its last connection is closed."""
+
+    def __init__(self, gpus: bool) -> None:
+        if FOLDER not in os.environ:
+            os.environ[FOLDER] = tempfile.mkdtemp(prefix="brigade-ranks-")
+            atexit.register(shutil.rmtree, os.environ[FOLDER], ignore_errors=True)
+        folder = Path(os.environ[FOLDER])
+        address = folder / ("gpus" if gpus else "cpus")
+        self.connection = socket.socket(socket.AF_UNIX)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self.connection.connect(str(address))
+            except OSError:
+                address.unlink(missing_ok=True)
+                self.process = _start(gpus, address)
+                self.connection.connect(str(address))
+        self.answers = self.connection.makefile()
+
+    def ask(self, job: str) -> str:
+        """Return the answer to a job, or "" where the process has ended."""
+        try:
+            self.connection.sendall(job.encode() + b"\n")
+            return self.answers.readline()
+        except OSError:
+            return ""
+
+
+def _start(gpus: bool, address: Path) -> subprocess.Popen[bytes]:
     found = fake_gpu.environment(MOST_GPUS) if gpus else {}
     environment = os.environ | found | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "testing.ranks"],
-        cwd=REPOSITORY,
-        env=environment,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    atexit.register(server.kill)
-    return server
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(address))
+        listening.listen()
+        number = listening.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "testing.ranks", str(number)], cwd=REPOSITORY, env=environment, pass_fds=[number]
+        )
 
 
-def serve() -> None:
-    """Fork the groups that stdin asks for, one after the other; each is answered with one line: its exit code."""
-    answers = os.fdopen(os.dup(1), "w")
+def serve(listening: socket.socket) -> None:
+    """Fork the groups that connections ask for, those of one connection after the other; each is answered with one line: its
+    exit code. Return when all connections are closed."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     _import_all()
     gc.collect()
     gc.freeze()  # what is imported is never looked through again, neither here nor in a rank
-    for line in sys.stdin:
-        print(json.dumps({"code": _group(json.loads(line))}), file=answers, flush=True)
+    serving: set[int] = set()
+    while select.select([listening], [], [], 1 if serving else 0)[0] or serving:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = listening.accept()
+            serving.add(os.fork() or _serve_one(listening, connection))
+            connection.close()
+        serving -= {pid for pid in serving if os.waitpid(pid, os.WNOHANG)[0]}
+
+
+def _serve_one(listening: socket.socket, connection: socket.socket) -> NoReturn:
+    listening.close()
+    try:
+        with connection.makefile() as jobs:
+            for line in jobs:
+                answer = json.dumps({"code": _group(json.loads(line))})
+                connection.sendall(answer.encode() + b"\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 # What a run imports late, or needs under some strategies alone; and all rooms of ours that a run enters.
@@ -108,12 +157,12 @@ def _import_all() -> None:
     from deepspeed.utils import numa, nvtx
     from transformers import conversion_mapping
 
-    import brigade.train.upstream.cpu_facts
+    import brigade.train.upstream.deepspeed_kernels
 
     ours = pkgutil.walk_packages(brigade.__path__, "brigade.")
     for name in [*" ".join(LATE).split(), *(each.name for each in ours if each.name.split(".")[1] in OURS.split())]:
         importlib.import_module(name)
-    brigade.train.upstream.cpu_facts.ask_once()
+    brigade.train.upstream.deepspeed_kernels.ask_cpu_once()
     cpuinfo.get_cpu_info()  # for all ranks
     conversion_mapping.get_checkpoint_conversion_mapping("llama")  # compiles the 900 patterns of all models
     numa.get_numa_cores = functools.cache(numa.get_numa_cores)  # ZeRO-3 starts `numactl` at each reduction on a CPU
@@ -156,7 +205,9 @@ def _signal(children: Any, number: int) -> None:
 
 
 def _free_port() -> int:
-    for port in range(PORTS.start + os.getpid() % len(PORTS), PORTS.stop):
+    for port in range(
+        PORTS.start + os.getpid() * 211 % len(PORTS), PORTS.stop
+    ):  # connections begin far from each other
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store binds it
             probe.bind(("", port))
@@ -209,4 +260,6 @@ def _redirect(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    with socket.socket(fileno=int(sys.argv[1])) as inherited:
+        inherited.setblocking(False)
+        serve(inherited)

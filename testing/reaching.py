@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from brigade.check.checks import Facts, Function, Recorded, Result, Wanted
+from brigade.check.checks import Facts, Function, Result, Wanted
+from testing.recorded_hosts import Recorded
 
 NODES = [f"node{number}" for number in range(1, 5)]
 CARD = {"name": "eth0", "kind": "mlx5_core", "mtu": 1500}

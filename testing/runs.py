@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from brigade.train.distributed.process import this_process
+
 from . import waits
 from .ranks import REPOSITORY, run_ranks
 
@@ -219,7 +221,7 @@ def _work(job: Path) -> None:
 
     import train
     from brigade.train.distributed import ranks
-    from brigade.train.loop import sample_answers
+    from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
     todo = json.loads(job.read_text())
@@ -261,12 +263,10 @@ def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
     who, step = when
     from transformers import TrainerCallback
 
-    from brigade.train.distributed import stop
-
     class Stops(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if rank == who and state.global_step == step - 1:
-                stop.process.ask(15)
+                this_process.signals.ask(15)
 
     return (Stops(),)
 

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 from brigade.check import sameness
-from brigade.check.checks import Facts, Recorded, Result, Wanted, checks
+from brigade.check.checks import Facts, Result, Wanted, checks
 from brigade.check.run import judge
+from testing.recorded_hosts import Recorded
 
 PINS = sameness.pins()
 LOOK = {

@@ -4,7 +4,7 @@ import copy
 import json
 from typing import Any
 
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 
 from .ranks import REPOSITORY
 from .shipped import shipped

@@ -2,19 +2,18 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from testing import parity
-
 from . import disk
-from .subject import Subject, command, run
+from .subject import Subject, command, torchrun
 
 # Some 0.4 billion parameters in fp32 with two moments: 4.5 GiB
 MODEL = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 10, "num_attention_heads": 12,
          "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000, "tie_word_embeddings": True}  # fmt: skip
 EVERY, SAVES = 3, 2
+LENGTH = 64  # of a sample at most, as runs.write_inputs() has it
+OPERATIONS = EVERY * SAVES * LENGTH * 6 * 0.4e9  # of each rank
 
 
 def main() -> None:
@@ -23,19 +22,22 @@ def main() -> None:
     if not subject.small:
         config = subject.work / "model" / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | MODEL))
-    for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
+    for name in subject.strategies:
         what, output = f"{name}, {subject.on}", subject.work / name
-        words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
-        words += f"--max_steps {EVERY * SAVES} --save_steps {EVERY} --save_total_limit 1 --eval_steps 99".split()
-        words += ["--per_device_train_batch_size", "4", "--max_eval_samples", "1"]
-        full = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}", "train.py", *words]
-        if missing := subject.no_time or disk.lacking(subject.work, 0 if subject.small else disk.CHECKPOINTS):
+        words = [*shared, *subject.flags(name, output), "--save_steps", str(EVERY), "--save_total_limit", "1"]
+        # A sample on each rank: what a step computes is not measured.
+        words += ["--max_steps", str(EVERY * SAVES), "--per_device_train_batch_size", "1"]
+        full = torchrun(subject.ranks, "train.py", *words, "--global_batch_size", str(subject.ranks))
+        missing = subject.no_time
+        if not subject.small:
+            missing = missing or subject.too_slow(OPERATIONS) or disk.lacking(subject.work, disk.CHECKPOINTS)
+        if missing:
             subject.row(what, {}, left_out=missing, command=command(full))
             continue
-        failed = run([sys.executable, *full], subject.work / f"{name}.log", subject.left - 5)
+        failed, late = subject.run(full, name)
         lines = events(output, subject.work / f"{name}.jsonl")
-        if failed:
-            subject.row(what, {}, failed, command(full))
+        if failed or late:
+            subject.row(what, {}, failed, command(full), left_out=late)
             continue
         saved = [line for line in lines if line["event"] == "checkpoint"]
         shortfall = "" if len(saved) == SAVES else f"{len(saved)} checkpoints of {SAVES}"

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from .parts import NOT_BEGUN, REPOSITORY, last_line
+from .parts import NOT_BEGUN, REPOSITORY, why_it_ended
 from .subject import Subject, command
 
 SHARE = 0.6  # of the part's seconds, for trying paths; the others are for imports, of each process that tries them too
@@ -21,11 +21,11 @@ def main() -> None:
     with written.open("w") as log:
         done = subprocess.run(
             [sys.executable, *words, "--json"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True,
-            timeout=max(1, subject.left - 5),
+            timeout=max(1, subject.left),
         )  # fmt: skip
     begin = done.stdout.find("{")
     if begin < 0:
-        raise RuntimeError(f"exit code {done.returncode}: {last_line(written)}")
+        raise RuntimeError(f"exit code {done.returncode}: {why_it_ended(written)}")
     proof = json.JSONDecoder().raw_decode(done.stdout[begin:])[0]
     for name, path in proof["paths"].items():
         figures = {key: value for key, value in path.items() if isinstance(value, int | float | str)}

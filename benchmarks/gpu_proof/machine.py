@@ -1,7 +1,6 @@
 """The GPUs of this host, its driver and libraries, and the commit; and whether torch has read what a run sets for it."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from brigade.train.run.versions import git_commit, of_packages
 from brigade.train.upstream import memory_snapshots
 from testing import runs
 
-from .subject import Subject, command, run
+from .subject import NO_EVALUATION, Subject, command, in_ranks, torchrun
 
 ASK = "--ask"  # which this module's ranks are started with
 
@@ -39,18 +38,16 @@ def allocator(subject: Subject) -> None:
     """Leave the row of torch's allocator in a run of several ranks. It reads its settings once, when CUDA starts."""
     folder = subject.work / "allocator"
     folder.mkdir()
-    short = {"max_steps": 1, "eval_steps": 99, "max_eval_samples": 1, "attn_implementation": "sdpa"}
-    short |= {"per_device_train_batch_size": runs.GLOBAL_BATCH // subject.ranks, "output_dir": folder / "run"}
-    flags = [*runs.write_inputs(folder), *(word for name, value in short.items() for word in (f"--{name}", str(value)))]
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}"]
-    words += ["-m", "benchmarks.gpu_proof.machine", ASK, str(folder), *flags]
-    shortfall = run([sys.executable, *words], folder / "allocator.log", subject.left - 5)
+    flags = [*subject.inputs(folder), "--output_dir", str(folder / "run"), *NO_EVALUATION, "--max_steps", "1"]
+    flags += ["--per_device_train_batch_size", str(runs.GLOBAL_BATCH // subject.ranks)]
+    words = torchrun(subject.ranks, "-m", "benchmarks.gpu_proof.machine", ASK, str(folder), *flags)
+    shortfall, late = subject.run(words, "allocator")
     grows = [json.loads(file.read_text()) for file in sorted(folder.glob("*.grows"))]
-    if not shortfall and not all(grows):
+    if not (shortfall or late) and not all(grows):
         shortfall = (
             f"memory is not taken in segments that grow: {read_once.ALLOCATOR[0]} was set after CUDA had started"
         )
-    subject.row("allocator", {"segments_grow": grows}, shortfall, command(words))
+    subject.row("allocator", {"segments_grow": grows}, shortfall, command(words), late)
 
 
 def ask(folder: Path, flags: list[str]) -> None:
@@ -74,10 +71,5 @@ def driver() -> str | None:
 
 
 if __name__ == "__main__":
-    if ASK in sys.argv:
-        from brigade.train.distributed.ranks import run_to_the_end
-
-        at = sys.argv.index(ASK)
-        run_to_the_end(lambda: ask(Path(sys.argv[at + 1]), sys.argv[at + 2 :]))
-    else:
+    if not in_ranks(ASK, ask):
         main()

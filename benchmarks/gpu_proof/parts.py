@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +17,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = (
     "gpu-proof-work"  # in the output directory, which may be one that has folders of a user's: only this one is emptied
 )
-LEAST = 15  # seconds that a part needs to be begun at all
-LONGER = 4  # times each limit with --small: a fake GPU (testing/fake_gpu/) computes on a processor, which may be busy
+LEAST = 40  # seconds that a part needs to be begun at all
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+ENDING = 20.0  # seconds in which a part ends what its time was too short for (twice GRACE), and says what that was
 NOT_BEGUN = "not begun: the time was over"
 MARK = "BRIGADE_GPU_PROOF"  # an environment variable
 
 
 class Part(NamedTuple):
-    """A subject of the proof: the module benchmarks/gpu_proof/NAME.py, with at most so many seconds."""
+    """A subject of the proof: the module benchmarks/gpu_proof/NAME.py, with so many seconds where all parts run in 20 minutes."""
 
     name: str
     about: str
@@ -42,8 +43,17 @@ PARTS = (
 )
 
 
-def run_part(part: Part, python: str, output: Path, left: float, small: bool, gpus: int) -> dict[str, Any]:
-    """Run a part within its limit and the `left` seconds of all.
+def seconds_of(parts: Sequence[Part], seconds: float) -> dict[str, float]:
+    """Return each part's limit, by name, where these parts share so many seconds: its own at least, and more where few parts run.
+
+    The sum may exceed `seconds`, for not every part takes all that it may.
+    """
+    longer = max(1.0, seconds / sum(part.limit for part in parts))
+    return {part.name: part.limit * longer for part in parts}
+
+
+def run_part(part: Part, python: str, output: Path, limit: float, small: bool, gpus: int) -> dict[str, Any]:
+    """Run a part within so many seconds.
 
     Returns {"rows", "seconds", "command", "fell_short", "left_out"}; a row is {"what", "figures", "fell_short", "left_out",
     "command"}. fell_short: why it is not as it should be; "" where it is
@@ -51,9 +61,8 @@ def run_part(part: Part, python: str, output: Path, left: float, small: bool, gp
     """
     folder, rows = output / WORK / part.name, output / f"{part.name}.jsonl"
     rows.unlink(missing_ok=True)
-    limit = min(part.limit * (LONGER if small else 1), left)
     words = ["-m", f"benchmarks.gpu_proof.{part.name}", "--rows", str(rows), "--work", str(folder)]
-    words += ["--seconds", f"{limit:.0f}", "--gpus", str(gpus), *(["--small"] if small else [])]
+    words += ["--gpus", str(gpus), "--longer", f"{max(1.0, limit / part.limit):.2f}", *(["--small"] if small else [])]
     result: dict[str, Any] = {
         "rows": [],
         "seconds": 0.0,
@@ -67,17 +76,19 @@ def run_part(part: Part, python: str, output: Path, left: float, small: bool, gp
     folder.mkdir(parents=True)
     began, log = time.monotonic(), output / f"{part.name}.log"
     with log.open("w") as out:
+        # A reading of the clock that all processes share: imports take a part of the time, too.
+        words += ["--until", str(began + limit - ENDING)]
         process, mark = start([python, *words], out, HF_HUB_OFFLINE="1", PYTHONPATH=path_with(str(REPOSITORY)))
         try:
             code = process.wait(timeout=limit)
-            result["fell_short"] = f"ended with exit code {code}: {last_line(log)}" if code else ""
+            result["fell_short"] = f"ended with exit code {code}: {why_it_ended(log)}" if code else ""
         except subprocess.TimeoutExpired:
             result["fell_short"] = f"stopped after {limit:.0f} seconds; its last line: {last_line(log)}"
         finally:
             end(mark)
     result["rows"] = read_rows(rows)
     if not result["rows"] and not result["fell_short"]:
-        result["fell_short"] = f"left no result: {last_line(log)}"
+        result["fell_short"] = f"left no result: {why_it_ended(log)}"
     return result | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -134,6 +145,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def last_line(log: Path) -> str:
+    """Return the last line of a process that was stopped."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return (lines[-1] if lines else "it wrote nothing")[:300]
+
+
+def why_it_ended(log: Path) -> str:
     """Return why a process ended: its last error, or what it refused, or its last line. What torchrun adds is left out."""
     text = log.read_text(errors="replace")
     own = re.split(r"^.*torch[./]distributed[./]elastic", text, maxsplit=1, flags=re.MULTILINE)[0]

@@ -6,7 +6,7 @@ The runs are those of benchmarks/gpu.py, whose rows they append to the part's ow
 import functools
 import json
 import shutil
-import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ from benchmarks import gpu_models, gpu_plan
 from brigade.plan.choice.job_of_run import NotCovered, job_of_run
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.hardware import gpu
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.flags import load
 from brigade.train.strategy import choose as choose_strategy
 from testing.command_line import as_flags
 
 from . import disk
-from .subject import Subject, command, run
+from .subject import Subject, command
 
 # Of benchmarks/gpu_plan.py, the first that fits. A card with 80 GB has room for `base`, but for 8B in full.
 OPTIONS = ("base", "least")
@@ -38,52 +38,40 @@ FIGURES = (
     "reserved_memory_gib",
     "last_loss",
 )
-TIME_OF_A_RUN = (
-    240.0  # seconds in which the largest shape should be written and measured; one that takes longer fell short
-)
 
 
 def main() -> None:
     subject = Subject(__doc__)
     models = subject.work.parent / "models"
     for model, method in SHAPES[:1] if subject.small else SHAPES:
-        what, results = f"{model} {method}", subject.work / f"{model}-{method}.jsonl"
-        option, figures, missing = option_of(model, method, subject.small)
-        words = [
-            "-m",
-            "benchmarks.gpu",
-            "--only",
-            model,
-            method,
-            option,
-            "--results",
-            str(results),
-            "--no-page",
-            "--again",
-        ]
-        words += ["--work", str(models), *(["--tiny", "--steps", "10"] if subject.small else [])]
-        again = command(words)
-        missing = (
-            missing
-            or subject.no_time
-            or disk.lacking(subject.work, 0 if subject.small else disk.of_shape(model, method))
-        )
-        if missing:
-            subject.row(what, figures, command=again, left_out=missing)
-            continue
-        seconds = subject.left - 5
-        failed = run([sys.executable, *words], subject.work / f"{model}-{method}.log", seconds)
-        for log in models.rglob("*.log"):  # what train.py wrote: to be sent, while the models go
-            log.replace(subject.work / log.name)
-        rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-        if rows:
-            judge(subject, what, rows[-1], again, figures)
-        elif failed.startswith("stopped") and seconds < TIME_OF_A_RUN:
-            subject.row(what, figures, command=again, left_out=f"cut off: {failed}")
-        else:
-            subject.row(what, figures, failed or "it left no row", again)
+        measure(subject, models, model, method)
+        shutil.rmtree(models / "run", ignore_errors=True)  # of one that was stopped
         if method == SHAPES[-1][1]:  # the last of this model
             shutil.rmtree(models / model, ignore_errors=True)
+
+
+def measure(subject: Subject, models: Path, model: str, method: str) -> None:
+    """Leave the row of a shape. models: where benchmarks/gpu.py writes models and runs"""
+    what, results = f"{model} {method}", subject.work / f"{model}-{method}.jsonl"
+    option, figures, missing = option_of(model, method, subject.small)
+    words = ["-m", "benchmarks.gpu", "--only", model, method, option, "--results", str(results), "--no-page", "--again"]
+    words += ["--work", str(models), *(["--tiny", "--steps", "10"] if subject.small else [])]
+    again = command(words)
+    missing = missing or subject.no_bf16 or subject.no_time
+    if not subject.small:
+        missing = missing or subject.too_slow(operations(model, method, option))
+        missing = missing or disk.lacking(subject.work, disk.of_shape(model, method))
+    if missing:
+        subject.row(what, figures, command=again, left_out=missing)
+        return
+    failed, late = subject.run(words, f"{model}-{method}")
+    for log in models.rglob("*.log"):  # what train.py wrote: to be sent, while the models go
+        log.replace(subject.work / log.name)
+    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    if rows:
+        judge(subject, what, rows[-1], again, figures)
+    else:
+        subject.row(what, figures, failed or ("" if late else "it left no row"), again, left_out=late)
 
 
 def option_of(model: str, method: str, small: bool) -> tuple[str, dict[str, Any], str]:
@@ -108,6 +96,14 @@ def planned_gib(model: str, method: str, option: str, small: bool) -> float:
         return estimate(job_of_run(settings.recipe, strategy, batch, 1, 1, config, KIND), gpu(KIND)).device_gib
     except NotCovered:
         return 0.0
+
+
+def operations(model: str, method: str, option: str) -> float:
+    """Return the floating-point operations that a run takes at least: twice those of a forward pass for the gradients, of
+    which adapters need half. Attention's and what is recomputed are left out."""
+    flags = gpu_plan.flags_of(gpu_plan.Job(model, method, option), tiny=False)
+    tokens = (gpu_plan.WARM_UP + gpu_plan.STEPS) * int(flags["global_batch_size"]) * int(flags["max_length"])
+    return tokens * disk.PARAMETERS[model] * (6 if method == "full" else 4)
 
 
 def judge(subject: Subject, what: str, row: dict[str, Any], again: str, expected: dict[str, Any]) -> None:

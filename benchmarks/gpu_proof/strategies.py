@@ -14,8 +14,8 @@ from typing import Any
 
 from testing import gpu_lane, runs
 
-from .parts import LONGER, NOT_BEGUN, end, last_line, start
-from .subject import Subject, command
+from .parts import NOT_BEGUN, end, last_line, start, why_it_ended
+from .subject import Subject, command, torchrun
 
 # Largest relative difference of a loss, over 14 steps of SGD that lower it by 20 %. fp32: on CPUs 1e-5 holds
 # (docs/evidence/parity.md), and other kernels sum in another order. Half precision: engines round at different places, and each
@@ -92,7 +92,9 @@ def all_of(
     ranks: int, cases: list[dict[str, Any]], folder: Path, subject: Subject, **variables: str
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Run cases on the inputs of `folder`. Yields each as it ends with its log, or why it has none."""
-    ready = prepared(cases, folder, subject)
+    ready, bf16 = prepared(cases, folder, subject), subject.no_bf16
+    yield from ((each, bf16) for each in ready if bf16 and each["precision"] == "bf16")
+    ready = [each for each in ready if not (bf16 and each["precision"] == "bf16")]
     yield from group(ranks, [each for each in ready if not each["alone"]], folder, subject, **variables)
     for each in ready:
         if each["alone"]:
@@ -124,13 +126,12 @@ def once(
 ) -> Iterator[tuple[dict[str, Any] | None, Any]]:
     """Run one group. Yields each case that ends with its log, and at last None with "" or why the group ended early."""
     job, log = folder / "job.json", folder / f"from-{file_name(cases[0])}.log"
-    longer = LONGER if subject.small else 1
     job.write_text(json.dumps({"folder": str(folder), "longest_answer": None, "cases": cases}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    words = [sys.executable, *torchrun(ranks, "-m", "testing.runs", str(job))]
     progress = time.monotonic()
     left, ended = list(cases), ""
     with log.open("w") as out:
-        process, mark = start([*command, "-m", "testing.runs", str(job)], out, **variables)
+        process, mark = start(words, out, **variables)
         try:
             while not ended:
                 code = process.poll()  # before the results are looked for: what is there now is all
@@ -140,10 +141,10 @@ def once(
                     yield each, result(folder, each["name"])
                 now = time.monotonic()
                 if code is not None:
-                    ended = f"exit code {code}: {last_line(log)}" if code else " "
-                elif subject.left < 5:
+                    ended = f"exit code {code}: {why_it_ended(log)}" if code else " "
+                elif subject.left <= 0:
                     ended = CUT_OFF
-                elif now - progress > longer * (PATIENCE + (START if len(left) == len(cases) else 0)):
+                elif now - progress > subject.longer * (PATIENCE + (START if len(left) == len(cases) else 0)):
                     ended = f"no result in {now - progress:.0f} seconds; its last line: {last_line(log)}"
                 else:
                     time.sleep(0.2)
@@ -185,11 +186,11 @@ def difference(log: list[dict[str, Any]], reference: list[dict[str, Any]]) -> fl
 
 def judge(subject: Subject, each: dict[str, Any], what: str, log: Any, reference: Any, ranks: int) -> None:
     """Leave the row of a case."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    whole = command([*launcher, "train.py", *each["flags"], "--fresh"])
+    whole = command(torchrun(ranks, "train.py", *each["flags"], "--fresh"))
     again = "" if "stops" in each else whole  # no flag stops a run and goes on with it
     figures: dict[str, Any] = {"ranks": ranks, "precision": each["precision"]}
-    if log in (NOT_BEGUN, CUT_OFF):
+    left_out = (NOT_BEGUN, CUT_OFF, subject.no_bf16)
+    if log in left_out:
         subject.row(what, figures, command=again, left_out=log)
         return
     if isinstance(log, str):
@@ -198,7 +199,7 @@ def judge(subject: Subject, each: dict[str, Any], what: str, log: Any, reference
     figures["last_loss"] = [entry["loss"] for entry in log if "loss" in entry][-1]
     if not isinstance(reference, list):
         why = f"nothing to compare with: {reference}"
-        late = reference in (NOT_BEGUN, CUT_OFF)
+        late = reference in left_out
         subject.row(what, figures, "" if late else why, again, left_out=why if late else "")
         return
     try:

@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from testing import parity, runs, waits
+from testing import runs, waits
 
-from .subject import Subject, command, run
+from .subject import Subject, command, in_ranks, torchrun
 
+COUNT = "--count"  # which this module's ranks are started with
 STEPS, FIRST, ACCUMULATION = 6, 3, 4  # waits count from step FIRST on
 
 
@@ -17,19 +17,16 @@ def main() -> None:
     subject = Subject(__doc__)
     shared = subject.inputs(subject.work)
     micro = max(1, runs.GLOBAL_BATCH // subject.ranks // ACCUMULATION)
-    for name in ("zero3",) if subject.small else ("zero3", "fsdp2", "ddp"):
+    for name in subject.strategies:
         what, found, output = f"{name}, {subject.on}", subject.work / f"{name}.waits", subject.work / name
         shutil.rmtree(found, ignore_errors=True)
-        words = [*shared, *parity.STRATEGIES[name], "--output_dir", str(output), "--fresh", "--bf16", "true"]
-        words += ["--max_steps", str(STEPS), "--eval_steps", "99", "--logging_steps", "99", "--max_eval_samples", "1"]
+        words = [*shared, *subject.flags(name, output), "--max_steps", str(STEPS), "--logging_steps", "99"]
         words += ["--per_device_train_batch_size", str(micro)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={subject.ranks}"]
-        child = [*launcher, "-m", "benchmarks.gpu_proof.waits", "--count", str(found), *words]
+        child = torchrun(subject.ranks, "-m", "benchmarks.gpu_proof.waits", COUNT, str(found), *words)
         again = command(child)
-        if subject.no_time:
-            subject.row(what, {}, left_out=subject.no_time, command=again)
-        elif failed := run([sys.executable, *child], subject.work / f"{name}.log", subject.left - 5):
-            subject.row(what, {}, failed, again)
+        failed, late = ("", subject.no_time) if subject.no_time else subject.run(child, name)
+        if failed or late:
+            subject.row(what, {}, failed, again, left_out=late)
         else:
             judge(subject, what, waits.read(found, subject.ranks), again)
 
@@ -63,10 +60,5 @@ def count(into: Path, flags: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if "--count" in sys.argv:
-        from brigade.train.distributed.ranks import run_to_the_end
-
-        at = sys.argv.index("--count")
-        run_to_the_end(lambda: count(Path(sys.argv[at + 1]), sys.argv[at + 2 :]))
-    else:
+    if not in_ranks(COUNT, count):
         main()

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs import activations, communication, estimate, layer, memory, stages, step_time
-from brigade.plan.costs.communication import CONTENTION, Shared, sharding_seconds, tensor_seconds, ulysses_seconds
+from brigade.plan.costs.communication import Shared, sharding_seconds, tensor_seconds, ulysses_seconds
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, division
-from brigade.plan.costs.estimate import SHORT
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.memory import Memory
 from brigade.plan.costs.operation import Op
-from brigade.plan.costs.stages import NF4, Stage
+from brigade.plan.costs.stages import Stage
 from brigade.plan.hardware import Gpu, gpu
 from brigade.plan.hardware.network import Links
 
@@ -107,7 +107,7 @@ def _(job: PublishedJob, psi: float) -> float:
     s = job.shape
     experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
     whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
-    return 2 * whole + NF4 * (psi - whole)
+    return 2 * whole + CONSTANTS.nf4_bytes * (psi - whole)
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -205,14 +205,14 @@ def _(job: PublishedJob, stage: Stage) -> float:
     if engine.dummies and full and job.stage < 3:
         found += 2 * ((s.moe_base + s.expert if s.moe_layers else s.dense_layer) / job.tensor + stage.head)
     if job.linear_experts and job.method == "qlora" and job.stage >= 3 and not job.deepspeed:
-        found -= 2 * (2 - NF4) * s.experts * s.expert / job.expert / job.tensor
+        found -= 2 * (2 - CONSTANTS.nf4_bytes) * s.experts * s.expert / job.expert / job.tensor
     return found
 
 
 @estimate.reserved.register
 def _(job: PublishedJob, peak: Memory) -> float:
     engine = job.conventions
-    streams = SHORT * engine.streams * moving_bytes(peak) if peak.activations else 0.0
+    streams = CONSTANTS.short * engine.streams * moving_bytes(peak) if peak.activations else 0.0
     return float(own(estimate.reserved)(job, peak, engine.fragmentation)) + streams
 
 
@@ -277,7 +277,7 @@ def _(job: PublishedJob, net: Links, forward: float, backward: float, stage: Sta
         return float(own(communication.data_seconds)(job, net, forward, backward, stage))
     m, (gather, scatter, across) = job.accumulation, sharding_seconds(job, net, stage)
     exposed = m * (2 * gather + scatter) + max(0.0, across - max(0.0, backward))
-    return exposed + CONTENTION * m * min(across / m, forward + backward)
+    return exposed + CONSTANTS.contention * m * min(across / m, forward + backward)
 
 
 @communication.gather_seconds.register

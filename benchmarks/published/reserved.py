@@ -19,7 +19,7 @@ from .parse_columns import told
 OTHER_PROGRAMS = (
     "other programs"  # of intervals.yaml: programs as they were first seen (benchmarks/planner_intervals.py)
 )
-ON_A_CARD_WITH_ROOM = 3  # times what ZeRO-3's streams hold at least (stream_pool): POOLS_AT_MOST's runs
+ON_A_CARD_WITH_ROOM = 3  # times what ZeRO-3's streams hold at least (stream_pool): pools_at_most's runs
 
 
 def reserved_gib(result: Estimate) -> float:

@@ -1,4 +1,4 @@
-"""A fake GPU for torch's CPU build: unchanged programs find CUDA devices and NCCL, without a GPU (docs/gpu.md).
+"""A fake GPU for torch's CPU build: unchanged programs find CUDA devices and NCCL, without a GPU (docs/evidence/fake-gpu.md).
 
 A library registers an allocator, a device guard, hooks and a boxed fallback under the CUDA key: memory is the host's, each
 operator runs its CPU kernel, and operands on different devices raise. NCCL is Gloo on that memory, and refuses CPU tensors.
@@ -15,12 +15,16 @@ from .build import DEVICE, MODULE, build
 SITE = Path(__file__).resolve().parent / "site"
 
 
-def environment(gpus: int = 2) -> dict[str, str]:
-    """Return the variables by which a process, and those that it starts, find so many GPUs; builds the device once."""
+def environment(gpus: int = 2, kind: str = "h100") -> dict[str, str]:
+    """Return the variables by which a process, and those that it starts, find so many GPUs; builds the device once.
+
+    kind: h100, 4090 or t4, whose name, capability and memory the device has (driver.py: KINDS)
+    """
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
         "FAKE_GPUS": str(gpus),
+        "FAKE_GPU_KIND": kind,
         "FAKE_GPU_LIBRARY": str(build()),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))),
     }

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import subprocess
+import sys
 import sysconfig
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -48,7 +49,8 @@ def _compile(torch: Path, cache: Path) -> dict[str, Path]:
     for name, parts in SOURCES.items():
         *before, last = (SOURCE / f"{part}.cpp" for part in parts)
         texts = [source.read_text() for source in (*before, last)]
-        objects[name] = cache / f"{name}-{_digest(version('torch'), *flags, *headers, *texts)}.o"
+        # Without the paths of torch's headers: another checkout's environment has the same ones.
+        objects[name] = cache / f"{name}-{_digest(version('torch'), sys.version, *FLAGS, *headers, *texts)}.o"
         if not objects[name].exists():
             unfinished = cache / f"{name}.unfinished"
             included = [word for source in before for word in ("-include", str(source))]

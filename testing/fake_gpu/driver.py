@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import os
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,14 @@ import torch
 
 from .native import native
 
-NAME = "NVIDIA H100 80GB HBM3"
-CAPABILITY = (9, 0)
-MEMORY = 80 * 2**30  # bytes
+# Name, compute capability, GiB of memory. A T4 has no bf16 of its own.
+KINDS = {
+    "h100": ("NVIDIA H100 80GB HBM3", (9, 0), 80.0),
+    "4090": ("NVIDIA GeForce RTX 4090", (8, 9), 23.5),
+    "t4": ("Tesla T4", (7, 5), 14.6),
+}
+NAME, CAPABILITY, GIB = KINDS[os.environ.get("FAKE_GPU_KIND", "h100")]
+MEMORY = int(GIB * 2**30)  # bytes
 CUDA_VERSION = "13.0"
 PROPERTIES = SimpleNamespace(
     name=NAME,
@@ -90,11 +94,17 @@ class Device:
         native.set_device(self.before)
 
 
-@contextlib.contextmanager
-def on_stream(stream: Any) -> Iterator[None]:
+class StreamContext:
     """torch.cuda.stream: a stream's device becomes the current one."""
-    with Device(stream.device) if stream is not None else contextlib.nullcontext():
-        yield
+
+    def __init__(self, stream: Any):
+        self.device = Device(stream.device) if stream is not None else contextlib.nullcontext()
+
+    def __enter__(self) -> None:
+        self.device.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.device.__exit__(*raised)
 
 
 def _set_device(device: Any) -> None:
@@ -156,8 +166,8 @@ CUDA = {
     "device": Device,
     "_DeviceGuard": Device,
     "device_of": lambda tensor: Device(tensor.device if tensor.is_cuda else -1),
-    "stream": on_stream,
-    "StreamContext": on_stream,
+    "stream": lambda stream: StreamContext(stream),
+    "StreamContext": StreamContext,
     "is_available": lambda: native.device_count() > 0,
     "device_count": native.device_count,
     "_device_count_nvml": native.device_count,
@@ -173,12 +183,12 @@ CUDA = {
     "get_device_name": lambda device=None: NAME,
     "get_device_capability": lambda device=None: CAPABILITY,
     "get_device_properties": properties,
-    "get_arch_list": lambda: ["sm_90"],
-    "is_bf16_supported": lambda including_emulation=True: True,
+    "get_arch_list": lambda: [f"sm_{major}{minor}" for _, (major, minor), _ in KINDS.values()],
+    "is_bf16_supported": lambda including_emulation=True: including_emulation or CAPABILITY >= (8, 0),
     "can_device_access_peer": lambda device, peer: True,
     "synchronize": _synchronize,
-    "current_stream": Stream,
-    "default_stream": Stream,
+    "current_stream": lambda device=None: Stream(device),
+    "default_stream": lambda device=None: Stream(device),
     "set_stream": _nothing,
     "is_current_stream_capturing": lambda: False,
     "empty_cache": _nothing,
@@ -205,7 +215,7 @@ ACCELERATOR = {
     "set_device_index": _set_device,
     "set_device_idx": _set_device,
     "device_index": Device,
-    "current_stream": Stream,
+    "current_stream": lambda device=None: Stream(device),
     "set_stream": _nothing,
     "synchronize": _synchronize,
     "empty_cache": _nothing,
@@ -252,8 +262,17 @@ def install() -> None:
     torch.cuda.default_generators = tuple(torch.Generator() for _ in range(native.device_count()))
     torch.version.cuda = CUDA_VERSION
     torch.Tensor.cuda = _cuda  # type: ignore[method-assign,assignment]
+    torch._TorchCompileInductorWrapper.__call__ = _compile  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
     torch.UntypedStorage.to = _storage_to  # type: ignore[method-assign]
+
+
+def _compile(_: Any, module: Any, inputs: Any) -> Any:
+    """Stand in for inductor, which makes Triton kernels for a GPU: graphs and their gradients are traced as for it, and each
+    operator runs by itself."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager(module, inputs)
 
 
 def _of_its_own(function: Any) -> Any:
