@@ -2,7 +2,7 @@
 
 from torch.nn.functional import logsigmoid
 
-from brigade.train.objective.contract import Options, Pairs, Result, figures_of
+from brigade.train.loss.objective.contract import Options, Pairs, Result, figures_of
 
 
 def loss(pairs: Pairs, options: Options) -> Result:
