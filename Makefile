@@ -7,7 +7,9 @@ SKYPILOT := $(VENV)/skypilot
 LLAMA_CPP := $(VENV)/llama_cpp
 VLLM := $(VENV)/vllm
 LM_EVAL := $(VENV)/.lm-eval
+AUDIT := $(VENV)/audit
 S3_SERVER := $(VENV)/s3_server
+BROWSER := $(VENV)/browser
 # Modules are compiled afterwards, on all cores: pip does it on one. Who may not write into $(VENV) would compile at each start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO_OUTPUT := outputs/demo
@@ -17,7 +19,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint clean
+.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint audit clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make tools   add what tests and lint need, from requirements-dev.txt; make test and make lint do so"
@@ -28,9 +30,10 @@ help:
 	@echo "make test-all       further cases that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
-	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu-proof.md)"
+	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu.md)"
 	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
 	@echo "make lint    ruff and mypy"
+	@echo "make audit   pins with published advisories, by pip-audit; without a network by ADVISORIES=FILE, OSV's all.zip of PyPI"
 
 setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
@@ -45,8 +48,10 @@ $(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
 
 # Apart from setup: a host that only trains needs none of it.
 tools: $(VENV)/.tools
-$(VENV)/.tools: requirements-dev.txt $(VENV)/.complete
+$(VENV)/.tools: requirements-dev.txt tests/browser/requirements.txt $(VENV)/.complete
 	$(BIN)/python $(PIP_INSTALL) -r requirements-dev.txt
+	rm -rf $(BROWSER)
+	$(BIN)/python $(PIP_INSTALL) --no-deps --target $(BROWSER) -r tests/browser/requirements.txt
 	@touch $@
 
 kernels: setup
@@ -138,6 +143,18 @@ lint: tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# pip-audit asks an index about each pin. Strict: it calls "no known vulnerabilities" what it could not ask about.
+audit: setup
+ifdef ADVISORIES
+	$(BIN)/python -m testing.audit $(ADVISORIES)
+else
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python $(PIP_INSTALL) -r requirements-audit.txt; }
+	$(BIN)/python -m testing.audit --pins > $(AUDIT)/pins.txt
+	$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps -r $(AUDIT)/pins.txt || \
+		{ echo "error: advisories were found, or not all pins could be asked about. cure: read the lines above; without a network" \
+		"make audit ADVISORIES=FILE, with OSV's all.zip of PyPI" >&2; exit 1; }
+endif
 
 clean:
 	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

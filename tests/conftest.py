@@ -1,18 +1,27 @@
 """All tests run on the CPU, on hosts with GPUs too: what they compare is exact there. One thread each: tests run side by side."""
 
+import atexit
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 
 import pytest
 
 from brigade.train.upstream import deepspeed_kernels
+from testing import ranks
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here
 os.environ["OMP_NUM_THREADS"] = "1"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # A cache of this session's own, for an older one says that it is made anew; and its workers share what forks ranks.
+    for name in ("BRIGADE_CACHE", ranks.FOLDER):
+        os.environ[name] = tempfile.mkdtemp(prefix="brigade-tests-")
+        atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 os.environ.pop("COLUMNS", None)  # pytest-xdist's workers have 80
 # Images of containers often set it. Then each of the hundreds of processes that tests start compiles the modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

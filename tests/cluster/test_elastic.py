@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+from brigade.train.run import events
 from testbed import strikes
 from testing.clusters import PATIENCE
 
@@ -14,14 +15,8 @@ FLAGS = (
 FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 300 --save_steps 300 --logging_steps 10 --warmup_steps 5"
 
 
-def told(run):
-    file = run / "events.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def last_step(run):
-    return max((event["step"] for event in told(run) if event["event"] == "step"), default=0)
+    return max((event["step"] for event in events.read(run, "step") if event["event"] == "step"), default=0)
 
 
 def test_a_host_that_is_switched_off_costs_the_others_nothing_and_joins_again(cluster_of_three):
@@ -36,24 +31,26 @@ def test_a_host_that_is_switched_off_costs_the_others_nothing_and_joins_again(cl
         launch = cluster["node1"].popen([sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1")
     deadline = time.monotonic() + PATIENCE
     refused = "does not run what replica 0 runs: code.train.py"
-    while refused not in (folder / "said").read_text():
-        assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
-        time.sleep(0.1)
+
+    def wait_until(condition):
+        while not condition():
+            assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
+            time.sleep(0.1)
+
+    wait_until(lambda: refused in (folder / "said").read_text())
     strikes.same_clone(cluster)
-    while last_step(run) < 30:
-        assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
-        time.sleep(0.1)
+    wait_until(lambda: last_step(run) >= 30)
     cluster["node3"].power_off()
-    while not any(event["event"] == "replica_lost" for event in told(run)):
-        assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
-        time.sleep(0.1)
+    wait_until(lambda: events.read(run, "replica_lost"))
     cluster["node3"].boot()
     code, said = launch.wait(PATIENCE), (folder / "said").read_text()
     assert code == 0, said[-3000:]
     state = json.loads((run / "trainer_state.json").read_text())
     losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
     assert state["global_step"] > STEPS and losses[-1] < 0.8 * losses[0]
-    changes = [(event["event"], event["replica"]) for event in told(run) if event["event"].startswith("replica_")]
+    changes = [
+        (event["event"], event["replica"]) for event in events.read(run) if event["event"].startswith("replica_")
+    ]
     of_third = [event for event, replica in changes if replica == 2]
     assert of_third in (["replica_lost"], ["replica_lost", "replica_joins"]), changes
     assert set(changes) - {("replica_lost", 2), ("replica_joins", 2)} <= {("replica_joins", 1)}, changes

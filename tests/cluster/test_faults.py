@@ -19,6 +19,7 @@ MATRIX = [
     "two-runs", "sigterm-launcher", "sigterm-rank", "sigterm-storm", "sigterm", "ctrl-c", "clocks", "disk-full-saving",
     "no-marker", "read-only", "hangs-at-start", "agent-killed", "launch-killed", "sigterm-rank-twice", "sigterm-storm-on-all",
     "ctrl-c-twice", "link-cut-20s", "wrong-key", "slots", "port-in-use", "deepspeed-killed", "unmounted", "first-host-killed",
+    "host-killed-spare", "raises",
 ]  # fmt: skip
 # A second fault that one of the others meets: it has to say of both what it says of each.
 ALSO = {"checkpoint-flipped": "clocks"}

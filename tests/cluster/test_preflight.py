@@ -16,11 +16,12 @@ from testing.ranks import REPOSITORY
 # Faults of one host that do not hide each other: one check of a host that has them all has to find each.
 TOGETHER = [
     "own-name-is-loopback small-mtu other-accelerate other-tqdm changed-file few-open-files tiny-shm clock disk-nearly-full",
-    "name-is-loopback lost-packets other-variable",
-    "name-is-unknown other-python other-commit",
+    "name-is-loopback lost-packets other-variable prints-our-lines",
+    "name-is-unknown other-python other-commit small-files",
     "not-shared missing-data",
 ]
-MATRIX = ["powered-off"]  # a host whose link is cut answers as little
+# A host whose link is cut answers as little as one that is off; logins, names, datagrams and temporary files have unit tests.
+MATRIX = ["powered-off", "exec-bash", "long-packets-lost", "names-a-user", "lossy-way", "no-tmp"]
 BY_NAME = {fault.name: fault for fault in INJECTED}
 ONE_BY_ONE = [name for name in BY_NAME if name not in " ".join(TOGETHER).split()]
 

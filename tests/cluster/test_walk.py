@@ -27,7 +27,7 @@ def commands() -> list[str]:
 def clone(cluster):
     """A copy of the project in which files may be written; its environment is this one's."""
     copy = cluster.shared / "brigade"
-    ignored = shutil.ignore_patterns(".venv", ".git", "outputs", "__pycache__", ".*_cache", ".hypothesis")
+    ignored = shutil.ignore_patterns(".venv", ".git", "outputs", ".*_cache", ".hypothesis")
     shutil.copytree(REPOSITORY, copy, ignore=ignored)
     return copy
 

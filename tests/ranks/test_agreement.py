@@ -1,4 +1,4 @@
-"""Ranks wait for one that prepares, however long it takes, and end with one that dies meanwhile."""
+"""Ranks wait for one that prepares, end with one that dies meanwhile, and see when one no longer holds what they hold."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from brigade.train.distributed import ranks
-from testing import agreeing
+from testing import agreeing, diverging
 from testing.ranks import REPOSITORY, run_ranks
 from testing.train_command import ranks_part
 
@@ -77,3 +77,57 @@ def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
     (line,) = second.splitlines()
     assert line.startswith(f"rank 1 on {socket.gethostname()} stops because another rank failed first (")
     assert processes[1].returncode == 1
+
+
+@pytest.fixture(scope="module")
+def gone_astray(tmp_path_factory):
+    """call(cases, ranks): what each run said and saved whose rank goes astray after a step."""
+    return lambda cases, size: diverging.run_group(tmp_path_factory.mktemp("astray"), cases, size)
+
+
+@pytest.mark.slow
+def test_a_rank_that_goes_astray_is_named_at_the_next_checkpoint_and_not_saved(gone_astray):
+    """It trained on to its end before, with whole checkpoints. ZeRO gathers weights anew in each step, from its master copies."""
+    cases = {
+        "ddp: weights": ("ddp", "weights", 1, 3, "model.embed_tokens.weight"),
+        "ddp: a moment": ("ddp", "moment", 0, 3, "model.embed_tokens.weight"),
+        "ddp: the last moment": ("ddp", "moment", 0, 4, "exp_avg of model.embed_tokens.weight"),
+        "ddp: a count": ("ddp", "count", 1, 3, "the optimizer's count of steps (5.0 on rank 1, 4.0 on rank 0)"),
+        "ddp: a rate": ("ddp", "rate", 1, 4, "the learning rate"),
+        "ddp: data": ("ddp", "epoch", 1, 4, "the place in the data"),
+        "ddp: nothing": ("ddp", "nothing", 1, 4, ""),
+        "lora: a bit of the base": ("ddp+lora", "bit", 1, 3, "base_model.model.model.norm.weight"),
+        "zero1: weights": ("zero1", "weights", 1, 4, "model.embed_tokens.weight"),
+        "zero2: weights": ("zero2", "weights", 1, 4, "model.embed_tokens.weight"),
+        "zero3: weights": ("zero3", "weights", 1, 4, "model.layers.0.input_layernorm.weight"),
+        "pipeline: the tied end": ("pipeline", "weights", 1, 3, "model.embed_tokens.weight"),
+        "autotp: nothing": ("autotp", "nothing", 1, 4, ""),
+        "autotp: norms": ("autotp", "norms", 1, 4, "model.layers.0.input_layernorm.weight"),
+    }
+    found = gone_astray({name: case[:4] for name, case in cases.items()}, 2)
+    for name, (*_, first) in cases.items():
+        said = found[name]
+        if not first:
+            assert said == {"checkpoints": [2, 4]}, name
+            continue
+        host = socket.gethostname()
+        assert f"rank 0 on {host} and rank 1 on {host} no longer hold the same" in said["said"], name
+        assert f"first {first}" in said["said"] and "checkpoint-2 is the newest sound one" in said["said"], said["said"]
+        assert said["checkpoints"] == [2] and said["code"] == 1, name
+
+
+@pytest.mark.slow
+def test_of_several_ranks_the_odd_one_is_named_among_those_that_hold_the_same(gone_astray):
+    cases = {
+        "ddp": ("ddp", "bit", 2, 3),
+        "hsdp": ("hsdp", "weights", 3, 3),
+        "hsdp: nothing": ("hsdp", "nothing", 3, 3),
+        "tensor": ("tensor", "norms", 2, 3),
+        "tensor: nothing": ("tensor", "nothing", 2, 3),
+    }
+    found, host = gone_astray(cases, 4), socket.gethostname()
+    assert f"rank 2 on {host} holds something else than most of 4 ranks" in found["ddp"]["said"]
+    assert (found["ddp"]["whose"], found["ddp"]["hosts"]) == ("host", [host]), "launch leaves it out where it may"
+    assert f"rank 1 on {host} and rank 3 on {host} no longer hold the same" in found["hsdp"]["said"]
+    assert f"rank 2 on {host} and rank 3 on {host} no longer hold the same" in found["tensor"]["said"]
+    assert found["hsdp: nothing"] == found["tensor: nothing"] == {"checkpoints": [2, 4]}

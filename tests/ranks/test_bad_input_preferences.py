@@ -8,7 +8,7 @@ from testing import marks, preferences, runs
 from testing.preferences import MIXTURE, MODEL, NAMED, OTHER, REWARD, SECOND, Case
 
 OWN = """
-from brigade.train.objective.contract import Result
+from brigade.train.loss.objective.contract import Result
 
 def squares(pairs, options):
     return Result((pairs.chosen - pairs.rejected) ** 2, {})

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from brigade.train.run import events
+
 pytestmark = pytest.mark.matrix  # a minute and a half; tests/cluster/test_elastic.py has it on real hosts
 
 STEPS, EVERY = 800, 10  # idle, who was killed is back after about 300
@@ -19,7 +21,7 @@ FLAGS = (
 )
 FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 200 --save_steps 200 --logging_steps 10"
 FLAGS += " --warmup_steps 5 --lr_scheduler_type linear"
-COORDINATOR, RANK = "brigade.train.distributed.coordinator", "train.py"
+COORDINATOR, RANK = "brigade.train.local.coordinator", "train.py"
 
 
 def processes(run, words):
@@ -37,8 +39,7 @@ def processes(run, words):
 
 
 def last_step(output):
-    steps = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    return max((entry["step"] for entry in steps if entry["event"] == "step"), default=0)
+    return max((event["step"] for event in events.read(output, "step") if event["event"] == "step"), default=0)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def ran(tmp_path_factory):
             (60, lambda: processes(folder, COORDINATOR)),
         ):
             deadline = time.monotonic() + 300
-            while not (output / "events.jsonl").exists() or last_step(output) < step:
+            while last_step(output) < step:
                 assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
                 time.sleep(0.1)
             os.kill(strike()[-1], signal.SIGKILL)
@@ -68,14 +69,9 @@ def ran(tmp_path_factory):
     return code, (folder / "said").read_text(), output, folder
 
 
-def events_of(output):
-    return [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-
-
 def further_steps(output):
     """In which both train on what one has missed."""
-    joined = next(event for event in events_of(output) if event["event"] == "replica_joins")
-    return joined["missed"] // 4
+    return events.read(output, "replica_joins")[0]["missed"] // 4
 
 
 def test_the_run_goes_on_and_ends_when_it_has_trained_on_all_samples(ran):
@@ -89,7 +85,7 @@ def test_the_run_goes_on_and_ends_when_it_has_trained_on_all_samples(ran):
 
 def test_what_was_lost_is_counted_and_who_comes_back_joins(ran):
     _, said, output, _ = ran
-    lost, joined = ([e for e in events_of(output) if e["event"] == f"replica_{what}"] for what in ("lost", "joins"))
+    lost, joined = (events.read(output, f"replica_{what}") for what in ("lost", "joins"))
     assert [e["replica"] for e in lost] == [1] and [e["replica"] for e in joined] == [1]
     away = joined[0]["step"] - lost[0]["step"] + EVERY
     assert lost[0]["step"] % EVERY == joined[0]["step"] % EVERY == 0
@@ -101,8 +97,8 @@ def test_what_was_lost_is_counted_and_who_comes_back_joins(ran):
 def test_the_schedule_waits_for_what_was_missed(ran):
     """The rate reaches 0 at the last step, not when the undisturbed run would have ended."""
     *_, output, _ = ran
-    rates = {e["step"]: e["learning_rate"] for e in events_of(output) if e["event"] == "step" and "learning_rate" in e}
-    back = next(event["step"] for event in events_of(output) if event["event"] == "replica_joins")
+    rates = {e["step"]: e["learning_rate"] for e in events.read(output, "step") if "learning_rate" in e}
+    back = events.read(output, "replica_joins")[0]["step"]
     slope, last = rates[EVERY] / (STEPS - EVERY + 1), STEPS + further_steps(output)  # of the step's own rate
     assert max(rates) >= STEPS
     for step, rate in rates.items():

@@ -157,6 +157,8 @@ def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_
     torch.manual_seed(0)  # six steps change no answer yet
     noisy = {key: tensor + torch.randn_like(tensor) for key, tensor in load_file(output / "model.safetensors").items()}
     save_file(noisy, output / "model.safetensors", {"format": "pt"})
+    finished = json.loads((output / "success.json").read_text())
+    (output / "success.json").write_text(json.dumps({**finished, "model": {}, "samples": {}}))  # of other weights
     assert main(["eval", str(output), "--answers", "2", "--exact", "0"]) == 1, "its loss is not the run's"
     entries = [json.loads(line) for line in kept.read_text().splitlines()]
     assert [entry["step"] for entry in entries] == [0, 0, 6, 6] and "base" not in entries[0]
@@ -169,7 +171,7 @@ def test_eval_keeps_the_answers_before_and_after_training_and_shows_them_on_the_
         raise PermissionError(13, "Permission denied")
 
     kept.unlink()
-    monkeypatch.setattr("brigade.train.loop.sample_answers.store", refuse)
+    monkeypatch.setattr("brigade.train.step.sample_answers.store", refuse)
     capsys.readouterr()
     assert main(["eval", str(output), "--answers", "2", "--exact", "0"]) == 1
     told = capsys.readouterr()

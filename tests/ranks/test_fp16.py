@@ -64,7 +64,7 @@ class Watch(TrainerCallback):
 def work(folder):
     import train
     from brigade.train.distributed import ranks
-    from brigade.train.loop.trainer import Trainer
+    from brigade.train.step.trainer import Trainer
 
     rank, sound = int(os.environ["RANK"]), Trainer.compute_loss
 

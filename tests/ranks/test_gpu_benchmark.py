@@ -9,8 +9,8 @@ import pytest
 from benchmarks import gpu, gpu_attention, gpu_models, gpu_plan, gpu_tables
 from brigade.train.data import collate
 from brigade.train.data.collate import About
-from brigade.train.loop.throughput import Meter
 from brigade.train.recipe.schema import SECTION_OF
+from brigade.train.watch.throughput import Meter
 
 pytestmark = pytest.mark.slow
 ONLY = [

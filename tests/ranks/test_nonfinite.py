@@ -12,7 +12,7 @@ import pytest
 import train
 from brigade.errors import UserError
 from brigade.train.distributed import ranks
-from brigade.train.loop import bad_steps
+from brigade.train.step import bad_steps
 from testing import marks, parity, runs
 from testing.nonfinite import (
     BATCH,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import bubble, bubble_lines
-from brigade.train.parallel import pipeline_schedule
+from brigade.train.engines.parallel import pipeline_schedule
 
 WAY = replace(bubble.WAYS["stretched"], seconds=0.0, steps=1)
 

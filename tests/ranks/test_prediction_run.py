@@ -84,9 +84,8 @@ def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_prediction(
     assert predicted["step_time"] == pytest.approx(measured["step_time"], rel=0.02) and predicted["efficiency"] != 1.0
 
 
-def test_a_broken_file_is_told_and_trains_all_the_same(flags, known, tmp_path, capsys, monkeypatch):
+def test_a_broken_file_is_told_and_trains_all_the_same(flags, known, tmp_path, capsys):
     """It is the planner's: what it says of a cluster changes no loss. `plan`, which reads it for the user, refuses it."""
-    monkeypatch.setattr(calibration, "_ignored", set())
     known.write_text("gpus: 3\n")
     assert main(["plan", "qwen3-8b", "--gpu", "A100 80GB"]) == 2 and "calibration.yaml: gpus" in capsys.readouterr().err
     train.main([*flags, "--max_steps", "1", "--save_steps", "null", "--output_dir", str(tmp_path / "run")])

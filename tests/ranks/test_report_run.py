@@ -7,6 +7,7 @@ import pytest
 import train
 from brigade.report import records
 from brigade.train.distributed import ranks
+from brigade.train.distributed.process import this_process
 from brigade.train.recipe.files import read_yaml
 from brigade.train.run import page
 from testing import runs
@@ -28,7 +29,6 @@ def begun(monkeypatch):
         return start(directory)
 
     monkeypatch.setattr(page, "_start", note)
-    monkeypatch.setattr(page, "_next", 0.0)  # an earlier run of this process does not make it wait
     return found
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_fails_has_a_page_with_the_verdict(flags, tmp_path, monkeypat
     monkeypatch.setattr(ranks.os, "_exit", leave)
     with pytest.raises(Left):
         train.main([*flags, "--learning_rate", "1e30", "--warmup_steps", "0", "--output_dir", str(output)])
-    ranks.stop.process.leaving.release()
+    this_process.signals.leaving.release()
     text = (output / "report.html").read_text()
     assert 'class="verdict failed"' in text and "It failed at step 1 of 6: rank 0 on" in text
     assert "not finite" in text

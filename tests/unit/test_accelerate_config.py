@@ -34,7 +34,7 @@ def test_each_accelerate_config_is_what_its_name_says(pick, name):
         assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
         assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
     if hosts != "1" and kind.startswith("zero"):
-        from brigade.train.hostfile import read_hostfile
+        from brigade.train.recipe.hostfile import read_hostfile
 
         hostfile = read_hostfile(ROOT / document["deepspeed_config"]["deepspeed_hostfile"])
         assert list(hostfile.values()) == [int(slots)] * int(hosts)

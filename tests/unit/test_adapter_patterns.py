@@ -8,7 +8,7 @@ import torch
 from peft.optimizers import create_loraplus_optimizer
 
 from brigade.errors import UserError
-from brigade.train.loop import lora_plus
+from brigade.train.engines import lora_plus
 from brigade.train.model import adapters
 from brigade.train.model.location import load_config
 from brigade.train.recipe import flags

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 from brigade.errors import UserError
 from brigade.plan.shape.from_code import shape_from_model
 from brigade.plan.shape.lora import lora_parameters
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.model import adapters
 from brigade.train.model.load import load_base, quantization_config
 from brigade.train.model.location import load_config

@@ -1,4 +1,4 @@
-"""What docs/models.md says of a run, and how it is laid out."""
+"""What docs/evidence/architectures.md says of a run, and how it is laid out."""
 
 import pytest
 

@@ -8,11 +8,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.train.cluster import World
-from brigade.train.loop import kernels, preflight
+from brigade.train.engines import kernels
+from brigade.train.host.cluster import World
 from brigade.train.model import attention
 from brigade.train.model.cpu_attention import BlockedAttention, takes
 from brigade.train.recipe import flags
+from brigade.train.step import preflight
 from brigade.train.strategy import choose as choose_strategy
 
 

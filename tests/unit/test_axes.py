@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.strategy import axis_rules
 from brigade.train.strategy.axes import Axes, without
 from brigade.train.strategy.axis_keys import groups, of_ds_config, with_axes

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,10 @@ def record(tmp_path, monkeypatch):
     return write
 
 
+def job(output):
+    return SimpleNamespace(output_dir=output, hosts={"node1": 1}, texts=dict)
+
+
 def killed():
     with subprocess.Popen(["true"]) as process:
         process.wait()
@@ -40,7 +45,7 @@ def killed():
 def test_a_second_launch_into_the_same_directory_is_refused_at_once(record, tmp_path):
     record(os.getpid())
     with pytest.raises(UserError, match="a launch is at work there already") as caught:
-        background.run(lambda: 0, tmp_path / "other-logs", tmp_path / "run", detach=False)
+        background.run(lambda: 0, tmp_path / "other-logs", job(tmp_path / "run"), detach=False)
     assert f"touch {tmp_path / 'run'}/stop" in caught.value.cure
     assert background.find(tmp_path / "run")["pid"] == os.getpid()
 
@@ -49,7 +54,7 @@ def test_a_launch_that_was_killed_keeps_nobody_out_and_is_told(record, tmp_path,
     record(killed())
     assert background.follow(background.find(tmp_path / "run")) == 1
     assert "was killed" in capsys.readouterr().err
-    assert background.run(lambda: 0, tmp_path / "logs", tmp_path / "run", detach=False) == 0
+    assert background.run(lambda: 0, tmp_path / "logs", job(tmp_path / "run"), detach=False) == 0
     assert background.find(tmp_path / "run")["code"] == 0
 
 

@@ -9,10 +9,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from brigade.train.checkpoint import carried, export
-from brigade.train.loop import saved_model
 from brigade.train.model import base_files
 from brigade.train.model.config_json import prediction_layers
 from brigade.train.recipe import flags
+from brigade.train.step import saved_model
 from brigade.train.upstream import checkpoint_files
 
 SIZES = {

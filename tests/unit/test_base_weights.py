@@ -69,6 +69,11 @@ def cut(folder):
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
+def pointer(name):
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    return lambda folder: (folder / name).write_text(text)
+
+
 def lose(folder):
     next(folder.glob("model-00002-of-*.safetensors")).unlink()
 
@@ -82,8 +87,12 @@ DAMAGED = {
     "unknown": ("one", lambda tensors: tensors | {"model.more": torch.ones(3)}, None, ["model.more", "none of the model's"]),
     "shape": ("one", lambda tensors: tensors | {NORM: torch.ones(33)}, None, [NORM, "[33] instead of [32]"]),
     "integers": ("one", lambda tensors: tensors | {NORM: torch.ones(32, dtype=torch.int32)}, None, [NORM, "integers"]),
+    "complex": ("one", lambda tensors: tensors | {NORM: torch.ones(32, dtype=torch.complex64)}, None, [NORM, "complex numbers"]),
     "truncated": ("one", None, cut, ["model.safetensors", "damaged", "bytes", "again"]),
     "empty": ("one", None, lambda folder: (folder / "model.safetensors").write_bytes(b""), ["damaged (0 bytes)"]),
+    "a pointer": ("one", None, pointer("model.safetensors"), ["model.safetensors", "pointer of Git LFS", "git lfs pull"]),
+    "a pointer for a pickle": ("one", None, pointer("pytorch_model.bin"), ["pytorch_model.bin", "pointer of Git LFS"]),
+    "a pointer for a vocabulary": ("one", None, pointer("tokenizer.json"), ["tokenizer.json", "pointer of Git LFS"]),
     "garbage": ("one", None, lambda folder: (folder / "model.safetensors").write_bytes(b"\x00\xff" * 999), ["damaged"]),
     "a file lost": ("files", None, lose, ["model-00002-of", "1 of", "index.json"]),
     "index damaged": ("files", None, lambda folder: (folder / "model.safetensors.index.json").write_text("{"), ["damaged"]),

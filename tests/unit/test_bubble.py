@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks import bubble_lines
-from brigade.train.parallel import pipeline_schedule
+from brigade.train.engines.parallel import pipeline_schedule
 from brigade.train.strategy.axes import Axes
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from brigade.train.loop import preflight
+from brigade.train.step import preflight
 from brigade.train.upstream.trainer import ResumedTensorBoard, resume_tensorboard
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brigade.train.loop.cast_weights import CastWeights
+from brigade.train.engines.cast_weights import CastWeights
 
 MICRO_BATCHES = 3
 

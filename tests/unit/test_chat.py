@@ -221,6 +221,10 @@ def test_questions_are_turns_of_one_conversation_and_standard_output_holds_answe
     code, out, err = chat("--question", "a?", "--question", "b?", "--question", "/new", "--question", "a?")
     assert code == 0 and out == f"{first}\n{second}\n{first}\n"
     assert "> b?\n" in err and "anew" in err
+    odd, said = (
+        chat("--system", system, "--question", "a?")[:2] for system in ("\udc80", "?")
+    )  # a byte that is no letter
+    assert odd == said and odd[0] == 0
 
 
 def test_the_base_answers_too_and_goes_on_with_its_own_answers(chat, output, tokenizer):

@@ -14,7 +14,6 @@ from brigade.check.checks import (
     NO_ANSWER,
     SIZES,
     Check,
-    Recorded,
     Result,
     Threshold,
     Wanted,
@@ -29,6 +28,7 @@ from brigade.check.checks import (
 from brigade.check.run import judge
 from brigade.check.table import columns, result_lines, result_table
 from testing.outcomes import NODES, bad, outcome
+from testing.recorded_hosts import Recorded
 
 
 def drawn(found):

@@ -8,12 +8,13 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.check import collectives, pairs, sweep, waiting
-from brigade.check.checks import Recorded, Wanted
+from brigade.check.checks import Wanted
 from brigade.check.collectives import Sweep, floor, judged_inside, judged_sweep
 from brigade.check.run import judge
 from brigade.errors import UserError
 from brigade.hosts.job import make
 from testing.meetings import met
+from testing.recorded_hosts import Recorded
 
 ROWS = [[name, payload, payload / 1e9] for name in sweep.BUS for payload in (2**20, 2**26)]
 SERVE = {"port": 1, "free": 2, "links": {}, "fabric": 0.0}

@@ -14,6 +14,7 @@ from brigade.check.checks import checks, exit_code, sound
 from brigade.check.collectives import Sweep
 from brigade.errors import UserError
 from brigade.train.recipe.files import REPOSITORY
+from testing import command_line
 from testing.outcomes import NODES, bad, outcome
 
 
@@ -155,7 +156,7 @@ def test_a_file_of_the_user_is_not_overwritten(one_host, tmp_path):
     ],
 )
 def test_bad_input_is_named(words, says):
-    done = brigade(*words)
+    done = command_line.brigade("check", *words)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

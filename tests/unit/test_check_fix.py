@@ -11,6 +11,7 @@ from brigade.check.checks import Result, Wanted, sound
 from brigade.check.probes import actions as fix_probe
 from brigade.check.run import Outcome, Row
 from brigade.train.recipe.files import REPOSITORY
+from testing.command_line import brigade
 
 
 def outcome(*results, hosts=("localhost",)):
@@ -99,10 +100,10 @@ def command(*words):
 
 def test_a_yes_without_a_fix_and_an_unknown_check_are_refused(tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=1\n")
-    refused = command("--hostfile", str(tmp_path / "hosts"), "--yes")
+    refused = brigade("check", "--hostfile", tmp_path / "hosts", "--yes")
     assert refused.returncode == 2
     assert "add --fix" in refused.stderr
-    unknown = command("--hostfile", str(tmp_path / "hosts"), "--only", "clocks")
+    unknown = brigade("check", "--hostfile", tmp_path / "hosts", "--only", "clocks")
     assert unknown.returncode == 2
     assert "flag --only clocks" in unknown.stderr
     one = command("--hostfile", str(tmp_path / "hosts"), "--only", "python", "--fix")

@@ -158,10 +158,15 @@ def test_a_broken_gpu_that_no_rank_gets_is_a_warning_at_most(kind, name):
         ("0,-1,2", 3, [0]),
         ("GPU-", 1, []),  # which one?
         ("", 1, []),
+        ("MIG-c6d4", 1, [1]),  # drivers since R470
+        ("MIG-45cc,MIG-c6d4", 2, [1, 1]),
+        ("MIG-GPU-b3/7/0", 1, [3]),  # before
+        ("MIG-dead", 1, []),
     ],
 )
 def test_the_gpus_of_the_ranks(visible, slots, ours):
     gpus = [{"index": n, "uuid": f"GPU-{letter}{n}", "bus": f"00000000:0{n}:00.0"} for n, letter in enumerate("aabb")]
+    gpus[1]["instances"] = ["MIG-c6d4f1ef-42e4", "MIG-45cc1234-d72c"]
     assert of_gpus.used(gpus, visible, slots) == ours
 
 

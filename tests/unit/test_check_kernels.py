@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from brigade.check.checks import Recorded, Wanted, checks
+from brigade.check.checks import Wanted, checks
 from brigade.check.run import judge
 from brigade.hosts.job import make
+from testing.recorded_hosts import Recorded
 
 HOSTS = {"node1": 1, "node2": 1}
 KEY = {"device": {"name": "NVIDIA H100 80GB HBM3"}}

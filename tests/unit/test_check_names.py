@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.check import names
-from brigade.check.checks import NotHere, Recorded, Wanted
+from brigade.check.checks import NotHere, Wanted, checks
 from brigade.check.names import SAMPLE
 from brigade.check.probes import names as probe
+from brigade.check.run import judge
+from brigade.hosts import rendezvous
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, look
+from testing.recorded_hosts import Recorded
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -41,12 +44,28 @@ def test_a_host_that_the_hostfile_calls_localhost_has_no_network_name():
     assert "/etc/hosts" not in first.cure
 
 
+def test_a_hostfile_that_names_users_is_named_and_no_hosts_file():
+    """ssh takes it, no other program does: node1's names were called wrong, with a cure of /etc/hosts."""
+    hosts = ["alice@node1", "node2"]
+    resolved = {"resolved": {"alice@node1": [], "node2": ["10.0.0.2"]}, "unresolved": {"alice@node1": "not known"}}
+    hello = {host: {"machine": host, "addresses": {f"10.0.0.{number}": "eth0"}} for number, host in enumerate(hosts, 1)}
+    recorded = Recorded(
+        Wanted(dict.fromkeys(hosts, 1)), {"names.look": dict.fromkeys(hosts, look("node2") | resolved)}, hello
+    )
+    check = next(check for check in checks() if check.name == "names")
+    first, second = asyncio.run(judge(check, recorded))
+    assert (first.level, first.value, second.level) == ("yellow", "names a user", "green")
+    assert "`Host node1` with `User alice`" in first.cure
+    assert rendezvous.candidates("alice@node1", {"10.0.0.1": "eth0"}) == ["node1", "10.0.0.1"]
+    assert rendezvous.candidates("alice@localhost", {"10.0.0.1": "eth0"}) == ["10.0.0.1"]
+
+
 class Asked(Recorded):
     """Keeps what each host was asked."""
 
-    async def ask(self, probe, seconds=10, each=None, **arguments):
-        self.questions = {host: arguments | own for host, own in each.items()}
-        return await super().ask(probe, seconds, each, **arguments)
+    async def ask(self, probe, seconds=10, per_host=None, **arguments):
+        self.questions = {host: arguments | own for host, own in per_host.items()}
+        return await super().ask(probe, seconds, per_host, **arguments)
 
 
 def test_of_many_hosts_each_one_looks_up_a_sample_of_names():

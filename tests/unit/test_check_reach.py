@@ -3,10 +3,11 @@
 import pytest
 
 from brigade.check import reach
-from brigade.check.checks import NotHere, Recorded, Wanted
+from brigade.check.checks import NotHere, Wanted
 from brigade.check.names import ALL_PAIRS, SAMPLE, partners
 from brigade.check.reach import blame, one_way
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, listening, look
+from testing.recorded_hosts import Recorded
 
 
 # ---- pairs ---------------------------------------------------------------------------------------------------------
@@ -50,11 +51,11 @@ def test_a_direction_in_which_datagrams_pass_is_innocent():
 
 
 # ---- ports ---------------------------------------------------------------------------------------------------------
-def ports(failed, heard=None, **more):
+def ports(failed, heard=None, lost=None, **more):
     listen = {host: listening(host) | more.get(host, {}) for host in NODES}
     answers = {
         "reach.listen": listen, "reach.heard": {host: {"heard": names} for host, names in (heard or {"node1": []}).items()},
-        "reach.connect": {host: {"failed": failed.get(host, {})} for host in NODES},
+        "reach.connect": {host: {"failed": failed.get(host, {}), "lost": (lost or {}).get(host, {})} for host in NODES},
     }  # fmt: skip
     return judged(reach.ports, answers)
 
@@ -77,6 +78,32 @@ def test_a_closed_master_port_and_one_that_is_taken():
     assert found["node1"] == ("red", "node2, node3, node4 cannot reach it on port 29500: connection refused")
     found = ports({}, node1={"taken": "process 7 (python3)"})
     assert found["node1"] == ("yellow", "port 29500 is in use by process 7 (python3)")
+
+
+LATE = {"32768": "no answer within 5 s"}
+
+
+@pytest.mark.parametrize(
+    ("lost", "failed", "levels"),
+    [
+        (
+            {"node2": dict.fromkeys(TRIED["node2"], 0.4)},
+            {"node2": {"node1": LATE}, "node3": {"node2": LATE}},
+            {"node2": "red"},
+        ),
+        ({a: {"node2": 0.3} for a in TRIED["node2"]}, {"node2": {"node1": LATE}}, {"node2": "red"}),
+        ({"node2": dict.fromkeys(TRIED["node2"], 0.2)}, {}, {"node2": "yellow"}),
+        ({"node1": {"node2": 0.2}}, {"node2": {"node1": LATE}}, {"node1": "red", "node2": "red"}),
+        ({"node1": {"node2": 0.05}, "node2": {"node1": 0.025}}, {}, {}),
+        ({"node2": {"node1": 0.2}}, {"node3": {"node4": LATE}}, {"node1": "yellow", "node2": "yellow", "node4": "red"}),
+    ],
+    ids=["its own way", "as others see it", "no port closed", "one pair", "few are lost", "beside a firewall"],
+)
+def test_where_packets_are_lost_no_firewall_is_blamed(lost, failed, levels):
+    found = ports(failed, lost=lost)
+    assert {host: level for host, (level, _) in found.items() if level != "green"} == levels
+    lossy = {host for pair in lost.items() for host in (pair[0], *pair[1])}
+    assert all(("of short packets between it and" in found[host][1]) == (host in lossy) for host in levels)
 
 
 def test_where_one_direction_is_closed_the_end_that_hears_nothing_is_named():
@@ -120,7 +147,7 @@ def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():
     assert found.pop("node2") == ("yellow", "eth0 has MTU 1400, elsewhere it is 1500, and full-size packets are lost")
     assert {level for level, _ in found.values()} == {"green"}
     found = packets({(a, "node2"): "hangs" for a in TRIED["node2"]})
-    said = "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive, and 100 KB by TCP do not"
+    said = "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive, and 32 KiB by TCP do not"
     assert found["node2"] == ("red", said)
     nothing = dict.fromkeys(((a, b) for a in NODES for b in TRIED[a]), "none")
     assert {level for level, _ in packets(nothing).values()} == {"grey"}
@@ -130,6 +157,7 @@ def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():
     ("what", "says"),
     [
         ("told", "packets of 1500 bytes from node1, node3, node4 are too long for the way, and a router says so"),
+        ("any", "packets of 1500 bytes from node1, node3, node4 are lost, and short ones now and then"),
         (
             "lost",
             "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang",

@@ -1,5 +1,6 @@
 """What the probes of names, ports and packets find on this machine."""
 
+import contextlib
 import socket
 import threading
 
@@ -26,7 +27,9 @@ def test_both_ends_of_ports_and_packets_on_this_machine():
                 "datagrams": facts["datagrams"],
                 "long": facts["long"],
             }
-            found = ports_probe.connect("me", "token", {"here": target})["failed"]
+            found = ports_probe.connect("me", "token", {"here": target})
+    assert found["lost"] == {"here": 0.0}
+    found = found["failed"]
     assert found == {"here": {str(stranger): "another program answers there", str(closed): "connection refused"}}
     sent = ports_probe.packets("me", "token", {"here": target})["sent"]["here"]
     assert sent["arrived"] == "all"
@@ -46,10 +49,38 @@ def test_a_way_that_says_that_packets_are_too_long_is_told():
     held.close()
 
 
-def test_long_messages_that_nobody_reads_hang(monkeypatch):
-    """As on a way that drops long packets in silence: short ones open the connection."""
+@pytest.mark.parametrize(("every", "short"), [(2, 0.5), (40, 0.0), (1, None)])
+def test_datagrams_that_are_lost_are_counted(every, short, monkeypatch):
+    """every: of which short ones one is lost; long ones are never answered"""
+    monkeypatch.setattr(ports_probe, "PAUSE", 0.02)
+    monkeypatch.setattr(ports_probe, "LAST", 0.1)
+    with socket.socket(type=socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+
+        def serve():
+            heard = 0
+            with contextlib.suppress(OSError):
+                while True:
+                    data, sender = other.recvfrom(2**16)
+                    heard += len(data) < 100
+                    if len(data) < 100 and heard % every:
+                        other.sendto(f"token {len(data)}".encode(), sender)
+
+        threading.Thread(target=serve, daemon=True).start()
+        target = {"addresses": ["127.0.0.1"], "ports": [], "datagrams": other.getsockname()[1], "long": 1}
+        lost = ports_probe.connect("me", "token", {"here": target})["lost"]
+        assert (short is None and not lost) or abs(lost["here"] - short) < 0.06
+        arrived = ports_probe.packets("me", "token", {"here": target})["sent"]["here"]["arrived"]
+        assert arrived == {2: "any", 40: "lost", 1: "none"}[every]
+        other.close()
+
+
+def test_long_messages_that_are_not_confirmed_hang(monkeypatch):
+    """As on a way that drops long packets in silence: short ones open the connection. Here nobody reads, and little has room."""
     monkeypatch.setattr(ports_probe, "LONGEST", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
+        assert not ports_probe._hangs("127.0.0.1", deaf.getsockname()[1]), "its kernel confirms what it has room for"
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         assert ports_probe._hangs("127.0.0.1", deaf.getsockname()[1])
         closed = deaf.getsockname()[1]
     assert not ports_probe._hangs("127.0.0.1", closed), "a port that is closed is another fault"

@@ -9,11 +9,12 @@ import time
 import pytest
 
 from brigade.check import resources
-from brigade.check.checks import Recorded, Wanted, checks
+from brigade.check.checks import Wanted, checks
 from brigade.check.probes import resources as probe
 from brigade.check.run import judge
 from brigade.hosts.job import make
-from brigade.train import control_groups as groups
+from brigade.train.host import control_groups as groups
+from testing.recorded_hosts import Recorded
 
 HOST = {
     "cores": 32.0,
@@ -24,8 +25,10 @@ HOST = {
     "infiniband": ["mlx5_0"],
     "verbs": True,
     "ib_off": False,
+    "shm_fails": "",
+    "limits": {},
 }
-HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "locked memory")
+HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "limits", "locked memory")
 
 
 def of_host(name, own, slots=8, gpus=8, environment=None):
@@ -68,6 +71,16 @@ def test_a_usual_host_is_sound(name):
         ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
         ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
         ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
+        ("/dev/shm", {"shm": None, "shm_fails": "no such file or directory"}, "red", "made in /dev/shm: no such file"),
+        ("/dev/shm", {"shm_fails": "permission denied"}, "red", "no file can be made in /dev/shm: permission denied"),
+        ("limits", {"limits": {"f": 2**20}}, "red", "a file may have 0.00098 GiB there (ulimit -f)"),
+        ("limits", {"limits": {"f": 2**33}}, "yellow", "a file may have 8.0 GiB there (ulimit -f)"),
+        ("limits", {"limits": {"f": 2**40, "v": 2**40, "u": 63_000}}, "green", ""),
+        ("limits", {"limits": {"v": 2**29}}, "red", "a process may map 0.5 GiB there (ulimit -v)"),
+        ("limits", {"limits": {"v": 2**35, "f": 2**36}}, "yellow", "a process may map 32.0 GiB there (ulimit -v)"),
+        ("limits", {"limits": {"d": 2**29, "f": 2**33}}, "red", "a process may allocate 0.5 GiB there (ulimit -d)"),
+        ("limits", {"limits": {"u": 100}}, "red", "a user may have 100 processes there (ulimit -u)"),
+        ("limits", {"limits": {"t": 1800}}, "red", "a process may compute for 1,800 s there (ulimit -t)"),
         ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
         ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
         ("open files", {"open_files": [180, 524288]}, "green", ""),
@@ -95,6 +108,15 @@ def test_ranks_on_gpus_need_what_the_planner_says(monkeypatch, free, level, says
     found = of_host("memory", {"memory": {"total": 2**38, "available": free * 2**30}})["node2"]
     assert found.level == level and says in found.problem
     assert of_host("memory", {"memory": {"total": 2**38, "available": 90 * 2**30}}, gpus=0)["node2"].level == "green"
+
+
+def test_a_file_may_be_as_large_as_the_recipes_checkpoint(monkeypatch, in_the_repository):
+    job = make("recipes/tiny/full.yaml", [], "hostfiles/1x8", None)
+    check = next(check for check in checks() if check.name == "limits")
+    monkeypatch.setattr(resources, "checkpoint_bytes", lambda job: 2.0**38)
+    answers = {"resources.host": {"node1": HOST | {"limits": {"f": 2**37}}}}
+    (found,) = asyncio.run(judge(check, Recorded(Wanted({"node1": 8}, job), answers)))
+    assert found.level == "red" and found.why.endswith("one of this recipe takes 256 GiB")
 
 
 def test_the_planner_knows_what_a_recipes_host_holds(in_the_repository):
@@ -147,6 +169,17 @@ def test_this_host_answers():
     found = probe.host()
     assert 1 <= found["cores"] <= os.cpu_count()
     assert 0 < found["memory"]["available"] <= found["memory"]["total"]
+    assert not found["shm_fails"]
+
+
+def test_limits_are_read_as_ulimit_sets_them_and_a_folder_by_trying_it(monkeypatch):
+    code = "from brigade.check.probes import resources as r; print(r.host()['limits'])"
+    line = ["bash", "-c", 'ulimit -f 2048 -v 2000000 -t 900; exec "$0" -c "$1"', sys.executable, code]
+    assert subprocess.check_output(line, text=True).startswith("{'f': 2097152, 'v': 2048000000,")
+    monkeypatch.setattr(probe, "SHM", "/nowhere")
+    found = probe.host()
+    assert found["shm"] is None and found["shm_fails"] == "no such file or directory"
+    assert probe._fails("/proc") != ""
 
 
 def control_groups(monkeypatch, files):
@@ -230,15 +263,15 @@ def test_every_control_group_above_counts(monkeypatch, files, available, limit):
 
 # ---- one core's speed --------------------------------------------------------------------------------------------
 class Timed(Recorded):
-    """Hosts that answer the next of their times; `asked` has the hosts of each question."""
+    """Hosts that answer the next of their times; `asked` has the hosts of per_host question."""
 
     def __init__(self, seconds, machines=None):
         hello = {host: {"machine": f"{(machines or {}).get(host, host)} net"} for host in seconds}
         super().__init__(Wanted(dict.fromkeys(seconds, 1)), {}, hello)
         self.seconds, self.asked = {host: list(times) for host, times in seconds.items()}, []
 
-    async def ask(self, probe, seconds=10, each=None, **arguments):
-        hosts = sorted(each or self.hello)
+    async def ask(self, probe, seconds=10, per_host=None, **arguments):
+        hosts = sorted(per_host or self.hello)
         self.asked.append(hosts)
         times = {host: self.seconds[host].pop(0) for host in hosts}
         return {host: {"seconds": took, "computing": min(took, 0.2)} for host, took in times.items()}

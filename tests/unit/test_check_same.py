@@ -6,6 +6,7 @@ import pytest
 
 from brigade.check import sameness
 from brigade.check.checks import NotHere
+from brigade.check.findings import findings
 from brigade.check.packages import meets
 from brigade.check.probes import sameness as probe
 from brigade.train.recipe.files import REPOSITORY
@@ -134,6 +135,19 @@ def test_what_is_loaded_counts_besides_what_is_installed():
     assert "LD_LIBRARY_PATH" in result.cure
 
 
+def test_a_gpu_for_which_torch_has_no_code_is_red_where_a_rank_gets_it():
+    lacks = [
+        "torch has no code for this GPU (sm_70): it is built for sm_75",
+        "install torch from PyTorch's index cu126",
+    ]
+    alike = {"cuda": "12.8", "cudnn": "91002", "nccl": "2.27.3"}
+    loaded = {f"node{n}": alike | {"without_code": {gpu: lacks}} for n, gpu in enumerate(("1", "8"), 1)}
+    found = judged("CUDA libraries as loaded", {}, {}, loaded=loaded)  # of eight slots
+    (red,), (sound,) = found["node1"], found["node2"]
+    assert (red.level, red.problem, red.cure) == ("red", f"GPU 1: {lacks[0]}", lacks[1]) and red.why
+    assert (sound.level, sound.value) == ("green", "cuda 12.8, cudnn 91002, nccl 2.27.3")
+
+
 @pytest.mark.parametrize(
     ("own", "level"),
     [({"machine": "aarch64"}, "red"), ({"glibc": "2.31"}, "yellow"), ({"kernel": "5.15.0-1"}, "yellow")],
@@ -195,7 +209,7 @@ def test_a_recipe_that_this_run_does_not_read_is_a_warning_and_its_own_is_red():
     git = {"git": {"commit": "a" * 40, "changed": ["recipes/x.yaml"]}}
     other = files(**{"recipes/x.yaml": "9"})
     result = odd("code", git, files=other)
-    assert (result.level, result.why) == ("yellow", sameness.WHY_OTHERS)
+    assert (result.level, result.why) == ("yellow", findings()["other-files-of-other-runs"].why)
     own = [{"own": {f"{REPOSITORY}/recipes/x.yaml": of}} for of in ("1", "9", "1")]
     found = judged("code", *own, files=files())  # git does not follow it
     assert [found[host][0].level for host in found] == ["green", "red", "green"]

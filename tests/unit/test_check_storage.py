@@ -11,11 +11,12 @@ import time
 import pytest
 
 from brigade.check import storage
-from brigade.check.checks import NotHere, Recorded, Wanted, checks
+from brigade.check.checks import NotHere, Wanted, checks
 from brigade.check.probes import storage as probes
 from brigade.check.run import judge
 from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
+from testing.recorded_hosts import Recorded
 
 HOSTS = {"node1": 1, "node2": 1, "node3": 1}
 GIB = 2**30
@@ -302,3 +303,42 @@ def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "says"),
+    [
+        (
+            {"path": "/var/tmp", "passed_by": "/tmp"},
+            "yellow",
+            "/tmp is not there, or cannot be written; Python takes /var/tmp",
+        ),
+        ({"path": "", "passed_by": "/scratch"}, "red", "/scratch is not there, or cannot be written"),
+        ({"path": "/tmp", "passed_by": ""}, "green", ""),
+    ],
+)
+def test_a_directory_for_temporary_files_that_cannot_be_written_is_named(found, level, says):
+    disk = {"free": 2**40, "size": 2**41, "inodes": None}
+    facts = {"node1": {"tmp": disk | found, "cache": disk | {"path": "/c"}}}
+    check = next(check for check in checks() if check.name == "room")
+    (said,) = asyncio.run(judge(check, Recorded(Wanted({"node1": 1}), {"storage.rooms": facts})))
+    assert (said.level, said.problem) == (level, says)
+
+
+def test_which_directory_is_passed_by(monkeypatch, tmp_path):
+    usable = set()
+    monkeypatch.setattr(probes.os, "access", lambda path, mode: str(path) in usable)
+    monkeypatch.setattr(probes.tempfile, "gettempdir", lambda: "/var/tmp")
+    for name in ("TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    for named, writable, expected in (
+        ("", ["/tmp"], ("/tmp", "")),
+        ("", [], ("/var/tmp", "/tmp")),
+        (str(tmp_path), [str(tmp_path), "/tmp"], (str(tmp_path), "")),
+        (str(tmp_path), ["/tmp"], ("/tmp", str(tmp_path))),
+        ("/nowhere", ["/nowhere", "/tmp"], ("/tmp", "/nowhere")),
+    ):
+        usable.clear()
+        usable.update(writable)
+        monkeypatch.setenv("TMPDIR", named)
+        assert probes._tmp() == expected

@@ -15,7 +15,7 @@ by_page = pytest.mark.parametrize("chinese", ENGLISH, ids=lambda path: str(path.
 LANGUAGES = re.compile(r"^\[English\]\((.+?)\) · \[中文\]\((.+?)\)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ ", re.MULTILINE)
 PLANNER = {"plan"}  # "the planner" has no other short name in Chinese
-GUIDES = {"training.md", "launching.md", "choosing.md", "troubleshooting.md", "data.md"}
+GUIDES = {"first-hour.md", "training.md", "launching.md", "parallelism.md", "troubleshooting.md", "data.md"}
 
 
 def split(page: Path) -> list[str]:

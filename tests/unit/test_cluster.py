@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
-from brigade.train.cluster import World, world_from_environment
-from brigade.train.hostfile import read_hostfile
+from brigade.train.host.cluster import World, world_from_environment
+from brigade.train.recipe.hostfile import read_hostfile
 
 # What each launcher puts into the environment of rank 5 of 8 on two hosts (seen with torch 2.13, DeepSpeed 0.19.8,
 # Accelerate 1.15). accelerate launch starts torchrun's elastic agent.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-from brigade.train.cluster import World
-from brigade.train.loop import ddp_engine
+from brigade.train.engines import ddp_engine
+from brigade.train.host.cluster import World
 from brigade.train.strategy import choose
 
 

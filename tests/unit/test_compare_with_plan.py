@@ -13,8 +13,8 @@ from brigade.plan.runs import compare_with_plan, prediction
 from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
-from brigade.train.loop import throughput as meters
 from brigade.train.run.directory import Kernels
+from brigade.train.watch import throughput as meters
 
 
 class Clock:

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoConfig
 
 from brigade.errors import UserError
-from brigade.train.cluster import OWN_NUMBER, World
 from brigade.train.distributed import consistency, ranks, shared_directory
+from brigade.train.host.cluster import OWN_NUMBER, World
 from brigade.train.model.tokenizer import load_tokenizer
 from brigade.train.strategy import Strategy
 

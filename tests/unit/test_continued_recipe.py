@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from brigade.errors import UserError
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.model import adapter_weights, adapters
 from brigade.train.model.load_trained import untrained
 from brigade.train.model.location import load_config

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from brigade.train.distributed import coordinator as module
-from brigade.train.distributed.coordinator import BACK, Coordinator
+from brigade.train.local import coordinator as module
+from brigade.train.local.coordinator import BACK, Coordinator
 
 
 class Replica:
@@ -37,6 +37,15 @@ class Replica:
         to._take(self.number, what)
         to.settle()
 
+    def comes(self, to):
+        self.hello(to)
+        self.says(to, join={"step": 0})
+
+
+def all_say(to, replicas, seq, **what):
+    for each in replicas:
+        each.says(to, seq=seq, payload="", **what)
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -56,8 +65,7 @@ def three(clock):
     """A coordinator, and three replicas that have begun together."""
     meeting, replicas = Coordinator(3, "token", 60, 300), [Replica(number) for number in range(3)]
     for each in replicas:
-        each.hello(meeting)
-        each.says(meeting, join={"step": 0})
+        each.comes(meeting)
     return meeting, replicas
 
 
@@ -74,6 +82,12 @@ def breaks(meeting, replica):
     meeting.settle()
 
 
+def is_killed(meeting, replica, clock):
+    breaks(meeting, replica)
+    clock.now += BACK
+    meeting.settle()
+
+
 def test_the_run_begins_when_all_are_there(three):
     _, replicas = three
     assert [each.members for each in replicas] == [[0, 1, 2]] * 3
@@ -81,8 +95,7 @@ def test_the_run_begins_when_all_are_there(three):
 
 def test_it_begins_without_one_that_does_not_come(clock):
     meeting, first = Coordinator(2, "token", 60, 300), Replica(1)
-    first.hello(meeting)
-    first.says(meeting, join={"step": 0})
+    first.comes(meeting)
     for _ in range(9):  # it is alive
         clock.now += 35
         first.says(meeting, beat=1)
@@ -102,8 +115,7 @@ def test_all_hear_the_same_when_the_last_has_spoken(three):
 def test_who_is_killed_is_left_out_and_the_others_are_told(three, clock):
     meeting, replicas = three
     breaks(meeting, replicas[1])
-    for each in (replicas[0], replicas[2]):
-        each.says(meeting, seq=1, payload="")
+    all_say(meeting, (replicas[0], replicas[2]), 1)
     assert replicas[0].members == [0, 1, 2], "a line may break for a moment"
     clock.now += BACK
     meeting.settle()
@@ -117,24 +129,21 @@ def test_a_line_that_breaks_for_a_moment_costs_nothing(three, clock):
     breaks(meeting, replicas[1])
     clock.now += BACK / 2
     replicas[1].hello(meeting)
-    for each in replicas:
-        each.says(meeting, seq=1, payload="")
+    all_say(meeting, replicas, 1)
     assert all(each.members == [0, 1, 2] for each in replicas)
 
 
 def test_silence_is_an_end_too(three, clock):
     meeting, replicas = three
     is_silent(replicas[2], replicas, meeting, clock)
-    for each in replicas[:2]:
-        each.says(meeting, seq=1, payload="")
+    all_say(meeting, replicas[:2], 1)
     assert replicas[0].members == [0, 1] and not replicas[2].open
 
 
 def test_who_was_silent_and_comes_back_has_to_begin_anew(three, clock):
     meeting, replicas = three
     is_silent(replicas[2], replicas, meeting, clock)
-    for each in replicas[:2]:
-        each.says(meeting, seq=1, payload="")
+    all_say(meeting, replicas[:2], 1)
     replicas[2].hello(meeting)
     assert "refused" in replicas[2].got[-1]
 
@@ -144,29 +153,22 @@ def test_a_process_that_was_given_up_does_not_take_its_successors_place(three, c
     meeting, (first, old, third) = three
     is_silent(old, [first, old, third], meeting, clock)
     again = Replica(1)
-    again.hello(meeting)
-    again.says(meeting, join={"step": 0})
-    for each in (first, third):
-        each.says(meeting, seq=1, payload="")
-    for each in (first, third):
-        each.says(meeting, seq=2, payload=None, admits=True)
+    again.comes(meeting)
+    all_say(meeting, (first, third), 1)
+    all_say(meeting, (first, third), 2, admits=True)
     old.hello(meeting)
     assert "refused" in old.got[-1] and meeting.lines[1] is again
-    for each in (first, third, again):
-        each.says(meeting, seq=3, payload="")
+    all_say(meeting, (first, third, again), 3)
     assert again.last["seq"] == 3 and again.members == [0, 1, 2]
 
 
 def test_a_newcomer_joins_where_the_others_admit_it(three, clock):
     meeting, replicas = three
     again = Replica(1)
-    again.hello(meeting)  # at once: before anybody noticed that it died
-    again.says(meeting, join={"step": 0})
-    for each in (replicas[0], replicas[2]):
-        each.says(meeting, seq=1, payload="")
+    again.comes(meeting)  # at once: before anybody noticed that it died
+    all_say(meeting, (replicas[0], replicas[2]), 1)
     assert replicas[0].members == [0, 2] and not again.members
-    for each in (replicas[0], replicas[2]):
-        each.says(meeting, seq=2, payload=None, admits=True)
+    all_say(meeting, (replicas[0], replicas[2]), 2, admits=True)
     assert again.members == replicas[0].members == [0, 1, 2]
     assert again.last["joined"] == {"1": {"step": 0}} and again.last["seq"] == 2
 
@@ -202,92 +204,71 @@ def test_a_result_that_some_have_got_is_the_others_too(three, clock, order):
 
 def test_a_newcomer_that_was_admitted_by_a_coordinator_that_died_then_is_admitted_again(three, clock):
     meeting, replicas = three
-    breaks(meeting, replicas[1])
-    clock.now += BACK
-    meeting.settle()
-    for each in (replicas[0], replicas[2]):
-        each.says(meeting, seq=1, payload="")
+    is_killed(meeting, replicas[1], clock)
+    all_say(meeting, (replicas[0], replicas[2]), 1)
     again = Replica(1)
-    again.hello(meeting)
-    again.says(meeting, join={"step": 0})
-    for each in (replicas[0], replicas[2]):
-        each.says(meeting, seq=2, payload=None, admits=True)
+    again.comes(meeting)
+    all_say(meeting, (replicas[0], replicas[2]), 2, admits=True)
     again.members, again.last = [], None  # it did not hear so
     after = Coordinator(3, "token", 60, 300)
-    again.hello(after)
-    again.says(after, join={"step": 0})
+    again.comes(after)
     for each in (replicas[0], replicas[2]):
         each.hello(after)
         each.says(after, seq=3, payload="")
     assert replicas[0].members == replicas[2].members == [0, 2]
-    for each in (replicas[0], replicas[2]):
-        each.says(after, seq=4, payload=None, admits=True)
+    all_say(after, (replicas[0], replicas[2]), 4, admits=True)
     assert again.members == replicas[0].members == [0, 1, 2]
 
 
 def test_who_comes_after_the_end_is_told_so(three, clock):
     meeting, replicas = three
     waiting = Replica(1)
-    breaks(meeting, replicas[1])
-    clock.now += BACK
-    meeting.settle()
-    waiting.hello(meeting)
-    waiting.says(meeting, join={"step": 0})
+    is_killed(meeting, replicas[1], clock)
+    waiting.comes(meeting)
     for each in (replicas[0], replicas[2]):
         each.says(meeting, leave=True)
     assert "refused" in waiting.got[-1]
     late = Replica(2)
-    late.hello(meeting)
-    late.says(meeting, join={"step": 0})
+    late.comes(meeting)
     assert "refused" in late.got[-1]
 
 
 def other_code(number, file="1b", commit="abc"):
     replica = Replica(number)
-    replica.runs = {"commit": commit, "versions.torch": "2.13.0", "code.brigade/train/loop/outer.py": file}
+    replica.runs = {"commit": commit, "versions.torch": "2.13.0", "code.brigade/train/local/outer.py": file}
     return replica
 
 
 def test_who_runs_other_code_is_refused_and_the_difference_named(clock):
     meeting, first, second = Coordinator(2, "token", 60, 300), other_code(0), other_code(1, commit="abc+")
     for each in (first, second):
-        each.hello(meeting)
-        each.says(meeting, join={"step": 0})
+        each.comes(meeting)
     assert first.members == second.members == [0, 1], "its commit may be another where no file is"
     again = other_code(1, file="2c", commit="def")
-    again.hello(meeting)
-    again.says(meeting, join={"step": 0})
+    again.comes(meeting)
     refused = again.got[-1]
     assert (
-        "does not run what replica 0 runs: code.brigade/train/loop/outer.py is '2c' here and '1b' there"
+        "does not run what replica 0 runs: code.brigade/train/local/outer.py is '2c' here and '1b' there"
         in refused["refused"]
     )
     assert "its clone is at def, the other's at abc" in refused["refused"] and "same commit" in refused["cure"]
     first.says(meeting, seq=1, payload="", admits=True)
     assert first.members == [0]
     mended = other_code(1)
-    mended.hello(meeting)
-    mended.says(meeting, join={"step": 0})
+    mended.comes(meeting)
     first.says(meeting, seq=2, payload="", admits=True)
     assert first.members == mended.members == [0, 1]
 
 
 def test_who_runs_other_code_is_refused_at_the_start_too_and_by_a_younger_coordinator(clock):
-    meeting, first, second, third = (
-        Coordinator(3, "token", 60, 300),
-        other_code(0),
-        other_code(1),
-        other_code(2, file="2c"),
-    )
+    meeting = Coordinator(3, "token", 60, 300)
+    first, second, third = other_code(0), other_code(1), other_code(2, file="2c")
     for each in (third, second, first):
-        each.hello(meeting)
-        each.says(meeting, join={"step": 0})
+        each.comes(meeting)
     assert first.members == second.members == [0, 1] and "refused" in third.got[-1]
-    for each in (first, second):
-        each.says(meeting, seq=1, payload="", admits=True)
+    all_say(meeting, (first, second), 1, admits=True)
     younger, third = Coordinator(3, "token", 60, 300), other_code(2, file="2c")
-    third.hello(younger)
-    third.says(younger, join={"step": 0})
+    third.comes(younger)
     for each in (first, second):
         each.hello(younger)
         each.says(younger, seq=2, payload="", admits=True)

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from brigade.train import control_groups, cpu_threads
-from brigade.train.cluster import world_from_environment
-from brigade.train.loop import environment as loop_environment
+from brigade.train.host import control_groups, cpu_threads
+from brigade.train.host.cluster import world_from_environment
+from brigade.train.step import environment as loop_environment
 from brigade.train.strategy import Strategy
 from testing.ranks import REPOSITORY
 
@@ -17,7 +18,7 @@ from testing.ranks import REPOSITORY
 LAUNCHER = """\
 import os, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-subprocess.run([sys.executable, "-c", "from brigade.train import cpu_threads; print(cpu_threads.is_chosen())"], check=True)
+subprocess.run([sys.executable, "-c", "from brigade.train.host import cpu_threads; print(cpu_threads.is_chosen())"], check=True)
 """
 THROUGH_A_SHELL = LAUNCHER.replace("[sys.executable", "['sh', '-c', '\"$@\"; true', 'sh', sys.executable")
 
@@ -91,6 +92,27 @@ def test_a_rank_takes_its_share_unless_the_user_has_chosen(monkeypatch, chosen, 
     assert taken[-1] == threads and os.environ[cpu_threads.VARIABLE] == str(threads)
 
 
+@pytest.mark.parametrize("way", ["fused", "foreach"])
+def test_threads_change_no_bit_of_an_offloaded_step(way):
+    """So that a run goes on bit for bit with another share of the cores."""
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            weights = [torch.nn.Parameter(torch.randn(shape)) for shape in ((1003, 777), (40_000,), (3,))]
+            optimizer = torch.optim.AdamW(weights, weight_decay=0.1, **{way: True})
+            for _ in range(2):
+                for each in weights:
+                    each.grad = torch.randn(each.shape)
+                norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
+                optimizer.step()
+            found.append([norm, *weights])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
@@ -100,7 +122,7 @@ def test_a_rank_takes_its_share_unless_the_user_has_chosen(monkeypatch, chosen, 
 def test_the_launchers_themselves_set_the_number_as_is_assumed(launcher, number, tmp_path):
     """torch/distributed/run.py: config_from_args; accelerate/commands/launch.py: _validate_launch_command"""
     (tmp_path / "rank.py").write_text(
-        "import os\nfrom brigade.train import cpu_threads\n"
+        "import os\nfrom brigade.train.host import cpu_threads\n"
         "print(f'{os.environ[cpu_threads.VARIABLE]} {cpu_threads.is_chosen()}\\n', end='')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != cpu_threads.VARIABLE}

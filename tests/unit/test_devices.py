@@ -16,12 +16,14 @@ from brigade.hosts import host_facts
 from brigade.hosts.rendezvous import usable_gpus
 from brigade.kernels import auto
 from brigade.launch.policy import Fault, would_repeat
-from brigade.train.cluster import World, world_from_environment
 from brigade.train.distributed import devices
-from brigade.train.loop import deepspeed_needs, preflight, slow_ranks
-from brigade.train.loop import environment as loop_environment
+from brigade.train.engines import deepspeed_needs
+from brigade.train.host.cluster import World, world_from_environment
+from brigade.train.step import environment as loop_environment
+from brigade.train.step import preflight
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
+from brigade.train.watch import slow_ranks
 from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
 from testing.ranks import REPOSITORY
 from testing.same_hosts import LOOK, judged

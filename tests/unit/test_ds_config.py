@@ -284,6 +284,38 @@ def test_an_axis_of_no_size_is_refused(pick_config, mistake, key, value):
     assert f"ds.json: {key}" in mistake(pick_config, changed(key, value))
 
 
+@pytest.mark.parametrize("key", ["flops_profiler.output_file", "tensorboard.job_name", "csv_monitor.output_path"])
+@pytest.mark.parametrize("value", ["/etc/cron.d/x", "../x", "a/../../x", "~/x"])
+def test_what_deepspeed_writes_stays_in_the_output_directory(pick_config, mistake, key, value):
+    message = mistake(pick_config, changed(key, value))
+    assert f"ds.json: {key}" in message and value in message and "leads out of the output directory" in message
+
+
+def test_writers_of_deepspeed_get_a_place_in_the_output_directory(tmp_path):
+    writers = {"tensorboard": {"enabled": True}, "csv_monitor": {"enabled": True, "output_path": "csv"}}
+    config = {
+        "zero_optimization": {"stage": 2},
+        "flops_profiler": {"enabled": True, "output_file": "flops.txt"},
+        **writers,
+    }
+    filled = deepspeed_config.fill(config, 2, tmp_path, "adamw_torch", output=tmp_path)
+    places = [filled["flops_profiler"]["output_file"], *(filled[writer]["output_path"] for writer in writers)]
+    assert places == [str(tmp_path / "flops.txt"), str(tmp_path), str(tmp_path / "csv")]
+    for silent in ({"flops_profiler": {"enabled": True}}, {"tensorboard": {"enabled": False, "output_path": "x"}}):
+        filled = deepspeed_config.fill(
+            {"zero_optimization": {"stage": 2}, **silent}, 2, tmp_path, "adamw_torch", output=tmp_path
+        )
+        assert {name: filled[name] for name in silent} == silent
+
+
+def test_deepspeed_imports_no_module_of_a_strangers(pick_config, mistake):
+    key = "torch_autocast.lower_precision_safe_modules"
+    assert (
+        "'os.path'" in (said := mistake(pick_config, changed(key, ["torch.nn.Linear", "os.path"]))) or "os.path" in said
+    )
+    assert f"ds.json: {key}" in said and "transformers" in said
+
+
 @pytest.mark.parametrize("text, said", [
     ('{\n  "a": 1,\n}', "line 3"), ("", "line 1"), ("[1, 2]", "[1, 2] is not an object"),
     ('{"zero_optimization": {"stage": 3}', "line 1"), ("null", "null is not an object"),

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from brigade.errors import UserError
 from brigade.errors.disk import of_disk, writing
-from brigade.train import cache
+from brigade.train.host import cache
 
 FULL = "/dev/full"
 TENSORS = {"a": torch.zeros(2**20)}
@@ -63,7 +63,7 @@ def test_a_cache_that_fills_is_named_and_swept(tmp_path):
         numpy_writes()
 
     with pytest.raises(UserError) as told:
-        cache.once(tmp_path / "prepared" / "data", Path.is_dir, build)
+        cache.once(tmp_path / "prepared" / "data", build)
     assert told.value.place == str(tmp_path / "prepared") and "BRIGADE_CACHE" in told.value.cure
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.is_dir()]
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from brigade.errors import UserError
 from brigade.plan.choice.search import refusal
 from brigade.plan.choice.workload import Cluster
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import micro_batches_in_flight
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.estimate import (
-    FRAGMENTATION,
-    SHORT,
-    SHORT_IN_STEP,
     estimate,
     factors,
     intervals,
@@ -24,7 +22,7 @@ from brigade.plan.costs.estimate import (
     time_group,
     unseen,
 )
-from brigade.plan.costs.host_memory import PROCESS, host, whole_on_gpu
+from brigade.plan.costs.host_memory import copied, host, whole_on_gpu
 from brigade.plan.costs.job import FUSED, Comparison, Job
 from brigade.plan.costs.memory import GIB, moments
 from brigade.plan.costs.step_time import attention_rate, driven, step_time
@@ -209,10 +207,10 @@ def test_a_compiled_loss_keeps_the_logits_and_nothing_else_as_wide():
 def test_activations_need_more_room_than_states():
     """The allocator gives back what it cached, but for the gaps between tensors of many sizes."""
     states, activations = estimate(Job(LLAMA_8B, 16)), estimate(Job(LLAMA_8B, 2**17))
-    loose = FRAGMENTATION - 1
-    assert states.held == pytest.approx(states.memory.allocated * (1 + SHORT_IN_STEP * loose))
-    assert activations.held == pytest.approx(activations.memory.allocated * (1 + SHORT * loose))
-    assert SHORT_IN_STEP < SHORT < 1
+    loose = CONSTANTS.fragmentation - 1
+    assert states.held == pytest.approx(states.memory.allocated * (1 + CONSTANTS.short_in_step * loose))
+    assert activations.held == pytest.approx(activations.memory.allocated * (1 + CONSTANTS.short * loose))
+    assert CONSTANTS.short_in_step < CONSTANTS.short < 1
 
 
 def test_deepspeed_has_intervals_of_its_own():
@@ -231,11 +229,11 @@ def test_deepspeed_has_intervals_of_its_own():
     ({"data": 256}, "A100 80GB", "fsdp2 over more than 128 ranks"), ({"offload": "all"}, "A100 80GB", "fsdp2 with offload"),
     ({}, "H100 80GB", "eager code on H100 80GB"), ({"kernels": FUSED}, "MI300X", "fused code on MI300X"),
 ])  # fmt: skip
-def test_what_few_sources_have_run_is_unseen_and_has_the_widest_interval(changes, kind, said):
+def test_what_few_sources_have_run_is_unseen(changes, kind, said):
     group = time_group(job(engine="fsdp2", **changes), gpu(kind))
     assert group == said and unseen("time", group)
-    every = [factors("time", name) for name in intervals()["time"]]
-    assert factors("time", group) == (min(low for low, _ in every), max(high for _, high in every))
+    low, high = factors("time", group)
+    assert [low, high] == intervals()["time"]["unseen"] and low < 0.9 and 1.1 < high < 2.5 * low
 
 
 def test_what_drives_a_chip_says_what_it_sustains_and_reaches():
@@ -245,7 +243,13 @@ def test_what_drives_a_chip_says_what_it_sustains_and_reaches():
     best = intervals()["best"]
     assert best["eager"]["A100 80GB"] < best["fused"]["A100 80GB"]
     assert estimate(eager).least_seconds > estimate(fused).least_seconds > 0
-    assert estimate(replace(eager, gpu="H100 80GB")).least_seconds == 0  # nobody has published such a run
+    # Nobody has published such a run: no step is faster than the chip's best product.
+    new = estimate(replace(eager, gpu="H100 80GB"))
+    assert new.least_seconds < new.time.total
+    assert (
+        replace(new, gpu=replace(new.gpu, matmul_tflops=new.gpu.matmul_tflops / 2)).least_seconds
+        == 2 * new.least_seconds
+    )
 
 
 def test_narrow_heads_attend_slower():
@@ -268,7 +272,7 @@ def test_four_bits_are_gathered_and_offloaded_as_four_bits():
     qlora = replace(lora, method="qlora")
     assert 2 * step_time(qlora).across < step_time(lora).across
     lora, qlora = (replace(one, engine="zero", offload="all") for one in (lora, qlora))
-    assert host(lora).training - host(qlora).training > 0.5 * (host(lora).training - 8 * PROCESS)
+    assert host(lora).training - host(qlora).training > 0.5 * (host(lora).training - 8 * CONSTANTS.process_bytes)
 
 
 def test_offload_leaves_the_optimizer_on_the_host():
@@ -323,9 +327,14 @@ def test_what_a_host_holds_while_a_model_loads():
         "mixture, second model": (replace(lora, comparison=of_second), 2 * (fused + 8 * experts)),
         "MXFP4": (job(GPT_OSS, method="lora", trained=10**7, stage=3), 6 * GPT_OSS.parameters / GPT_OSS.layers),
     }
-    assert {name: host(case).loading - 8 * PROCESS for name, (case, _) in cases.items()} == pytest.approx(
-        {name: held for name, (_, held) in cases.items()}
-    )
+    assert {
+        name: host(case).loading - 8 * CONSTANTS.process_bytes for name, (case, _) in cases.items()
+    } == pytest.approx({name: held for name, (_, held) in cases.items()})
+    # Of these not each run needs: ends that are in fp32 in the files, and shards that are not copied by all ranks at once.
+    less = {"DDP": 0, "FSDP2": 0, "ZeRO-3": LLAMA_8B.parameters / 4, "ZeRO-3, offload": LLAMA_8B.parameters / 4}
+    less |= {"mixture, ZeRO-3": QWEN_MOE.parameters / 4}
+    certain = {name: copied(case, certain=True) for name, (case, _) in cases.items()}
+    assert certain == pytest.approx({name: held for name, (_, held) in cases.items()} | less)
 
 
 def test_four_bits_are_whole_on_each_gpu_before_they_are_sharded():

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published import traffic
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import micro_batches_in_flight
 from brigade.plan.costs.conventions import SCHEDULES
 from brigade.plan.costs.division import division
@@ -20,10 +21,10 @@ from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.hardware import gpu
-from brigade.plan.hardware.network import CALL_LATENCY, HOP, links
+from brigade.plan.hardware.network import links
 from brigade.plan.runs.prediction import as_seen
 from brigade.plan.shape.find import named_shape
-from brigade.train.parallel import pipeline_schedule
+from brigade.train.engines.parallel import pipeline_schedule
 from brigade.train.strategy.axes import Axes
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,7 @@ def test_the_bubble_is_that_of_the_textbook(stages_, micro_batches):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages_, micro_batches", [(2, 4), (4, 8), (8, 64)])
 def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micro_batches):
-    """train/parallel/pipeline_schedule.py; docs/evidence/pipeline.md has it measured."""
+    """train/engines/parallel/pipeline_schedule.py; docs/evidence/pipeline.md has it measured."""
     axes = Axes(stages=stages_, schedule=schedule, virtual=2 if schedule.startswith("interleaved") else 1)
     of = job(replace(LLAMA, vocab=8), axes, ranks=stages_, accumulation=micro_batches, sequence=32768)
     time = step_time(of)
@@ -192,9 +193,11 @@ def test_a_pipeline_over_two_nodes_waits_for_the_border_between_them():
     found = step_time(job(LLAMA, Axes(stages=8), **slow))
     sent = 4 * LLAMA.hidden * 4096  # bytes of a micro-batch: under autocast its states are fp32
     net = links(gpu("A100"), "25 Gb/s", 8)
-    assert found.across == pytest.approx(16 * 2 * (CALL_LATENCY + HOP + 2 * sent / net.node), rel=1e-6)
+    assert found.across == pytest.approx(
+        16 * 2 * (CONSTANTS.call_latency + CONSTANTS.node_latency + 2 * sent / net.node), rel=1e-6
+    )
     inside = step_time(job(LLAMA, Axes(stages=4), **slow | {"ranks": 8}))
-    assert inside.across == pytest.approx(16 * 2 * (CALL_LATENCY + sent / net.peer), rel=1e-6)
+    assert inside.across == pytest.approx(16 * 2 * (CONSTANTS.call_latency + sent / net.peer), rel=1e-6)
 
 
 # ---- tensor and sequence parallelism, experts --------------------------------------------------------------------
@@ -237,7 +240,9 @@ def test_an_exchange_between_nodes_goes_through_their_cards():
     """Each of 16 ranks on two nodes sends half of its bytes to the other node, and eight of them share a node's cards."""
     net = links(gpu("H100"), "100 Gb/s", 8)
     payload = 1e9
-    assert net.exchange(payload, 16) == pytest.approx(CALL_LATENCY + HOP + 8 * payload / 2 / net.node, rel=1e-6)
+    assert net.exchange(payload, 16) == pytest.approx(
+        CONSTANTS.call_latency + CONSTANTS.node_latency + 8 * payload / 2 / net.node, rel=1e-6
+    )
     assert net.exchange(payload, 8) == net.half(payload, 8) and net.exchange(payload, 1) == 0
 
 

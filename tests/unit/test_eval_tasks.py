@@ -8,10 +8,11 @@ import pytest
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.report import facts, page, records
-from brigade.train.cluster import world_from_environment
-from brigade.train.loop import preflight, task_evaluation, task_loading
+from brigade.train.host.cluster import world_from_environment
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
+from brigade.train.recipe.program import check_code
+from brigade.train.step import preflight, task_evaluation
 from brigade.train.strategy import choose, refusal
 from testing.recorded import write_run
 
@@ -61,9 +62,9 @@ def test_a_task_file_is_taken_from_the_command_line_but_not_from_a_file_that_may
     settings = flags.load(["--recipe", str(recipe)])
     assert settings.recipe.training.eval_tasks == ["./theirs.yaml"]
     with pytest.raises(UserError, match="can run Python code"):
-        task_loading.check_source(settings)
-    task_loading.check_source(flags.load(["--recipe", str(recipe), "--eval_tasks", "./theirs.yaml"]))
-    task_loading.check_source(flags.load(["--recipe", str(recipe), "--eval_tasks", "hellaswag,arc_easy"]))
+        check_code(settings)
+    check_code(flags.load(["--recipe", str(recipe), "--eval_tasks", "./theirs.yaml"]))
+    check_code(flags.load(["--recipe", str(recipe), "--eval_tasks", "hellaswag,arc_easy"]))
 
 
 def test_a_pipeline_is_refused_with_the_way_that_there_is():

@@ -10,11 +10,11 @@ from accelerate.commands.config import config_args
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
-from brigade.train.cluster import World
+from brigade.train.engines.parallel import experts as parallel
+from brigade.train.host.cluster import World
 from brigade.train.model import experts
 from brigade.train.model.location import load_config
 from brigade.train.model.tiny import shrink
-from brigade.train.parallel import experts as parallel
 from brigade.train.recipe import flags
 from brigade.train.strategy import accelerate_config, choose
 from brigade.train.upstream import experts as in_half

@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard, constants
 
 from brigade.__main__ import main
 from brigade.export import card
-from brigade.export.base import Base
-from brigade.train import hub as reaching
+from brigade.export.card import Base
+from brigade.train.host import hub as reaching
 from brigade.train.recipe import flags
 from brigade.train.recipe.schema import Recipe
 from brigade.train.run.directory import RECORD, SUCCESS
@@ -153,9 +153,29 @@ def test_no_key_of_a_recipe_shows_a_path_in_the_card():
     ([f"{MARK}/a", {"reference": f"{MARK}/b/"}], ["a", {"reference": "b"}]),
     (f"As {MARK}/rules.md says, and/or not.", "As rules.md says, and/or not."), ("s3://secret/runs/base", "base"),
     ("See https://example.org/a/b for all.", "See https://example.org/a/b for all."),
+    ("https://secret.example/set/data.bin?token=secret", "data.bin"), (r"layers\.[0-3]\..*_proj", r"layers\.[0-3]\..*_proj"),
 ])  # fmt: skip
 def test_of_a_path_only_the_last_part_is_shown(value, shown):
     assert card._shown(value) == shown
+
+
+@pytest.mark.parametrize("key, value, shown", [
+    ("image_folder", "secret/pictures", "pictures"), ("train_file", "secret/chats.bz2", "chats.bz2"),
+    ("train_file", "/home/some secret/my chats.jsonl", "my chats.jsonl"), ("eval_tasks", ["secret/tasks"], ["tasks"]),
+    ("validation_file", "https://secret.example/held?token=secret", "held"), ("reference", "secret models/base", "base"),
+    ("dataset_name", "/secret", "secret"), ("dataset_name", "~/data", "data"), ("objective", "secret/a.py:loss", "a.py:loss"),
+    ("reference", "owner/name", "owner/name"), ("dataset_name", "python-docs", "python-docs"), ("objective", "dpo", "dpo"),
+    ("model_name_or_path", "file.gguf", "file.gguf"), ("model_name_or_path", "secret/file.gguf", "file.gguf"),
+])  # fmt: skip
+def test_what_can_be_no_name_on_the_hub_is_a_path(key, value, shown):
+    assert card._shown(value, key) == shown
+
+
+def test_a_path_is_no_data_set_on_the_hub():
+    names = ["/gone", "~/gone", "./gone", "secret folder/gone", "owner/name", "python-docs", "a/b.jsonl"]
+    sources = [SimpleNamespace(dataset_name=name, train_file=None) for name in names]
+    settings = SimpleNamespace(recipe=SimpleNamespace(data=SimpleNamespace(datasets=sources)))
+    assert card._on_hub(settings) == ["owner/name"]
 
 
 @pytest.mark.parametrize("recipe, task", [

@@ -4,10 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from testing import fake_gpu
+from testing.fake_gpu.build import SOURCES, _compile
 from testing.ranks import REPOSITORY
 
 
@@ -18,11 +21,25 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,
-        env=os.environ | fake_gpu.environment(2),
+        env=os.environ | fake_gpu.environment(2, "t4"),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+
+def test_another_checkout_does_not_compile_the_device_again(tmp_path, monkeypatch):
+    """The paths of torch's headers were a part of the objects' names."""
+    begun = []
+
+    def compiled(command, **_):
+        begun.append(command[-1])
+        Path(command[-1]).touch()
+        return SimpleNamespace(communicate=lambda: ("", ""), returncode=0)
+
+    monkeypatch.setattr(subprocess, "Popen", compiled)
+    found = [_compile(tmp_path / checkout / "torch", tmp_path) for checkout in ("one", "two")]
+    assert found[0] == found[1] and len(begun) == len(SOURCES)
 
 
 def test_operators_run_on_one_device_and_waits_are_counted():

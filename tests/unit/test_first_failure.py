@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from brigade.hosts import hearing
 from brigade.launch import first_failure
 from brigade.launch import judge as judging
 from brigade.launch.judge import Judge
@@ -20,9 +21,10 @@ def _nothing(*_, **__):
 @pytest.fixture
 def judge(monkeypatch):
     """A judge of two hosts with a rank each, on a clock that the test moves."""
-    monkeypatch.setattr(judging.time, "monotonic", lambda: NOW[0])
+    monkeypatch.setattr(judging.Clock, "now", lambda _: NOW[0])
     hosts = [
-        SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)
+        SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False, patience=60.0)
+        for n in (0, 1)
     ]
     said = []
     return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
@@ -252,3 +254,46 @@ def test_that_launch_and_launchers_end_the_other_ranks_after_a_failure_is_no_wis
     judge.stopping = True
     judge.on_rank(first, 0, asked="SIGTERM (4 times)")  # by its agent, until it has ended
     assert judge.were_asked() == []
+
+
+ASLEEP = {  # seconds that launch stood still, by which clock; what it reads then; whose fault it is
+    "suspended": (95, "monotonic", ("leaving", "its agent heard nothing from launch for 60 s"), "passing"),
+    "a host that slept": (95, "boot", ("lost", "Connection reset by peer (ssh ended with 255)"), "passing"),
+    "stopped for a moment": (8, "monotonic", ("lost", "Connection reset by peer (ssh ended with 255)"), "host"),
+    "awake": (0, "monotonic", ("leaving", "its agent got SIGTERM"), "host"),
+}
+
+
+@pytest.mark.parametrize("name", ASLEEP)
+def test_a_launch_that_stood_still_itself_blames_no_host(monkeypatch, name):
+    """An agent that hears nothing for a minute ends its ranks: twice in succession, and the host would have been left out."""
+    seconds, clock, (kind, why), whose = ASLEEP[name]
+    clocks = {"monotonic": 1000.0, "boot": 1000.0}
+    monkeypatch.setattr(hearing.time, "monotonic", lambda: clocks["monotonic"])
+    monkeypatch.setattr(hearing.time, "clock_gettime", lambda _: clocks["boot"])
+    hosts = [
+        SimpleNamespace(
+            host=f"node{n}", ranks=range(n, n + 1), slots=1, open=False, stopped=False, patience=60.0, tell=_nothing
+        )
+        for n in (0, 1)
+    ]
+    judge = Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing, say=_nothing))
+    judge.on_rank(hosts[0], 0, pid=1)
+    judge.on_rank(hosts[0], 0, stage="waiting")
+    clocks["boot"] += seconds
+    clocks["monotonic"] += seconds if clock == "monotonic" else 0
+    judge.check_start()
+    assert not judge.failures, "the other rank's word still waits to be read"
+    judge.hear(hosts[1], kind, {"why": why})
+    fault = fault_of(first_failure.first(judge.failures))
+    assert (fault.whose, bool(fault.hosts), why in fault.text) == (whose, whose == "host", True)
+    assert (f"launch itself stood still for {seconds} s" in fault.text) == (whose == "passing")
+    told = "\n".join(first_failure.report(judge.failures[0], [], Path("log")))
+    assert ("node1 failed first" in told) == (whose == "host") and ("--detach" in told) == (whose == "passing")
+
+
+def test_the_last_whole_step_is_what_the_ranks_themselves_say_at_their_end(judge):
+    assert judge.done is None
+    judge.on_rank(judge.channels[0], 0, exit=-9, within=16)
+    judge.on_rank(judge.channels[1], 1, exit=1, within=15)
+    assert judge.done == 15

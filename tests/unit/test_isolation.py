@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import LACKING
 from brigade.errors import UserError
-from brigade.train.data.collate import ABOUT, Collate, cumulative, on_device
+from brigade.train.data.collate import ABOUT, Collate, Layout, cumulative, on_device
 from brigade.train.model import attention, packed_samples, sample_by_sample
 from brigade.train.model.tiny import shrink
 from brigade.train.upstream.stateful_layers import missing_packages
@@ -77,7 +77,7 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     rows = [
         {"input_ids": np.ones(n, np.int32), "labels": np.ones(n, np.int64), "lengths": np.array([n])} for n in lengths
     ]
-    collate = Collate(0, flat, packing, cumulative=family == "llama", squares=squares)
+    collate = Collate(0, Layout(flat, packing, cumulative=family == "llama", squares=squares))
     about = collate((rows, None))[ABOUT]
     assert about.length == longest and about.tokens == sum(lengths)
     assert about.logits == (about.slots if about.length < sum(lengths) else sum(lengths) - 1)

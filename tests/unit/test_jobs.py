@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from brigade.errors import UserError
 from brigade.hosts.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
-from brigade.train.hostfile import read_hostfile
 from brigade.train.recipe.files import read_yaml
+from brigade.train.recipe.hostfile import read_hostfile
 from brigade.train.strategy.accelerate_config import mesh_sizes
 from brigade.train.strategy.axis_keys import of_ds_config, of_mesh
 from testing.shipped import shipped
@@ -158,7 +158,7 @@ def test_the_output_directory_is_said_once(words):
 
 
 def test_output_directory_is_the_one_of_the_run():
-    from brigade.train.cluster import World
+    from brigade.train.host.cluster import World
     from brigade.train.run.directory import open_directory
 
     for made in (job(), job("recipes/tiny/full.yaml", *ZERO3), job("recipes/tiny/full.yaml", "--output_dir", "x/y")):

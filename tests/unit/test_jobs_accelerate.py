@@ -10,7 +10,7 @@ from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 
 from brigade.hosts import job as jobs
 from brigade.launch.write import text as job_file
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.strategy import choose
 from brigade.train.strategy.axis_keys import as_mesh
 from testing.shipped import shipped

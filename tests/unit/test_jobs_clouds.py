@@ -14,7 +14,7 @@ from test_jobs import ANY_MICRO_BATCH, PAIRS, ROOT, job, text
 from torch.distributed.run import get_args_parser
 
 from brigade.launch.write import ACCELERATORS
-from brigade.train.hostfile import read_hostfile
+from brigade.train.recipe.hostfile import read_hostfile
 from testing.programs import shellcheck
 
 OF_THE_HOST = ("recipes/tiny", "recipes/smollm2-135m")  # whose models the Hub is not asked for

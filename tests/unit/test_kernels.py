@@ -14,9 +14,8 @@ import cpuinfo
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from brigade.train.loop import deepspeed_needs
+from brigade.train.engines import deepspeed_needs
 from brigade.train.strategy.strategy import Strategy
-from brigade.train.upstream import cpu_facts, locks
 from brigade.train.upstream import deepspeed_kernels as kernels
 from testing.ranks import REPOSITORY
 
@@ -26,7 +25,7 @@ def lock(tmp_path: Path, monkeypatch) -> Path:
     """Where torch locks a kernel; its locks are guarded for one test."""
     for name in ("try_acquire", "release"):
         monkeypatch.setattr(FileBaton, name, getattr(FileBaton, name))
-    locks.end_with_their_holder()
+    kernels.end_locks_with_their_holder()
     return tmp_path / "lock"
 
 
@@ -68,9 +67,9 @@ def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
         lock.touch()
     else:
         kill_holder(lock)
-        monkeypatch.setattr(locks, "LOCAL", set())
+        monkeypatch.setattr(kernels, "LOCAL", set())
     assert not FileBaton(lock).try_acquire()
-    long_ago = time.time() - 2 * 3600 * locks.HOURS
+    long_ago = time.time() - 2 * 3600 * kernels.HOURS
     os.utime(lock, (long_ago, long_ago))
     assert FileBaton(lock).try_acquire()
 
@@ -99,7 +98,7 @@ def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
     looked, look = [], cpuinfo.cpuinfo.get_cpu_info_json
     monkeypatch.setattr(cpuinfo.cpuinfo, "get_cpu_info_json", lambda: looked.append(1) or look())
     for _ in range(2):
-        cpu_facts.ask_once()
+        kernels.ask_cpu_once()
         assert CPUAdamBuilder().cpu_arch().startswith("-m") and CPUAdamBuilder().simd_width().startswith("-D__")
         assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is not cpuinfo.get_cpu_info()
     assert len(looked) == 1

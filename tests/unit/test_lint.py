@@ -16,8 +16,8 @@ from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
 from brigade.lint.linter import lint, markdown, project_files
 from brigade.lint.together import EXPERTS
-from brigade.train.hostfile import read_hostfile
 from brigade.train.recipe import flags
+from brigade.train.recipe.hostfile import read_hostfile
 from brigade.train.strategy import accelerate_config, deepspeed_config
 from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
 from testing.ranks import REPOSITORY as ROOT
@@ -246,7 +246,7 @@ def test_the_config_of_a_model_in_a_folder_goes_before_the_one_beside_the_recipe
 def test_no_experts_are_divided_by_tensor_groups_alone():
     from transformers import CONFIG_MAPPING
 
-    from brigade.train.parallel import tensor
+    from brigade.train.engines.parallel import tensor
 
     divided = set()
     for name in CONFIG_MAPPING:

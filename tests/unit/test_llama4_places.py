@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
-from brigade.train.upstream.llama4_places import count_within_samples
+from brigade.train.upstream.samples_end_to_end import count_within_samples
 
 POSITIONS = torch.cat([torch.arange(13), torch.arange(27)])[None]
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "intermediate_size_mlp": 32, "num_hidden_layers": 2, "head_dim": 8}

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import local_steps
 from benchmarks.local_steps_tables import until
-from brigade.train.loop.local_steps import OVERLAP
+from brigade.train.local.local_steps import OVERLAP
 
 
 def test_seconds_are_the_median_of_whole_rounds_wherever_they_begin():

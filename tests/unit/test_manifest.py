@@ -1,13 +1,17 @@
 """A checkpoint's manifest: no byte of a checkpoint changes or goes missing without being seen."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, memory_stage
+from brigade.train.host import checksums
+from brigade.train.recipe.files import read_yaml
 
 CONTENT = {
     "trainer_state.json": b'{"global_step": 2}\n',
@@ -23,7 +27,7 @@ def checkpoint(tmp_path):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     files = {
-        name: {"bytes": len(content), "checksum": manifest.checksum(folder / name)} for name, content in CONTENT.items()
+        name: {"bytes": len(content), "checksum": checksums.of_file(folder / name)} for name, content in CONTENT.items()
     }
     manifest.write(folder, {"step": 2, "tokens": 1234, "run": {"training": {"learning_rate": 1e-3}}}, files)
     assert manifest.flaw(folder) is manifest.damage(folder) is None
@@ -89,10 +93,32 @@ def test_memory_that_a_killed_process_left_is_given_back_by_the_next_one(monkeyp
     leave = f"""import os, pathlib
 from brigade.train.checkpoint import memory_stage
 memory_stage.MEMORY = pathlib.Path({str(tmp_path)!r})
-(memory_stage.make("dead") / "optimizer.pt").write_bytes(bytes(100))
+lock = memory_stage.make("dead")
+(memory_stage.path("dead") / "optimizer.pt").write_bytes(bytes(100))
 os.kill(os.getpid(), 9)"""
     assert subprocess.run([sys.executable, "-c", leave], timeout=60).returncode == -9
-    assert (tmp_path / "brigade-dead" / "optimizer.pt").exists()
-    mine = memory_stage.make("mine")
-    memory_stage.make("my-second")
-    assert mine.is_dir() and not (tmp_path / "brigade-dead").exists()
+    assert (tmp_path / "brigade.dead" / "optimizer.pt").exists()
+    locks = [memory_stage.make(name) for name in ("mine", "my-second", "my-third")]
+    assert len(locks) == 3 and memory_stage.path("mine").is_dir() and not (tmp_path / "brigade.dead").exists()
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "training: {"])
+def test_the_cure_of_a_damaged_run_yaml_brings_back_what_a_checkpoint_holds(checkpoint, content):
+    """Its cure was the tiny recipe."""
+    record = checkpoint.parent / "run.yaml"
+    record.write_text(content)
+    (checkpoint.parent / "checkpoint-10").mkdir()
+    shutil.copy(checkpoint / manifest.RECORD, checkpoint.parent / "checkpoint-10")
+    with pytest.raises(UserError) as caught:
+        read_yaml(record)
+    assert "checkpoint-10/brigade.json" in caught.value.cure
+    subprocess.run(caught.value.cure.removeprefix("a checkpoint has a copy: "), shell=True, check=True)
+    assert read_yaml(record) == {"training": {"learning_rate": 1e-3}}
+
+
+def test_without_a_checkpoint_a_damaged_run_yaml_has_no_such_cure(tmp_path):
+    for name, cure in (("run.yaml", "bring it back from a copy"), ("mine.yaml", "see recipes/tiny/full.yaml")):
+        (tmp_path / name).touch()
+        with pytest.raises(UserError) as caught:
+            read_yaml(tmp_path / name)
+        assert caught.value.cure.startswith(cure)

@@ -6,8 +6,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from brigade.errors import UserError
-from brigade.train.loop.preflight import check_strategy
 from brigade.train.recipe import flags
+from brigade.train.step.preflight import check_strategy
 from brigade.train.strategy.axes import Axes
 
 

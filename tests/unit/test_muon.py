@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
-from brigade.train.loop.matrix_rounds import divide, rounds
-from brigade.train.loop.muon import ADJUSTMENTS, Muon
-from brigade.train.loop.optimizers import parse_arguments
-from brigade.train.loop.resharding import shares_of
+from brigade.train.engines.matrix_rounds import divide, rounds
+from brigade.train.engines.muon import ADJUSTMENTS, Muon
+from brigade.train.engines.shares import shares_of
 from brigade.train.model.matrices import MATRIX, matrices_of
 from brigade.train.model.tiny import shrink
+from brigade.train.step.optimizers import parse_arguments
 
 
 def model_of(kind: str, **changed):

@@ -1,5 +1,7 @@
 """Tokens that a recipe adds: rows that begin as means, in whatever files a model has; refused where they would not be trained."""
 
+import itertools
+import json
 import re
 from pathlib import Path
 
@@ -117,12 +119,82 @@ def test_tokens_that_are_there_change_nothing(settings_of, folder):
         (["--add_tokens", "é"], "'é' is in the vocabulary"),  # how a byte is
         (["--add_tokens", "<|im_start|>user"], "holds '<|im_start|>'"),
         (["--add_tokens", "<a>", "--add_special_tokens", "<a>"], "stands in add_tokens, too"),
+        (
+            ["--add_tokens", "x<a>", "--add_special_tokens", "<a>"],
+            "never writes 'x<a>'",
+        ),  # special ones are cut out first
+        (["--add_tokens", "The"], "'The' is in the vocabulary"),
+        (
+            ["--add_tokens", "<\udced\udca0>"],
+            "in UTF-8, without half a surrogate pair",
+        ),  # a flag's bytes that are no letter
+        (["--add_special_tokens", '["<\\ud83d>"]'], "in UTF-8, without half a surrogate pair"),
+        (["--trainable_token_indices", "\udc80"], "in UTF-8, without half a surrogate pair"),
     ],
 )
 def test_a_token_that_would_change_how_other_text_is_read_is_refused(settings_of, folder, words, reason):
-    settings = settings_of("llama", *words)
-    with pytest.raises(UserError, match=re.escape(reason)):
-        read_tokenizer(settings, str(folder / "llama"))
+    with pytest.raises(UserError, match=re.escape(reason)) as refused:
+        read_tokenizer(settings_of("llama", *words), str(folder / "llama"))
+    assert str(refused.value.place).endswith(tuple(words[::2]))
+
+
+def test_a_letter_that_json_writes_as_two_escapes_is_one(settings_of):
+    assert settings_of("llama", "--add_tokens", '["\\ud83d\\ude00"]').recipe.model.add_tokens == ["\U0001f600"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """small(kind, token): what is wrong with it as a new token of a tokenizer with the words the, th and a; "" for nothing."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tokenizers")
+    letters = {
+        word: number for number, word in enumerate(("?", "</s>", *"▁aheinTtg", "th", "the", "▁the", "##ing", "<0x41>"))
+    }
+    pieces = models.BPE(letters, [("t", "h"), ("th", "e"), ("▁", "the")], unk_token="?")
+    with_blanks = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    unigram = models.Unigram([(word, -float(number)) for word, number in letters.items()], unk_id=0)
+    kinds = {
+        "pieces": (pieces, with_blanks, None, decoders.Replace("▁", " ")),
+        "unigram": (unigram, None, pre_tokenizers.Metaspace(), decoders.Metaspace()),
+        "small letters": (models.WordPiece(letters, unk_token="?"), normalizers.BertNormalizer(lowercase=True),
+                          pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()),
+        "words": (models.WordLevel(letters, unk_token="?"), None, pre_tokenizers.Whitespace(), None),
+    }  # fmt: skip
+    for kind, (model, normalizer, splits, decoder) in kinds.items():
+        made = Tokenizer(model)
+        for name, part in {"normalizer": normalizer, "pre_tokenizer": splits, "decoder": decoder}.items():
+            if part:
+                setattr(made, name, part)
+        made.add_special_tokens(["?", "</s>"])
+        PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?", eos_token="</s>").save_pretrained(folder / kind)
+
+    def call(kind, *tokens, key="add_tokens"):
+        words = ["--tokenizer_name_or_path", str(folder / kind), f"--{key}", json.dumps(tokens)]
+        try:
+            read_tokenizer(flags.load(words), "")
+        except UserError as error:
+            return error.problem
+        return ""
+
+    return call
+
+
+@pytest.mark.parametrize("kind, taken, refused", [
+    ("pieces", "The THE <call> [unused1] ##in </S>", "the ▁the th t"),
+    ("unigram", "The THE <call> [unused1]", "the ▁the th t"),
+    ("small letters", "<call> <CALL> [unused1]", "the The THE th ##ing"),
+    ("words", "The <call> thee", "the th T"),
+])  # fmt: skip
+def test_what_a_vocabulary_has_however_it_is_spelled_there(small, kind, taken, refused):
+    for key in ("add_tokens", "add_special_tokens"):
+        for token in taken.split():
+            assert not small(kind, token, key=key), token
+        for token in refused.split():
+            assert "is in the vocabulary" in small(kind, token, key=key), token
+    if kind == "small letters":
+        assert "never writes" in small(kind, "<call>", "<CALL>")
 
 
 def test_a_token_that_is_there_stays_what_it_is(settings_of, folder):
@@ -145,6 +217,20 @@ def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
     assert not found.bad and found.tokens.tolist().count(number) == 2
     assert found.tokens.tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
     assert found.samples["plain"].tolist() == [1] and found.samples["control"].tolist() == [0]
+    chat = [
+        {"role": role, "content": f"<|tool|>{role}<|tool|>"}
+        for role in ("system", "user", "assistant", "tool", "assistant")
+    ]
+    chat[2]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": "<|tool|>"}}}]
+    qwen = settings_of("llama", "--chat_template", "qwen3", "--add_special_tokens", "<|tool|>,<tool_response>")
+    tokenizer, _ = read_tokenizer(qwen, str(folder / "llama"))
+    loaded = LoadedEncoder(encoder_of(qwen, tokenizer))
+    pair = {"prompt": "<|tool|>", "completion": "<|tool|>"}
+    for row, count in ({"messages": chat}, 11), (pair, 2), ({"text": "<|tool|>a<|tool|>"}, 2):
+        found = loaded.encode(RowChunk([row], "here", 1, 1, None), {})
+        assert not found.bad and found.tokens.tolist().count(number) == count, found.bad or row
+        assert found.samples["plain"].tolist() == [0] and found.samples["control"].tolist() == [0]
+        assert not any("read as letters" in words for words in itertools.chain(*found.unread))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.train.loop.gradient_clipping import clip_, global_norm
+from brigade.train.engines.gradient_clipping import clip_, global_norm
 
 shapes = st.lists(st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple), min_size=1, max_size=5)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

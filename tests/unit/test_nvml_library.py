@@ -34,6 +34,14 @@ int nvmlDeviceGetMemoryInfo(handle, unsigned long long* memory) {
 int nvmlDeviceGetEnforcedPowerLimit(handle, unsigned* milliwatts) { return *milliwatts = 170000, 0; }
 int nvmlDeviceGetPowerUsage(handle, unsigned*) { return 3; }
 int nvmlDeviceGetMigMode(handle, unsigned*, unsigned*) { return 3; }
+int nvmlDeviceGetMaxMigDeviceCount(handle, unsigned* count) { return *count = 2, 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(handle gpu, unsigned number, handle* found) {
+  *found = 10 * gpu + number;
+  return gpu == 4 && number == 1 ? 0 : 6;
+}
+int nvmlDeviceGetUUID(handle gpu, char* text, unsigned size) {
+  return gpu < 10 ? 3 : (snprintf(text, size, "MIG-c6d4f1ef"), 0);
+}
 int nvmlDeviceGetP2PStatus(handle, handle, int, int* status) { return *status = 1, 0; }
 }
 """
@@ -70,7 +78,8 @@ def test_a_driver_answers_for_this_jobs_gpus_and_what_it_lacks_is_left_out(answe
     looked, used, count, version = answers(0)
     first, lost, last = looked["gpus"]
     assert lost == {"index": 2, "lost": True} and (first["index"], last["index"]) == (0, 3)
-    assert set(last) == {"index", "name", "memory", "power_limit"}
+    assert set(last) == {"index", "name", "memory", "power_limit", "instances"}
+    assert last["instances"] == ["MIG-c6d4f1ef"] and "instances" not in first
     assert last["memory"] == {"total": 12 << 30, "free": 11 << 30} and last["power_limit"] == 170.0
     assert looked["peers"] == [[0, 3, 1]] and looked["xids"] == []
     assert used[3] == {"index": 3, "memory": 1 << 30, "memory_total": 12 << 30}

@@ -9,15 +9,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from brigade.errors import UserError
 from brigade.train.data.answers import ANSWERS, MISMATCHED, REFERENCE, RUNS, WHICH
-from brigade.train.data.collate import ABOUT, Collate, on_device
+from brigade.train.data.collate import ABOUT, Collate, Layout, on_device
 from brigade.train.data.store import IGNORED
-from brigade.train.model import scores, token_losses
-from brigade.train.objective import load
-from brigade.train.objective.contract import Pairs, Result, means_of
-from brigade.train.objective.load import loss_of, options_of
-from brigade.train.objective.log_probabilities import sums
-from brigade.train.parallel import tiled
-from brigade.train.parallel.sequence import DividedSequences
+from brigade.train.engines.parallel.sequence import DividedSequences
+from brigade.train.loss import tiled, token_losses
+from brigade.train.loss.objective import load
+from brigade.train.loss.objective.contract import Pairs, Result, means_of
+from brigade.train.loss.objective.load import loss_of, options_of
+from brigade.train.loss.objective.log_probabilities import sums
+from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
 from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
 from testing.ranks import REPOSITORY
@@ -77,8 +77,8 @@ def test_the_opening_table_says_what_is_compared_with_what(given, said):
 # ---- a loss of one's own -----------------------------------------------------------------------------------------
 def test_the_documented_loss_of_ones_own_works():
     own = REPOSITORY / "docs/examples/cal_dpo.py"
-    training = flags.load(["--objective", f"{own}:loss", "--reference", "model"]).recipe.training
-    function = loss_of(training, "here")
+    settings = flags.load(["--objective", f"{own}:loss", "--reference", "model"])
+    function, training = loss_of(settings), settings.recipe.training
     one = torch.tensor([1.0])
     result = function(Pairs(-2 * one, -3 * one, one, one, -2.5 * one, -2 * one), options_of(training))
     assert float(result.losses) == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.5)))) + 4.5**2 + 4.0**2)
@@ -87,8 +87,8 @@ def test_the_documented_loss_of_ones_own_works():
 
 HEADER = """import torch
 from torch.nn.functional import logsigmoid
-from brigade.train.objective.contract import Result
-calls = []
+from brigade.train.loss.objective.contract import Result
+calls, seen = [], {}
 class Margins:
     mean = 0.0
     def update(self, margins):
@@ -96,7 +96,7 @@ class Margins:
         return self.mean
 running = Margins()
 """
-BESIDE, AGAIN = "depends on the pairs beside it", "something else the next time"
+BESIDE, AGAIN, FIRST = "depends on the pairs beside it", "something else the next time", "the pairs of its first call"
 
 
 @pytest.mark.parametrize("code, problem", [
@@ -119,6 +119,12 @@ BESIDE, AGAIN = "depends on the pairs beside it", "something else the next time"
         "return -logsigmoid(x) + torch.rand(len(x)), {}": AGAIN,
         "return -torch.nn.functional.dropout(x, 0.1), {}": AGAIN,
         "return -logsigmoid(x - running.update(x)), {}": AGAIN,
+        "return -logsigmoid(x - seen.setdefault('mean', x.mean().detach())), {}": FIRST,
+        "return x / seen.setdefault('largest', float(x.detach().abs().max())), {}": FIRST,
+        "return x * x.argsort().argsort(), {}": BESIDE, "return x.cumsum(0), {}": BESIDE,
+        "return x - x.flip(0).detach(), {}": BESIDE,
+        "return x.sort().values, {}": BESIDE, "return x * (x > x.median()), {}": BESIDE,
+        "return x[:, None].sub(pairs.rejected).logsumexp(1), {}": BESIDE,
         "calls.append(0); return x / (1 + len(calls) // 100), {}": AGAIN,
         "pairs.chosen_tokens.div_(2); return x, {}": "it changes chosen_tokens in place",
         "x = pairs.chosen.sub_(pairs.rejected); return x, {}": "it changes chosen in place",
@@ -128,9 +134,9 @@ BESIDE, AGAIN = "depends on the pairs beside it", "something else the next time"
 def test_a_loss_that_breaks_the_contract_is_refused_before_the_model_is_built(tmp_path, code, problem):
     if code is not None:
         (tmp_path / "own.py").write_text(HEADER + code)
-    training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
+    settings = flags.load(["--objective", f"{tmp_path}/own.py:loss"])
     with pytest.raises(UserError, match=problem):
-        loss_of(training, "here")
+        loss_of(settings)
 
 
 @pytest.mark.parametrize("name, loss_type", [
@@ -140,9 +146,9 @@ def test_a_loss_that_breaks_the_contract_is_refused_before_the_model_is_built(tm
 def test_losses_like_ours_keep_the_contract(name, loss_type):
     argv = ["--objective", name, *(["--loss_type", loss_type] if loss_type else [])]
     argv += ["--label_smoothing", "0.1"] * (loss_type == "robust")
-    training = flags.load(argv).recipe.training
-    function = loss_of(training, "here")
-    assert not load._breaks_contract(function, training)
+    settings = flags.load(argv)
+    function = loss_of(settings)
+    assert not load._breaks_contract(lambda: function, settings.recipe.training)
 
 
 def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():
@@ -156,8 +162,8 @@ def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():
 
 def test_a_loss_without_the_reference_that_it_needs_is_told_to_name_one(tmp_path, mistake):
     (tmp_path / "own.py").write_text("def loss(pairs, options): return pairs.log_ratios[0], {}")
-    training = flags.load(["--objective", f"{tmp_path}/own.py:loss"]).recipe.training
-    assert "name one: reference: model" in mistake(loss_of, training, "here")
+    settings = flags.load(["--objective", f"{tmp_path}/own.py:loss"])
+    assert "name one: reference: model" in mistake(loss_of, settings)
 
 
 # ---- log-probabilities -------------------------------------------------------------------------------------------
@@ -211,7 +217,7 @@ def test_log_probabilities_are_those_of_each_answer_by_itself(model, padding_fre
     if tiles:
         tiled.apply(twin, tiles, None, by_token=True)
     given = sequences()
-    batch = Collate(PAD, padding_free, False, False, multiple=8, rows=PAIRS)((given, 4))
+    batch = Collate(PAD, Layout(padding_free, False, False, multiple=8, rows=PAIRS))((given, 4))
     with torch.no_grad():
         found = sums(twin(**inputs_of(batch), use_cache=False, num_items_in_batch=4).loss, batch[ANSWERS])
     torch.testing.assert_close(found, alone(model, given).double(), rtol=1e-5, atol=1e-5)
@@ -220,9 +226,10 @@ def test_log_probabilities_are_those_of_each_answer_by_itself(model, padding_fre
 def test_parts_of_divided_sequences_add_up(model):
     given = sequences()
     losses = -torch.arange(1.0, 200.0)
-    whole = Collate(PAD, True, True, True, multiple=4, rows=PAIRS)((given, 4))
+    whole = Collate(PAD, Layout(True, True, True, multiple=4, rows=PAIRS))((given, 4))
     parts = [
-        DividedSequences(PAD, True, True, True, 2, False, False, PAIRS, number=n, of=2)((given, 4)) for n in (0, 1)
+        DividedSequences(PAD, Layout(True, True, True, 2, False, False, PAIRS), number=n, of=2)((given, 4))
+        for n in (0, 1)
     ]
     # Each target's loss is made of its place among all targets.
     found, begin = 0, 0
@@ -248,7 +255,7 @@ def test_a_log_ratio_of_131072_tokens_is_not_rounded():
 
 def test_a_micro_batch_of_filler_has_no_answer_and_keeps_its_place_in_the_graph():
     filler = sequences()[1]
-    batch = Collate(PAD, True, False, False, rows=JUDGED)(([filler, filler], 4))
+    batch = Collate(PAD, Layout(True, False, False, rows=JUDGED))(([filler, filler], 4))
     answers = batch[ANSWERS]
     assert len(answers[WHICH]) == 0 and int(answers[RUNS].sum()) == 1
     assert len(answers[REFERENCE]) == 0 and len(answers[MISMATCHED][ANSWERS][WHICH]) == 0
@@ -260,7 +267,9 @@ def test_judged_answers_come_with_those_to_other_prompts():
     single = {key: value[:5] for key, value in given.items() if key != "lengths"} | {"lengths": np.array([5])}
     other = {key: value[5:] for key, value in given.items() if key != "lengths"} | {"lengths": np.array([9])}
     judged = single | {"desirable": np.array([True]), MISMATCHED: other | {REFERENCE: np.array([-7.0], np.float32)}}
-    batch = on_device(Collate(PAD, True, False, False, rows=JUDGED)(([judged, sequences()[1]], 2)), torch.device("cpu"))
+    batch = on_device(
+        Collate(PAD, Layout(True, False, False, rows=JUDGED))(([judged, sequences()[1]], 2)), torch.device("cpu")
+    )
     answers = batch[ANSWERS]
     assert answers["desirable"].tolist() == [True] and answers[MISMATCHED][ANSWERS][REFERENCE].tolist() == [-7.0]
     assert answers[MISMATCHED]["input_ids"][0, :9].tolist() == other["input_ids"].tolist()
@@ -283,7 +292,7 @@ def test_a_score_is_read_where_transformers_reads_it(model, tmp_path):
     reward.config.pad_token_id = PAD
     given = sequences()
     given[0]["input_ids"][8:14] = [3, 4, PAD, 5, PAD, PAD]  # an answer that ends with the padding token
-    batch = Collate(PAD, True, False, False, rows=PAIRS, scores=True)((given, 4))
+    batch = Collate(PAD, Layout(True, False, False, rows=PAIRS, scores=True))((given, 4))
     reward.save_pretrained(tmp_path / "reward")
     plain = scores.auto_class(tmp_path / "reward").from_pretrained(tmp_path / "reward").eval()
     wanted = []

@@ -3,9 +3,9 @@
 import sys
 
 from brigade.offers import offers
-from brigade.train.cluster import World
 from brigade.train.distributed import ranks
-from brigade.train.offers import Offers
+from brigade.train.host.cluster import World
+from brigade.train.run.offers import Offers
 
 WORLD = World(0, 0, 1, 1, "here", "python")
 

@@ -9,8 +9,9 @@ import torch
 from brigade.errors import exit_code
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.distributed import heartbeat, read_once
-from brigade.train.loop import out_of_memory
-from brigade.train.offers import Offers, Remedies
+from brigade.train.distributed.process import this_process
+from brigade.train.run.offers import Offers, Remedies
+from brigade.train.watch import out_of_memory
 
 GIB = 2**30
 WORDS = (
@@ -31,8 +32,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=0))
     for name in read_once.ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
-    page = dict(enumerate(heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}
-    monkeypatch.setattr(heartbeat, "page", page)
+    page = dict(enumerate(this_process.heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}
+    monkeypatch.setattr(this_process.heartbeat, "page", page)
 
 
 def run_with(offers, evaluated="auto", home=Path("no such folder"), adapters=False):
@@ -73,7 +74,7 @@ def test_it_says_where_what_was_there_and_what_would_fit(gpu):
     (0, False, "user", 2), (1, False, "user", 2), (2, False, "run", 1), (0, True, "run", 1), (501, True, "run", 1),
 ])  # fmt: skip
 def test_in_the_first_step_of_a_new_run_it_is_the_users_else_launch_may_try_again(gpu, step, resumed, whose, code):
-    heartbeat.page[heartbeat.STEP] = step
+    this_process.heartbeat.page[heartbeat.STEP] = step
     told = explained(torch.OutOfMemoryError(WORDS), resumed=resumed)
     assert (told.whose, exit_code(told)) == (whose, code)
 
@@ -81,7 +82,7 @@ def test_in_the_first_step_of_a_new_run_it_is_the_users_else_launch_may_try_agai
 def test_what_other_processes_hold_is_their_hosts_and_may_be_tried_again(gpu, monkeypatch):
     """A process that an attempt left behind: the next one lacks its memory while it loads, and another host would not."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * GIB)
-    heartbeat.page[heartbeat.STEP], asked = 0, []
+    this_process.heartbeat.page[heartbeat.STEP], asked = 0, []
     told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=WAYS), asked)
     assert told.problem.endswith(", and other processes use 38.0 GiB") and told.cure.startswith(
         "free this GPU: `nvidia-smi`"
@@ -118,7 +119,7 @@ def test_segments_that_grow_are_not_advised_where_they_are_not_set_either(gpu, m
 ])  # fmt: skip
 def test_an_evaluation_and_a_save_get_no_counts_of_training(gpu, phase, evaluated, cure):
     """No gradients and no activations of training are there: neither checkpointing nor its micro-batch would help."""
-    heartbeat.page[heartbeat.PHASE], asked = getattr(heartbeat, phase.upper()), []
+    this_process.heartbeat.page[heartbeat.PHASE], asked = getattr(heartbeat, phase.upper()), []
     told = explained(torch.OutOfMemoryError(WORDS), Remedies("the planner", ways=WAYS), asked, evaluated=evaluated)
     assert f", in {phase} at step 3 (" in told.place and told.cure == cure and not asked
     assert "planner" not in told.problem

@@ -17,11 +17,12 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from brigade.train.data.collate import ABOUT, FILLER, Collate, WithFiller
+from brigade.train.data.collate import ABOUT, FILLER, Collate, Layout, WithFiller
 from brigade.train.data.store import IGNORED
-from brigade.train.loop.trainer import NOT_FOR_MODELS
+from brigade.train.distributed.process import this_process
+from brigade.train.engines.parallel import pipeline_split
 from brigade.train.model import attention, packed_samples, sample_by_sample
-from brigade.train.parallel import pipeline_split
+from brigade.train.step.trainer import NOT_FOR_MODELS
 from brigade.train.upstream.stateful_layers import recompute_within
 
 
@@ -42,7 +43,7 @@ TWO_KINDS = {"head_dim": 8, "sliding_window": WINDOW, "layer_types": ["sliding_a
 LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
           "linear_key_head_dim": 8, "linear_value_head_dim": 8}  # fmt: skip
 # Routers choose experts token by token, without a capacity, so packing moves no token to another expert. Their own loss is
-# one of a whole step (loop/router_loss.py).
+# one of a whole step (loss/router_loss.py).
 FAMILIES = {
     "llama": {},
     "qwen3": {"head_dim": 8},
@@ -144,7 +145,7 @@ def sample_boundaries(model):
 
 def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
-    from brigade.train.loop.trainer import Trainer
+    from brigade.train.step.trainer import Trainer
 
     engine = SimpleNamespace(averaged_over=1)
     trainer = SimpleNamespace(engine=engine, model=model, options={}, router_loss=None, preferences=None)
@@ -199,7 +200,7 @@ def prove(
     some = some or samples()
     logits, loss, their_gradients = expected or reference(family)
     model = model_of(family, how, dtype)
-    collate = Collate(0, padding_free, True, how in attention.NEEDS_CUMULATIVE_LENGTHS, multiple)
+    collate = Collate(0, Layout(padding_free, True, how in attention.NEEDS_CUMULATIVE_LENGTHS, multiple))
     batch = collate((packed_rows(some, packed), None))
     batch.pop(ABOUT)
     spoil(batch)
@@ -314,13 +315,15 @@ def test_a_micro_batch_of_single_samples(family, how, padding_free):
     _, loss, theirs = reference(family)
     # float32: in float64 eager's mask overflows to -inf, and its softmax of padding that sees nothing to NaN
     model = model_of(family, how, torch.float32)
-    collate = Collate(0, padding_free, False, how in attention.NEEDS_CUMULATIVE_LENGTHS)
+    collate = Collate(0, Layout(padding_free, False, how in attention.NEEDS_CUMULATIVE_LENGTHS))
     batch = collate(([row([sample]) for sample in some], supervised(some)))
     assert batch[ABOUT].step_supervised == batch[ABOUT].supervised == supervised(some)
     model.zero_grad()
     ours = compute_loss(model, batch, supervised(some))
     ours.backward()
-    assert attention.END_TO_END.get() is None, "what is said of this batch would be believed of the next model's"
+    assert this_process.forward_pass.end_to_end is None, (
+        "what is said of this batch would be believed of the next model's"
+    )
     close(ours.detach(), torch.tensor(loss, dtype=torch.float64), 1e-5, "loss")
     for name, gradient in gradients(model).items():
         close(gradient, theirs[name], tolerance(family, torch.float32), f"gradient of {name}")
@@ -344,9 +347,9 @@ def test_each_stage_knows_the_samples_of_its_own_micro_batch(family, order, slot
     assert not pipeline_split.tried(config_of(family), False)
     model = model_of(family, "eager", torch.float32)
     batches = [
-        Collate(0, True, True, False, slots)((packed_rows(some, [[0, 1], [3]]), None)),
-        Collate(0, False, False, False)((packed_rows(some, [[4], [5], [6]]), None)),
-        Collate(0, True, True, False)((packed_rows(some, [[2]]), None)),
+        Collate(0, Layout(True, True, False, slots))((packed_rows(some, [[0, 1], [3]]), None)),
+        Collate(0, Layout(False, False, False))((packed_rows(some, [[4], [5], [6]]), None)),
+        Collate(0, Layout(True, True, False))((packed_rows(some, [[2]]), None)),
     ]
     assert slots == 1 or batches[0]["input_ids"].numel() == batches[1]["input_ids"].numel()
     parts = [pipeline_split.Part(model, range(n, n + 1), n == 0, n == 1) for n in range(2)]
@@ -371,7 +374,7 @@ def test_each_stage_knows_the_samples_of_its_own_micro_batch(family, order, slot
 def test_nothing_is_known_of_samples_between_two_passes():
     model = model_of("lfm2", "sdpa", torch.float32)
     layer = next(module for module in model.modules() if isinstance(module.forward, sample_by_sample._BySample))
-    batch = Collate(0, True, True, False)((packed_rows(samples()), None))
+    batch = Collate(0, Layout(True, True, False))((packed_rows(samples()), None))
     for ids in (batch["input_ids"], batch["input_ids"] + 10**6):  # the second pass fails
         with contextlib.suppress(IndexError):
             model(input_ids=ids, position_ids=batch["position_ids"], use_cache=False)
@@ -385,7 +388,7 @@ def test_nothing_is_known_of_samples_between_two_passes():
 @pytest.mark.parametrize("packed", [True, False])
 def test_filler_adds_nothing_to_loss_and_gradients(how, padding_free, packed):
     rows = WithFiller(packed_rows(samples()), 0)
-    collate = Collate(0, padding_free, packed, how in attention.NEEDS_CUMULATIVE_LENGTHS)
+    collate = Collate(0, Layout(padding_free, packed, how in attention.NEEDS_CUMULATIVE_LENGTHS))
     model = model_of("llama", how, torch.float64)
     model.zero_grad()
     loss = compute_loss(model, collate(rows.__getitems__([FILLER, FILLER])), 7)
@@ -397,7 +400,7 @@ def test_filler_adds_nothing_to_loss_and_gradients(how, padding_free, packed):
 
 
 def test_logits_are_computed_where_a_label_follows_alone():
-    batch = Collate(0, True, True, False)((packed_rows(samples()), None))
+    batch = Collate(0, Layout(True, True, False))((packed_rows(samples()), None))
     model = model_of("llama", "sdpa", torch.float64)
     del batch[ABOUT]
     assert model(**batch, use_cache=False).logits.shape[1] == supervised(samples())

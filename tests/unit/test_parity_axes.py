@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import pages, parity_axes, parity_cases
 from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS
-from brigade.train.loop import choose_engine
+from brigade.train.engines import choose_engine
 from testing import parity
 
 ROWS = pages.read(parity_axes.RESULTS)

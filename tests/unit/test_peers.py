@@ -212,6 +212,7 @@ def test_the_peers_have_our_versions():
         return dict(found)
 
     ours, theirs = pins(peers.REPOSITORY / "requirements.txt"), pins(peers.REQUIREMENTS)
+    assert pins(peers.REQUIREMENTS.with_name("torchft-requirements.txt"))["torch"] == ours["torch"]
     shared = theirs.keys() - {"trl"}
     assert {"torch", "transformers", "accelerate", "datasets"} <= shared
     assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
@@ -242,7 +243,7 @@ def test_trl_gets_a_real_models_recipe_and_both_precisions_are_compared_with_our
 
 
 def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
-    from brigade.train.data.collate import Collate
+    from brigade.train.data.collate import Collate, Layout
     from brigade.train.model import cpu_attention
 
     monkeypatch.setattr(cpu_attention, "LONGEST", cpu_attention.LONGEST)
@@ -251,7 +252,7 @@ def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
         choice()
     assert not cpu_attention.takes(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
     row = {"input_ids": np.arange(4, dtype=np.int32), "labels": np.array([-100, -100, 2, 3]), "lengths": np.array([4])}
-    batch = Collate(0, True, True, True)(([row], 2))
+    batch = Collate(0, Layout(True, True, True))(([row], 2))
     assert {"logits_to_keep", "shift_labels"}.isdisjoint(batch) and "labels" in batch
 
 

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
+from brigade.train.engines.parallel import (
+    pipeline_rules,
+    pipeline_schedule,
+    pipeline_split,
+    pipeline_state,
+    pipeline_zero1,
+)
 from brigade.train.model.tiny import shrink
-from brigade.train.parallel import pipeline_rules, pipeline_schedule, pipeline_split, pipeline_state, pipeline_zero1
 from brigade.train.recipe.batch import Batch
 from brigade.train.strategy import Strategy, axis_keys, axis_rules, refusal
 from brigade.train.strategy.axes import Axes

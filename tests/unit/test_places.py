@@ -11,6 +11,7 @@ import pytest
 
 from brigade.train.data import builtin, places, rows
 from brigade.train.data import prepare as preparing
+from brigade.train.host.checksums import write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,7 @@ def test_what_is_in_a_window_of_a_stream_is_found(sources, load, tokenizer, tmp_
     start = {"number": 0, "first_row": 0, "begins": begins, "cursors": begins, "samples": [0, 0]}
     machine = LoadedEncoder(encoder_of(settings, tokenizer))
     stream.make_window(folder, start, settings, machine, open_origins(settings), 12)
+    write_manifest(folder, folder.name)
     window = Samples(folder, "train")
     train = SimpleNamespace(streamed=True, in_window=lambda row: (window, row))
     for number in range(len(window)):

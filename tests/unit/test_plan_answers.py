@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
 
 
-@pytest.mark.slow
-def test_the_questions_are_answered_as_the_page_says():
-    assert len(questions.QUESTIONS) == 20 and questions.main(["--check"]) == 0
+def test_each_question_of_the_page_has_an_answer():
+    """That it is today's is test_pages.py's business."""
+    assert len(questions.QUESTIONS) == 20
     answers = re.findall(r"\n    \$ .*\n    \S", questions.PAGE.read_text())
     assert len(answers) == 20  # each command has a line of answer at least
 
@@ -53,7 +53,7 @@ def test_goals_and_deadlines_choose_the_size():
 
 @pytest.mark.parametrize("key", ["logits_scaling", "logit_scale"])
 def test_no_loss_in_tiles_is_proposed_where_the_model_scales_its_logits(key):
-    """A run refuses it (brigade/train/parallel/tiled.py)."""
+    """A run refuses it (brigade/train/loss/tiled.py)."""
     document = json.loads((ROOT / "recipes/llama-3.1-8b/config.json").read_text()) | {"model_type": "granite"}
 
     def in_tiles(config):

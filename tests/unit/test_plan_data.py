@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.plan.choice.data_sets import own_tokens
+from brigade.plan.choice.goals import own_tokens
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.output.header import header
 

@@ -12,10 +12,11 @@ from brigade.errors import UserError
 from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images
 from brigade.plan.choice.job_of_run import NotCovered, check_texts, job_of_run
 from brigade.plan.choice.job_record import job_of_record, record
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import layer_bytes, tower_bytes, tower_layer_bytes
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
-from brigade.plan.costs.stages import NF4, stages
+from brigade.plan.costs.stages import stages
 from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.built import build
@@ -161,7 +162,9 @@ def test_a_tower_stays_in_bf16_beside_weights_in_four_bits():
     lora, qlora = (replace(alone, method=method) for method in ("lora", "qlora"))
     in_16_bits = first_stage_states(lora)[0].parameters - first_stage_states(qlora)[0].parameters
     shape = lora.shape
-    assert in_16_bits == pytest.approx((2 - NF4) * (shape.layers * shape.dense_layer + shape.final_norm), rel=1e-6)
+    assert in_16_bits == pytest.approx(
+        (2 - CONSTANTS.nf4_bytes) * (shape.layers * shape.dense_layer + shape.final_norm), rel=1e-6
+    )
     assert step_time(qlora).images == step_time(lora).images and tower_bytes(qlora) == tower_bytes(lora)
     assert step_time(qlora).compute > step_time(lora).compute
 

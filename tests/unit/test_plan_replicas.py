@@ -14,14 +14,15 @@ import yaml
 from brigade.__main__ import main
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.plan.choice.job_record import job_of_record, record
-from brigade.plan.costs.averaging import CONSTANTS, held, round_seconds, sent, synchronising
+from brigade.plan.constants import CONSTANTS
+from brigade.plan.costs.averaging import held, round_seconds, sent, synchronising
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, Replicas
 from brigade.plan.hardware import gpu
 from brigade.plan.shape.find import named_shape
-from brigade.train.distributed import encoding
-from brigade.train.loop.local_steps import OVERLAP
+from brigade.train.local import encoding
+from brigade.train.local.local_steps import OVERLAP
 from brigade.train.recipe import flags
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +71,10 @@ def test_ranks_share_their_host_s_link():
 
 
 def test_constants_are_those_of_what_runs():
-    assert CONSTANTS["overlap"] == OVERLAP
+    assert CONSTANTS.replica_overlap == OVERLAP
     values = torch.zeros(1, 4 * encoding.BLOCK)
     widths = {name: encoding.encode(values, name).numel() / values.numel() for name in ("fp32", "bf16", "int8")}
-    assert widths == CONSTANTS["width"]
+    assert widths == CONSTANTS.replica_width
 
 
 def test_a_round_s_end_is_shared_by_its_steps_and_fragments_hide_it():
@@ -141,12 +142,12 @@ def test_the_page_s_lines_are_what_the_command_prints(capsys):
 def test_the_smallest_of_the_numbers_that_keep_the_limit(capsys):
     advice = json.loads(plan(capsys, LORA, *SLOW, "--json")[1])["advice"]
     every = int(re.search(r"sync_every (\d+) takes 1\.0[0-5]x", *advice)[1])
-    before = CONSTANTS["every"][CONSTANTS["every"].index(every) - 1]
+    before = CONSTANTS.replica_every[CONSTANTS.replica_every.index(every) - 1]
     found = {}
     for number in (before, every):
         parts = json.loads(plan(capsys, LORA, *SLOW, "--sync_every", number, "--json")[1])["plans"][0]["seconds"]
         found[number] = sum(parts.values()) / (sum(parts.values()) - parts["synchronising"])
-    assert found[every] <= CONSTANTS["most"] < found[before]
+    assert found[every] <= CONSTANTS.replica_most < found[before]
 
 
 def test_for_a_model_the_best_strategy_inside_a_host_counts(capsys):

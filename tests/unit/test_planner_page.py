@@ -1,13 +1,16 @@
 """The planner's fitted constants and the page of its errors are what the tables of published runs give."""
 
+import datetime
 import re
+from dataclasses import FrozenInstanceError
 
 import pytest
 import yaml
 
 from benchmarks import planner, planner_intervals, planner_rows, strangers
 from benchmarks.published import table
-from brigade.plan import hardware
+from brigade.plan import constants, hardware
+from brigade.train.recipe.files import REPOSITORY
 from testing.published_row import ROW
 
 
@@ -29,6 +32,22 @@ def test_a_fitted_share_is_written_where_it_stands(monkeypatch, tmp_path):
         planner.catalogue({"RTX 4090": 1.25})
 
 
+def test_every_constant_has_its_unit_its_source_and_its_date():
+    tables = [table.read(planner_rows.DATA / f"{name}.csv") for name in planner_rows.TABLES]
+    rows = {row[of] for rows in tables for row in rows for of in ("id", "set")}
+    for name, constant in constants.ROWS.items():
+        assert set(constant) - {"fitted"} == {"value", "unit", "source", "date"}, name
+        assert isinstance(constant["date"], datetime.date) and constant["source"] and constant["unit"], name
+        named = constant.get("fitted", "").split(", ")
+        files = (planner_rows.DATA, REPOSITORY)
+        known = [one in rows or any((folder / one).is_file() for folder in files) for one in named if one]
+        assert all(known), f"{name}: {named}"
+    with pytest.raises(FrozenInstanceError):
+        constants.CONSTANTS.contention = 0.0
+    with pytest.raises(TypeError):
+        constants.CONSTANTS.replica_width["fp32"] = 0
+
+
 def test_nothing_is_fitted_to_strangers():
     def column(name, of):
         return {row[of] for row in table.read(planner_rows.DATA / f"{name}.csv")}
@@ -46,10 +65,11 @@ def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):
     )
     monkeypatch.setattr(strangers, "strangers", lambda: [near, far, silent])
     monkeypatch.setattr(strangers, "within", lambda what: {"near": True, "far": False, "silent": what == "time"})
+    monkeypatch.setattr(strangers, "widths", lambda what: dict.fromkeys(("near", "far", "silent"), 1.5))
     counts = [line.split(" | ") for line in strangers.coverage().splitlines()[2:]]
     assert {line[0] for line in counts} == {"| memory", "| time"}
-    assert {tuple(line[2:]) for line in counts if line[0] == "| memory"} == {("2", "2", "1 (50%) |")}
-    assert {tuple(line[2:]) for line in counts if line[0] == "| time"} == {("3", "3", "2 (67%) |")}
+    assert {tuple(line[2:]) for line in counts if line[0] == "| memory"} == {("2", "2", "1 (50%)", "1.50 |")}
+    assert {tuple(line[2:]) for line in counts if line[0] == "| time"} == {("3", "3", "2 (67%)", "1.50 |")}
 
 
 def test_other_programs_have_what_was_said_at_first_sight():

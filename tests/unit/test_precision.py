@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from brigade.train.distributed import heartbeat
-from brigade.train.loop.fsdp2_engine import precision
-from brigade.train.loop.saved_model import Moving
+from brigade.train.distributed.process import this_process
+from brigade.train.engines.fsdp2_engine import precision
+from brigade.train.step.saved_model import Moving
 
 TOKENS = torch.arange(64).view(2, 32)
 
@@ -58,9 +59,9 @@ def test_while_weights_are_gathered_a_save_is_seen_to_move(one_rank):
     """No byte of a file is written meanwhile, and the largest models are gathered for longer than a silence may last."""
     model = llama()
     fully_shard(model, mesh=one_rank)
-    before = heartbeat.page[heartbeat.BEATS]
+    before = this_process.heartbeat.page[heartbeat.BEATS]
     with Moving():
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    assert heartbeat.page[heartbeat.BEATS] - before >= len(whole) == len(model.state_dict())
+    assert this_process.heartbeat.page[heartbeat.BEATS] - before >= len(whole) == len(model.state_dict())
     assert all(not isinstance(tensor, DTensor) for tensor in whole.values())
-    heartbeat.end()
+    this_process.heartbeat.end()

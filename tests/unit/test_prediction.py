@@ -17,15 +17,15 @@ from brigade.plan.runs import prediction
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.lora import lora_parameters
-from brigade.train import control_groups
-from brigade.train.cluster import World
 from brigade.train.distributed import ranks
-from brigade.train.loop import micro_batch
+from brigade.train.host import control_groups
+from brigade.train.host.cluster import World
 from brigade.train.model.config_json import read_config
 from brigade.train.model.location import check_beside, load_config
 from brigade.train.recipe.batch import Batch, batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run import directory as runs_on_disk
+from brigade.train.step import micro_batch
 from brigade.train.strategy import Strategy
 from testing.gpus import sees
 from testing.shipped import shipped

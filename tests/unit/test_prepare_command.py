@@ -11,10 +11,11 @@ import termios
 
 import pytest
 
-from brigade import __main__ as brigade
+from brigade import __main__ as program
 from brigade.train.data import builtin, rows
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.recipe.files import REPOSITORY
+from testing.command_line import brigade
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def prepare(home, capsys):
     """prepare(*flags): what the verb prints, in this process."""
 
     def call(*flags):
-        assert brigade.main(["prepare", str(home / "full.yaml"), *flags]) == 0
+        assert program.main(["prepare", str(home / "full.yaml"), *flags]) == 0
         said = capsys.readouterr()
         assert not said.err, said.err
         return said.out
@@ -173,7 +174,7 @@ def test_on_a_terminal_there_is_a_progress_bar_and_colour(home):
     (["nowhere.yaml"], ["'nowhere.yaml'", "spelling"]),
 ], ids=["flag", "recipe"])  # fmt: skip
 def test_a_bad_command_line_ends_with_one_message(home, flags, said):
-    done = command(home, *(flag.replace("FILE", str(home / "full.yaml")) for flag in flags))
+    done = brigade("prepare", *(flag.replace("FILE", str(home / "full.yaml")) for flag in flags))
     assert_one_message(done.returncode, done.stderr, said)
     assert not done.stdout
 
@@ -199,7 +200,7 @@ def test_a_bad_recipe_ends_with_one_message(home, capsys, monkeypatch, change, s
     for section, values in change.items():
         recipe[section] |= values
     (home / "full.yaml").write_text(json.dumps(recipe))
-    code = brigade.main(["prepare", str(home / "full.yaml")])
+    code = program.main(["prepare", str(home / "full.yaml")])
     told = capsys.readouterr()
     assert_one_message(code, told.err, said)
     assert not told.out and not caches(home)
@@ -208,7 +209,7 @@ def test_a_bad_recipe_ends_with_one_message(home, capsys, monkeypatch, change, s
 def test_a_broken_row_is_named_and_nothing_is_left(home, capsys):
     lines = (home / "train.jsonl").read_text().splitlines()
     (home / "train.jsonl").write_text("\n".join([*lines[:6], '{"messages": [', *lines[7:]]))
-    code = brigade.main(["prepare", str(home / "full.yaml")])
+    code = program.main(["prepare", str(home / "full.yaml")])
     assert_one_message(code, capsys.readouterr().err, ["train.jsonl, line 7", "not JSON"])
     assert not caches(home)
 

@@ -5,9 +5,9 @@ import torch
 
 from brigade.report import figures
 from brigade.report.records import Record
-from brigade.train.loop.profile import summary
 from brigade.train.recipe.training_section import TrainingSection
 from brigade.train.upstream import memory_snapshots
+from brigade.train.watch.profile import summary
 
 
 def event(name, begin, end, cat="kernel", tid=7):

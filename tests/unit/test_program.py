@@ -11,15 +11,14 @@ import pytest
 from brigade import train
 from brigade.hosts.job import make
 from brigade.launch import launchers
-from brigade.train import program
-from brigade.train.recipe import flags
-from testing.launches import launch
+from brigade.train.recipe import flags, program
+from testing.launches import launch_here
 from testing.ranks import REPOSITORY
 
 SAYS = """
 import json, sys
 from brigade import train
-from brigade.train.program import started_as
+from brigade.train.recipe.program import started_as
 if __name__ == "__main__":
     words = tuple(sys.argv[1:])
     print(json.dumps([sys.argv, started_as(words), started_as(("--max_steps", "2")), callable(train.main)]))
@@ -67,8 +66,8 @@ def test_launch_starts_a_script_in_place_of_train_py(script, tmp_path, launcher)
 def test_launch_refuses_a_script_that_is_not_there_and_one_in_a_job_file(script):
     recipe = ("recipes/tiny/full.yaml", "--hostfile", "hostfiles/2x8")
     lost, written = (
-        launch(*recipe, "--script", "nowhere.py"),
-        launch(*recipe, "--script", str(script), "--write", "sbatch"),
+        launch_here(*recipe, "--script", "nowhere.py"),
+        launch_here(*recipe, "--script", str(script), "--write", "sbatch"),
     )
     assert lost.returncode == written.returncode == 2
     assert "there is no file nowhere.py" in lost.stderr and "a written job file starts train.py" in written.stderr
@@ -108,7 +107,7 @@ def test_the_page_shows_the_files_of_its_examples_as_they_are():
 
 def test_the_example_of_a_key_is_in_the_files_that_contributing_names():
     steps = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## A new recipe key")[2]
-    files = ["recipe/objectives.py", "recipe/other_names.yaml", "model/supervised_loss.py", "strategy/refused.yaml"]
+    files = ["recipe/objectives.py", "recipe/other_names.yaml", "loss/supervised_loss.py", "strategy/refused.yaml"]
     files = [f"brigade/train/{name}" for name in [*files, "strategy/__init__.py"]]
     files += ["brigade/plan/choice/job_of_run.py", "tests/unit/test_flags.py", "tests/ranks/test_parity_terms.py"]
     for name in [*files, "docs/training.md"]:

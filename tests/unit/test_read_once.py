@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from brigade.train.cluster import World
 from brigade.train.distributed import read_once
 from brigade.train.distributed.torch_build import Build
+from brigade.train.host.cluster import World
 from testing.ranks import REPOSITORY
 
 GROW = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

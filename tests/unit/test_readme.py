@@ -32,7 +32,9 @@ OTHERS = {
     "--no-deps",
     "--num_cpu_threads_per_process",
     "--num_gpus",
-}  # of other programs
+    "--kind",
+    "--small",
+}  # of other programs, and of the fake GPU and the proof that are named without their commands
 WRITTEN_ON_A_GPU = "benchmarks/results/gpu.jsonl"
 
 
@@ -132,3 +134,18 @@ def test_the_readmes_table_has_a_cell_for_what_has_recipes():
         full = [recipe for recipe in texts if recipe not in adapted]
         found = (full, [recipe for recipe in adapted if recipe not in quantised], quantised, compared, images)
         assert [bool(cell) for cell in cells[family]] == [bool(kind) for kind in found], family
+
+
+def test_the_map_of_the_code_names_every_room_and_only_files_that_are_there():
+    page = (REPOSITORY / "docs/architecture.md").read_text()
+    rooms = {path.parent for path in (REPOSITORY / "brigade").rglob("*.py")}
+    assert not [room for room in sorted(rooms) if f"{room.name}/" not in page]
+    for line in page.splitlines():
+        named = [REPOSITORY / name for name in re.findall(r"`(brigade/[\w/.]+)`", line)]
+        folders = {
+            REPOSITORY,
+            REPOSITORY / "brigade/train",
+            *(path if path.is_dir() else path.parent for path in named),
+        }
+        for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", line):
+            assert any((folder / name).exists() for folder in folders), (name, line)

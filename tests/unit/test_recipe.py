@@ -249,9 +249,9 @@ DIRECTORIES = {
 def test_a_run_continues_under_another_version_unless_it_computes_something_else(
     name, load, tmp_path, monkeypatch, mistake
 ):
-    from brigade.train.cluster import World
-    from brigade.train.offers import Offers
+    from brigade.train.host.cluster import World
     from brigade.train.run import directory as runs
+    from brigade.train.run.offers import Offers
     from brigade.train.strategy import Strategy
 
     def open_run():

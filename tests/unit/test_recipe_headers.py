@@ -24,13 +24,13 @@ from brigade.plan.output.show_recipe import CONFIGS
 from brigade.plan.output.write import recipe_plans, refresh
 from brigade.plan.shape.find import named_config, named_shape
 from brigade.plan.shape.tower import described_with_tower, towers
-from brigade.train.cluster import World
-from brigade.train.hostfile import read_hostfile
+from brigade.train.host.cluster import World
 from brigade.train.model import adapters, parts
 from brigade.train.model.sizes import parameter_count, untaught
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import read_yaml
+from brigade.train.recipe.hostfile import read_hostfile
 from brigade.train.recipe.method import method_of
 from brigade.train.strategy import choose
 from brigade.train.strategy.axes import NAMES

@@ -15,7 +15,7 @@ from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job
 from brigade.plan.output.show import recomputes
 from brigade.plan.shape.find import described
-from brigade.train.loop import recomputing
+from brigade.train.engines import recomputing
 from brigade.train.recipe.batch import Batch
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.value_types import Recomputation

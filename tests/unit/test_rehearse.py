@@ -8,10 +8,10 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from brigade.train.cluster import World
-from brigade.train.loop import rehearse
+from brigade.train.host.cluster import World
 from brigade.train.model.tiny import VOCABULARY, shrink
 from brigade.train.recipe import flags
+from brigade.train.step import rehearse
 from brigade.train.strategy import Strategy
 from testing.shipped import shipped
 
@@ -69,7 +69,7 @@ def test_a_config_of_another_model_beside_a_recipe_is_refused_where_the_model_is
     rehearse.model_config(settings)  # nobody here knows better
     other = AutoConfig.from_pretrained(REPOSITORY / "recipes/qwen3-14b")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "config.json")
-    monkeypatch.setattr("brigade.train.loop.rehearse.load_config", lambda _: other)
+    monkeypatch.setattr("brigade.train.step.rehearse.load_config", lambda _: other)
     message = mistake(rehearse.model_config, settings)
     assert "config.json: hidden_size" in message and "Qwen/Qwen3-14B" in message
 

@@ -10,15 +10,17 @@ import yaml
 from transformers import AutoConfig
 
 from brigade.plan import hardware, runs
+from brigade.plan.choice.job_of_run import NotCovered
 from brigade.plan.runs import loading, remedies
 from brigade.train.checkpoint import manifest, resume
-from brigade.train.cluster import World
-from brigade.train.loop import deepspeed_needs, preflight
+from brigade.train.engines import deepspeed_needs
+from brigade.train.host.cluster import World
 from brigade.train.model.config_json import read_config
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run.directory import Kernels, Run, open_directory
+from brigade.train.step import preflight
 from brigade.train.strategy import choose
 from testing.remedies import NAMED, in_the_command
 
@@ -260,19 +262,45 @@ def test_a_checkpoint_that_the_engine_would_not_read_is_not_promised(told):
     assert "--output_dir" in way and "begins anew" in way
 
 
-@pytest.mark.parametrize("gpu_gib, host_gib, words, said", [
-    (24, 900, ["--use_peft", "--load_in_4bit"], r"whole model in 4 bits before FSDP2 cuts its shards, 3\d\.\d GiB .* has 24\.0"),
-    (80, 900, ["--use_peft", "--load_in_4bit"], None),
-    (24, 900, ["--use_peft"], None),
-    (80, 900, [], None),
-    (80, 2, [], r"own copies of weights while the model loads, 3\.9 GiB .* the host has 2\.0"),
+FSDP2 = {"accelerate_config": "accelerate_configs/fsdp2_2x8.yaml"}
+ZERO3 = {"ds_config": "ds_configs/zero3.json"}
+
+
+@pytest.mark.parametrize("gpu_gib, host_gib, ranks, cluster, words, refused, warned", [
+    (24, 900, 16, FSDP2, ["--use_peft", "--load_in_4bit"],
+     r"whole model in 4 bits before FSDP2 cuts its shards, 3\d\.\d GiB .* has 24\.0", None),
+    (80, 900, 16, FSDP2, ["--use_peft", "--load_in_4bit"], None, None),
+    (24, 900, 16, FSDP2, ["--use_peft"], None, None),
+    (80, 900, 16, FSDP2, [], None, None),
+    # An end of the model may be in fp32 in its files, and shards need not be copied by all ranks at once.
+    (80, 2, 16, FSDP2, [], None, r"host node1: its processes may own .* up to 3\.9 GiB .* has 2\.0"),
+    (80, 100, 8, ZERO3, [], None, r"up to 131\.4 GiB .* has 100\.0"),
+    (80, 10, 8, ZERO3, [], r"own copies of weights while the model loads, 16\.4 GiB .* has 10\.0", None),
 ])  # fmt: skip
-def test_what_cannot_be_loaded_is_refused_before_it_is_loaded(gpu_gib, host_gib, words, said, run_of, monkeypatch):
-    """70B under FSDP2 on two hosts; what is not sure to fail goes on."""
+def test_what_cannot_be_loaded_is_refused_before_it_is_loaded(
+    gpu_gib, host_gib, ranks, cluster, words, refused, warned, run_of, monkeypatch, capsys
+):
+    """70B; what is not sure to fail is said, and goes on."""
     config = read_config(REPOSITORY / "recipes/llama-3.1-70b/config.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, gpu_gib * GIB))
     monkeypatch.setattr(loading.control_groups, "memory", lambda: host_gib * GIB)
-    run = run_of(16, words, accelerate_config="accelerate_configs/fsdp2_2x8.yaml")
+    run = run_of(ranks, words, **cluster)
     fails = runs.fails_to_load(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None))
-    assert bool(fails) == bool(said) and re.search(said or "", fails[0] if fails else "")
+    assert bool(fails) == bool(refused) and re.search(refused or "", fails[0] if fails else "")
+    said = capsys.readouterr().err
+    assert bool(said) == bool(warned) and re.search(warned or "", said)
+
+
+@pytest.mark.parametrize("error, says", [
+    (NotCovered("of the reference the formulas know no sizes"), "of the reference the formulas know no sizes"),
+    (ZeroDivisionError("division by zero"), "the formulas fail on it, ZeroDivisionError: division by zero"),
+])  # fmt: skip
+def test_a_planner_that_cannot_count_what_loads_says_so(error, says, run_of, monkeypatch, capsys):
+    def planned_job(*_):
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(loading, "planned_job", planned_job)
+    assert runs.fails_to_load(run_of(8), None) is None
+    assert f"memory while the model loads was not checked: {says}\n" == capsys.readouterr().out

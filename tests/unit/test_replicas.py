@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from brigade.hosts.usage import heartbeats
-from brigade.train.cluster import World
-from brigade.train.distributed import encoding, process_group, replicas, stop
-from brigade.train.loop import stopping as stops
-from brigade.train.loop import watch_thread
-from brigade.train.loop.local_steps import Rounds
-from brigade.train.loop.outer import cut, fragment_of
+from brigade.train.distributed.process import this_process
+from brigade.train.host.cluster import World
+from brigade.train.local import encoding
+from brigade.train.local import peers as replicas
+from brigade.train.local.local_steps import Rounds
+from brigade.train.local.outer import cut, fragment_of
 from brigade.train.run import directory as runs
 from brigade.train.run import events, owner
 from brigade.train.strategy import choose
 from brigade.train.strategy.replicas import check_length
+from brigade.train.watch import stopping as stops
+from brigade.train.watch import watch_thread
 from testing.strategies import FSDP2, changed, hsdp
 
 ON = ["--sync_every", "5"]
@@ -168,7 +170,7 @@ def replica_s_run(world, directory, every=50):
 @pytest.mark.parametrize(("size", "number"), [(4, 6), (1, 1)])
 def test_a_signal_is_told_by_the_launchers_number_of_its_rank(tmp_path, monkeypatch, size, number):
     stopping = stops.Stopping(replica_s_run(ranks(2 * size, size, number).part(2), tmp_path), None)
-    monkeypatch.setattr(stop.process, "asked", int(signal.SIGTERM))
+    monkeypatch.setattr(this_process.signals, "asked", int(signal.SIGTERM))
     state = SimpleNamespace(global_step=48, max_steps=49, is_world_process_zero=False)
     stopping.on_step_end(None, state, SimpleNamespace())
     assert stopping.by == f"SIGTERM to rank {number}"
@@ -190,11 +192,10 @@ def test_the_launchers_world_is_whole_again(monkeypatch):
     """deepspeed's launcher sets no LOCAL_WORLD_SIZE; a replica has one."""
     for key, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(replicas, "_before", {"RANK": "3", "WORLD_SIZE": "4"})
     monkeypatch.setattr(replicas, "_renew", lambda *_: None)
-    monkeypatch.setattr(process_group, "launchers_store", torch.distributed.HashStore(), raising=False)
+    monkeypatch.setattr(this_process, "store", torch.distributed.HashStore())
     peers = object.__new__(replicas.Peers)
-    peers.gather = lambda value: [value]
+    peers.gather, peers.before = (lambda value: [value]), {"RANK": "3", "WORLD_SIZE": "4"}
     peers.rejoin()
     assert (os.environ["RANK"], os.environ.get("LOCAL_WORLD_SIZE")) == ("3", None)
 

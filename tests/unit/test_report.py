@@ -17,10 +17,10 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.report import charts, comparing, facts, figures, page, records, thinning
-from brigade.train.loop.report_events import ReportEvents
+from brigade.report import charts, comparing, facts, figures, page, records
 from brigade.train.run import events
 from brigade.train.run import page as run_page
+from brigade.train.step.report_events import ReportEvents
 from brigade.train.strategy import Strategy
 from testing.recorded import append, write_run
 
@@ -130,9 +130,9 @@ def test_a_run_that_has_not_logged_yet_has_a_page(tmp_path):
 def test_thinning_keeps_every_spike():
     values = np.sin(np.arange(100_000) / 500).tolist()
     values[31_234], values[77_777], values[50_000] = 99.0, -99.0, math.nan
-    places = thinning.kept(values, 1_000)
+    places = charts.kept(values, 1_000)
     assert {0, 31_234, 50_000, 77_777, 99_999} <= set(places) and len(places) < 1_100
-    assert thinning.running_mean([1.0, math.nan, 3.0, 5.0], 2)[1:] == [1.0, 3.0, 4.0]
+    assert figures.running_mean([1.0, math.nan, 3.0, 5.0], 2)[1:] == [1.0, 3.0, 4.0]
 
 
 def test_values_that_are_no_numbers_are_gaps_that_are_named(run):
@@ -299,14 +299,13 @@ def test_a_page_reads_when_its_turn_has_come(run, monkeypatch):
 def test_only_the_page_s_own_time_delays_the_next_one(tmp_path, monkeypatch):
     spin = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]
     monkeypatch.setattr(run_page, "_start", lambda _: subprocess.Popen(["true"]))
-    monkeypatch.setattr(run_page, "_process", None)
-    monkeypatch.setattr(run_page, "_next", 0.0)
-    run_page.renew(tmp_path)
+    pages = run_page.Pages()
+    pages.renew(tmp_path)
     subprocess.run(spin, check=True)  # a reader of data that ends meanwhile
-    os.waitid(os.P_PID, run_page._process.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, pages.process.pid, os.WEXITED | os.WNOWAIT)
     before = time.monotonic()
-    run_page.renew(tmp_path)
-    assert run_page._process is None and 0 < run_page._next - before < 0.4 / run_page.SHARE / os.cpu_count()
+    pages.renew(tmp_path)
+    assert pages.process is None and 0 < pages.next - before < 0.4 / run_page.SHARE / os.cpu_count()
 
 
 def test_an_evaluation_after_training_is_an_event_too(tmp_path):

@@ -16,11 +16,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from brigade.errors import UserError
 from brigade.train.checkpoint import states
 from brigade.train.data.collate import REAL
-from brigade.train.loop.router_bias import RouterBias
-from brigade.train.loop.router_loss import RouterLoss
+from brigade.train.loss.router_loss import RouterLoss
 from brigade.train.model import experts, load
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
+from brigade.train.step.router_bias import RouterBias
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes
 from brigade.train.upstream.experts import routing_biases

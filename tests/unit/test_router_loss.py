@@ -9,11 +9,11 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
-from brigade.train.data.collate import REAL, Collate, WithFiller
-from brigade.train.loop.router_loss import RouterLoss
+from brigade.train.data.collate import REAL, Collate, Layout, WithFiller
+from brigade.train.engines.parallel.sequence import DividedSequences
+from brigade.train.loss.router_loss import RouterLoss
 from brigade.train.model import experts
 from brigade.train.model.tiny import shrink
-from brigade.train.parallel.sequence import DividedSequences
 from brigade.train.recipe import flags
 
 LENGTHS = (16, 5, 11, 9)
@@ -164,7 +164,9 @@ def sequence(length, begin=0):
 @pytest.mark.parametrize("padding_free", [True, False])
 def test_filler_and_padding_do_not_count(padding_free):
     samples = WithFiller([sequence(5), sequence(3)], pad_token_id=0)
-    batch = Collate(0, padding_free, False, False, multiple=4, marks=True)(([samples[0], samples[-1], samples[1]], 8))
+    batch = Collate(0, Layout(padding_free, False, False, multiple=4, marks=True))(
+        ([samples[0], samples[-1], samples[1]], 8)
+    )
     assert batch[REAL].shape == batch["input_ids"].shape and int(batch[REAL].sum()) == 8
     expected = [1] * 5 + [0] * 2 + [1] * 3 + [0] * 2 if padding_free else [1] * 5 + [0] * 11 + [1] * 3 + [0] * 5
     assert batch[REAL].flatten().int().tolist() == expected
@@ -172,7 +174,9 @@ def test_filler_and_padding_do_not_count(padding_free):
 
 def test_each_rank_of_a_sequence_group_marks_its_own_part():
     parts = [
-        DividedSequences(0, True, False, True, 1, False, True, number=number, of=2)(([sequence(5), sequence(2)], 7))
+        DividedSequences(0, Layout(True, False, True, 1, False, True), number=number, of=2)(
+            ([sequence(5), sequence(2)], 7)
+        )
         for number in range(2)
     ]
     assert [part[REAL].tolist() for part in parts] == [[[True] * 4], [[True] * 3 + [False]]]

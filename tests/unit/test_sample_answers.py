@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brigade.train.loop import sample_answers
-from brigade.train.loop.sample_answers import Question
+from brigade.train.step import sample_answers
+from brigade.train.step.sample_answers import Question
 
 WORDS = 40
 TOKENIZER = SimpleNamespace(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.train.data.collate import ABOUT, FILLER, Collate, WithFiller
+from brigade.train.data.collate import ABOUT, FILLER, Collate, Layout, WithFiller
 from brigade.train.data.sampling import GlobalBatches, Loader
 from brigade.train.data.store import IGNORED
 
@@ -129,7 +129,7 @@ def row(tokens, labels):
     }
 
 
-PADDED = Collate(0, padding_free=False, packed=False, cumulative=False)
+PADDED = Collate(0, Layout(padding_free=False, packed=False, cumulative=False))
 
 
 def loader(n, micro=2, accumulation=2, rank=0, world=2, seed=5):
@@ -199,7 +199,7 @@ def test_every_rank_knows_the_supervised_tokens_of_a_step(n, micro, accumulation
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 3))
 def test_padding(lengths, pad):
     samples = [row([7 + i] * n, [IGNORED] * (n - 1) + [7 + i]) for i, n in enumerate(lengths)]
-    batch = Collate(pad, padding_free=False, packed=False, cumulative=False)((samples, None))
+    batch = Collate(pad, Layout(padding_free=False, packed=False, cumulative=False))((samples, None))
     about = batch.pop(ABOUT)
     assert (about.tokens, about.slots) == (sum(lengths), len(lengths) * max(lengths))
     assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == dict.fromkeys(
@@ -215,7 +215,7 @@ def test_padding(lengths, pad):
 def test_end_to_end(lengths, multiple):
     """No padding but up to the multiple; positions start again; a logit just where a label follows."""
     samples = [row(range(10, 10 + n), [IGNORED, *range(11, 10 + n)]) for n in lengths]
-    batch = Collate(0, padding_free=True, packed=False, cumulative=True, multiple=multiple)((samples, 7))
+    batch = Collate(0, Layout(padding_free=True, packed=False, cumulative=True, multiple=multiple))((samples, 7))
     tokens, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     assert len(tokens) % multiple == 0 and len(tokens) - sum(lengths) < multiple
     assert tokens[: sum(lengths)] == [10 + i for n in lengths for i in range(n)]
@@ -231,6 +231,8 @@ def test_end_to_end(lengths, multiple):
 def test_a_batch_of_filler_alone_has_no_label(pad):
     samples = WithFiller(dataset(2), pad)
     for padding_free in (True, False):
-        batch = Collate(pad, padding_free, packed=False, cumulative=True)(samples.__getitems__([FILLER, FILLER]))
+        batch = Collate(pad, Layout(padding_free, packed=False, cumulative=True))(
+            samples.__getitems__([FILLER, FILLER])
+        )
         assert (batch["labels"] == IGNORED).all() and batch[ABOUT].tokens == 0
     assert len(samples) == 2  # filler is no part of the data set

@@ -10,10 +10,10 @@ import pytest
 
 from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, saving
-from brigade.train.cluster import World
-from brigade.train.loop import save_interval
+from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
-from brigade.train.run import leftovers
+from brigade.train.run import leftovers, on_disk
+from brigade.train.step import save_interval
 from brigade.train.strategy import Strategy
 
 
@@ -39,7 +39,7 @@ def saver(tmp_path):
 def write(folder, step):
     (folder / "optimizer_0").mkdir()
     (folder / "optimizer_0" / "shard").write_bytes(bytes([step]) * 1000)
-    (folder / runs.STATE).write_text("{}")
+    (folder / on_disk.STATE).write_text("{}")
 
 
 def names(folder):
@@ -60,7 +60,7 @@ def test_the_newest_whole_checkpoint_and_the_best_one_stay(saver, tmp_path):
     save(4)  # of steps that were gone back over
     made.wait()
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-8"]
-    assert all(manifest.flaw(path) is manifest.damage(path) is None for path in runs.checkpoints(tmp_path))
+    assert all(manifest.flaw(path) is manifest.damage(path) is None for path in on_disk.checkpoints(tmp_path))
 
 
 def test_training_goes_on_while_files_are_written_and_waits_before_the_next(saver, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from brigade.errors import UserError
-from brigade.train.loop.schedule_free import TRAINED, ScheduleFreeAdamW, share_of_step
 from brigade.train.recipe.schedules import check_schedule
+from brigade.train.step.schedule_free import TRAINED, ScheduleFreeAdamW, share_of_step
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, "eps": 1e-8}
 

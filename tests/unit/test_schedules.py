@@ -9,10 +9,10 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
 from brigade.errors import UserError
-from brigade.train.loop.schedule import check_phases, rate, schedule_arguments
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.schedules import ARGUMENTS, check_last_rate
+from brigade.train.step.schedule import check_phases, rate, schedule_arguments
 
 OURS = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}  # what Trainer gives them
 UNSUPPORTED = {"reduce_lr_on_plateau", "greedy"}  # they go by the held-out loss

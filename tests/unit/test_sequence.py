@@ -9,10 +9,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.train.data.collate import ABOUT, Collate
+from brigade.train.data.collate import ABOUT, Collate, Layout
 from brigade.train.data.store import IGNORED
+from brigade.train.engines.parallel import sequence, sequence_checks
 from brigade.train.model import attention
-from brigade.train.parallel import sequence, sequence_checks
 
 
 def row(lengths, labelled):
@@ -30,13 +30,13 @@ ROWS = st.lists(
     min_size=1,
     max_size=4,
 )
-HOW = (0, True, True, True)  # pad token, padding-free, packed, cumulative
+HOW = Layout(padding_free=True, packed=True, cumulative=True)
 
 
 @given(ROWS, st.integers(2, 5))
 def test_the_parts_of_a_micro_batch_are_the_whole(rows, of):
-    whole = Collate(*HOW, of)((rows, 17))
-    parts = [sequence.DividedSequences(*HOW, number=number, of=of)((rows, 17)) for number in range(of)]
+    whole = Collate(0, dataclasses.replace(HOW, multiple=of))((rows, 17))
+    parts = [sequence.DividedSequences(0, HOW, number, of)((rows, 17)) for number in range(of)]
     for key in ("input_ids", "labels", "position_ids"):
         assert torch.equal(torch.cat([part[key] for part in parts], 1), whole[key])
     kept, targets = [], []
@@ -57,8 +57,8 @@ def test_the_parts_of_a_micro_batch_are_the_whole(rows, of):
 
 @given(ROWS, st.integers(2, 5))
 def test_the_figures_of_the_parts_add_up(rows, of):
-    whole = Collate(*HOW, of)((rows, 17))[ABOUT]
-    parts = [sequence.DividedSequences(*HOW, number=number, of=of)((rows, 17))[ABOUT] for number in range(of)]
+    whole = Collate(0, dataclasses.replace(HOW, multiple=of))((rows, 17))[ABOUT]
+    parts = [sequence.DividedSequences(0, HOW, number, of)((rows, 17))[ABOUT] for number in range(of)]
     for key in ("tokens", "squared_lengths", "supervised", "slots"):
         assert sum(getattr(part, key) for part in parts) == getattr(whole, key), key
     same = {key: {getattr(part, key) for part in parts} for key in ("step_supervised", "end_to_end", "length")}

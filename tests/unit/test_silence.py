@@ -10,14 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.train.cluster import World
-from brigade.train.distributed import heartbeat, stop
+from brigade.train.distributed import heartbeat
 from brigade.train.distributed import observer as observers
 from brigade.train.distributed import ranks as all_ranks
 from brigade.train.distributed.observer import Observer, is_stopped, limit
-from brigade.train.loop import watch_thread
+from brigade.train.distributed.process import this_process
+from brigade.train.host.cluster import World
 from brigade.train.recipe.training_section import TrainingSection
 from brigade.train.strategy import Strategy
+from brigade.train.watch import watch_thread
 
 
 @pytest.fixture
@@ -26,14 +27,14 @@ def clock(monkeypatch):
     now = [1000.0]
     for module in (heartbeat, observers):
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
-    heartbeat.begin("auto")
+    this_process.heartbeat.begin("auto")
     for step in (1, 2):
         for phase in (heartbeat.DATA, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.OPTIMIZER):
-            heartbeat.enter(phase, step if phase == heartbeat.DATA else None)
+            this_process.heartbeat.enter(phase, step if phase == heartbeat.DATA else None)
             now[0] += 1
-    heartbeat.enter(heartbeat.DATA, 3)
+    this_process.heartbeat.enter(heartbeat.DATA, 3)
     yield now
-    heartbeat.end()
+    this_process.heartbeat.end()
 
 
 @pytest.fixture
@@ -64,23 +65,23 @@ def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
     observer.look()
     assert not silent_after(observer, clock, 58) and silent_after(observer, clock, 4)
     assert observer.seen() | {"seconds": 0} == {"phase": "data", "step": 3, "seconds": 0, "stopped": False}
-    heartbeat.enter(heartbeat.FORWARD)  # so this run's data may take a minute
+    this_process.heartbeat.enter(heartbeat.FORWARD)  # so this run's data may take a minute
     assert not silent_after(observer, clock, 2)
-    heartbeat.enter(heartbeat.DATA, 4)
+    this_process.heartbeat.enter(heartbeat.DATA, 4)
     assert not silent_after(observer, clock, 900)
-    with heartbeat.within(heartbeat.CHECKPOINT):  # the first one has no limit of its own yet
+    with this_process.heartbeat.within(heartbeat.CHECKPOINT):  # the first one has no limit of its own yet
         assert not silent_after(observer, clock, 3000)
     assert not silent_after(observer, clock, 2)
 
 
 @pytest.mark.parametrize("step, waits, patience", [(0.5, False, 60), (0.5, True, 300), (9.0, False, 270)])
 def test_a_silence_of_thirty_times_the_longest_step_is_enough_and_at_least_a_minute(clock, step, waits, patience):
-    heartbeat.begin("auto", waits)
+    this_process.heartbeat.begin("auto", waits)
     for number in range(1, 4):
         for phase in (heartbeat.DATA, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.OPTIMIZER):
-            heartbeat.enter(phase, number if phase == heartbeat.DATA else None)
+            this_process.heartbeat.enter(phase, number if phase == heartbeat.DATA else None)
             clock[0] += step if phase == heartbeat.OPTIMIZER else 0.01  # a GPU: the host waits at the end
-    heartbeat.enter(heartbeat.FORWARD)
+    this_process.heartbeat.enter(heartbeat.FORWARD)
     assert limit(heartbeat.FORWARD) == pytest.approx(patience)
 
 
@@ -106,9 +107,9 @@ def test_a_step_may_wait_for_a_trackers_server(trackers, elsewhere):
 def test_how_long_the_first_checkpoint_and_evaluation_may_stand_still_follows_from_the_models_size(
     clock, size, phase, seconds
 ):
-    heartbeat.page[heartbeat.BYTES] = size
+    this_process.heartbeat.page[heartbeat.BYTES] = size
     assert limit(phase) == seconds
-    heartbeat.page[heartbeat.LONGEST + phase] = 1.0
+    this_process.heartbeat.page[heartbeat.LONGEST + phase] = 1.0
     assert limit(phase) == (300 if phase == heartbeat.EVALUATION and seconds == 900 else seconds), "later on"
 
 
@@ -116,9 +117,9 @@ def test_a_save_that_moves_is_no_hang_however_long_it_takes(clock, monkeypatch):
     """The last model of 405 billion parameters, written by one rank: 810 GB are one visit of a phase."""
     written = [0]
     monkeypatch.setattr(observers, "bytes_moved", lambda pid: written[0])
-    heartbeat.page[heartbeat.BYTES] = 1
+    this_process.heartbeat.page[heartbeat.BYTES] = 1
     observer = Observer(os.getpid())
-    with heartbeat.within(heartbeat.CHECKPOINT):
+    with this_process.heartbeat.within(heartbeat.CHECKPOINT):
         for _ in range(2000):
             written[0] += observers.MOVED
             assert not silent_after(observer, clock, 1)
@@ -134,7 +135,7 @@ def test_bytes_that_a_process_writes_are_seen(tmp_path):
 def test_a_device_that_is_slow_in_our_own_measurement_does_not_hang(clock):
     """Its steps take seconds, whatever a product of ours takes it; only one that never ends is a hang."""
     observer = Observer(os.getpid())
-    with heartbeat.within(heartbeat.MEASURING):
+    with this_process.heartbeat.within(heartbeat.MEASURING):
         observer.look()
         assert not silent_after(observer, clock, 890)
         assert silent_after(observer, clock, 20)
@@ -145,11 +146,11 @@ def test_replicas_over_a_slow_network_do_not_hang(clock):
     """The first synchronisation may take as long as its connections wait; later ones as its own time explains."""
     observer = Observer(os.getpid())
     for patience in (3000, 890):
-        with heartbeat.within(heartbeat.SYNCHRONISING):
+        with this_process.heartbeat.within(heartbeat.SYNCHRONISING):
             observer.look()
             assert not silent_after(observer, clock, patience)
-    heartbeat.page[heartbeat.LONGEST + heartbeat.SYNCHRONISING] = 1.0
-    with heartbeat.within(heartbeat.SYNCHRONISING):
+    this_process.heartbeat.page[heartbeat.LONGEST + heartbeat.SYNCHRONISING] = 1.0
+    with this_process.heartbeat.within(heartbeat.SYNCHRONISING):
         observer.look()
         assert silent_after(observer, clock, 910)
 
@@ -157,8 +158,8 @@ def test_replicas_over_a_slow_network_do_not_hang(clock):
 def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
     observer = Observer(os.getpid())
     for timeout, patience, late in ((7.0, 6, True), (0.0, 6, False)):
-        heartbeat.page[heartbeat.TIMEOUT] = timeout
-        heartbeat.enter(heartbeat.FORWARD)
+        this_process.heartbeat.page[heartbeat.TIMEOUT] = timeout
+        this_process.heartbeat.enter(heartbeat.FORWARD)
         observer.look()
         assert not silent_after(observer, clock, patience)
         assert silent_after(observer, clock, 10_000) == late
@@ -173,7 +174,7 @@ def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
 
 
 def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_take_hours(clock, sleepers):
-    heartbeat.enter(heartbeat.STARTING)
+    this_process.heartbeat.enter(heartbeat.STARTING)
     (process,) = sleepers(1)
     observer = Observer(process.pid)
     observer.look()
@@ -181,7 +182,7 @@ def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
     assert not silent_after(observer, clock, 4) and silent_after(observer, clock, 2) and observer.seen()["stopped"]
-    heartbeat.enter(heartbeat.DATA, 9)
+    this_process.heartbeat.enter(heartbeat.DATA, 9)
     assert not silent_after(observer, clock, 5) and silent_after(observer, clock, 2), "in mid-run: within seconds"
     process.kill()
     process.wait()
@@ -194,14 +195,14 @@ def test_a_process_that_is_stopped_for_a_moment_in_a_long_phase_is_no_hang(clock
     now = [""]
     monkeypatch.setattr(observers, "stopped_by", lambda pid: now[0])
     observer = Observer(os.getpid())
-    with heartbeat.within(heartbeat.LOADING):
+    with this_process.heartbeat.within(heartbeat.LOADING):
         observer.look()
         assert not silent_after(observer, clock, 1000)
         now[0] = state
         assert silent_after(observer, clock, held) == late
         now[0] = ""
         assert not silent_after(observer, clock, 1000)
-    heartbeat.enter(heartbeat.DATA, 9)
+    this_process.heartbeat.enter(heartbeat.DATA, 9)
     observer.look()
     now[0] = "t"
     assert not silent_after(observer, clock, 100)
@@ -260,7 +261,7 @@ def watching(directory, world, monkeypatch):
 def test_without_launch_the_lowest_rank_of_the_host_that_runs_names_one_that_is_stopped_within_seconds(
     tmp_path, monkeypatch, sleepers
 ):
-    heartbeat.begin("auto")
+    this_process.heartbeat.begin("auto")
     stopped, running = sleepers(2)
     lowest, second = (watching(tmp_path, World(rank, rank, 3, 3, "node1", "torchrun"), monkeypatch) for rank in (0, 1))
     for watch in (lowest, second):
@@ -283,7 +284,7 @@ def test_without_launch_the_lowest_rank_of_the_host_that_runs_names_one_that_is_
 
 def test_a_peer_that_is_stopped_for_a_moment_is_not_gone(tmp_path, monkeypatch):
     """Rank 0 writes the whole model for an hour, the others wait for it, and somebody looks at rank 0 with py-spy."""
-    heartbeat.begin("auto")
+    this_process.heartbeat.begin("auto")
     now = [0.0]
     monkeypatch.setattr(watch_thread.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watch_thread, "stopped_by", lambda pid: "t")
@@ -298,13 +299,13 @@ def test_a_peer_that_is_stopped_for_a_moment_is_not_gone(tmp_path, monkeypatch):
 
 def test_a_save_that_takes_its_time_says_once_how_long_it_may_stand_still(tmp_path, monkeypatch, capsys):
     watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
-    heartbeat.begin("auto")
-    heartbeat.page[heartbeat.BYTES] = 16 * 8e9
-    with heartbeat.within(heartbeat.CHECKPOINT):
-        heartbeat.page[heartbeat.TIMEOUT] = 0  # no limit: nothing to say
+    this_process.heartbeat.begin("auto")
+    this_process.heartbeat.page[heartbeat.BYTES] = 16 * 8e9
+    with this_process.heartbeat.within(heartbeat.CHECKPOINT):
+        this_process.heartbeat.page[heartbeat.TIMEOUT] = 0  # no limit: nothing to say
         watch.observer.silent = 5.0
         watch.say_limit(heartbeat.CHECKPOINT)
-        heartbeat.page[heartbeat.TIMEOUT] = heartbeat.AUTO
+        this_process.heartbeat.page[heartbeat.TIMEOUT] = heartbeat.AUTO
         watch.observer.silent = 0.0
         watch.look()
         assert not capsys.readouterr().out
@@ -320,7 +321,7 @@ def test_sys_exit_with_0_in_mid_run_is_an_error_that_says_where(monkeypatch, cap
     def library():
         sys.exit(0)
 
-    monkeypatch.setattr(stop.process, "leaving", threading.RLock())
+    monkeypatch.setattr(this_process.signals, "leaving", threading.RLock())
     monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Left(code)))
     try:
         library()

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from brigade.train.distributed import heartbeat
-from brigade.train.loop import slow_ranks
-from brigade.train.loop.slow_ranks import SlowRanks, scores, seconds_of_a_product
+from brigade.train.distributed.process import this_process
 from brigade.train.run import events
 from brigade.train.strategy import Strategy
+from brigade.train.watch import slow_ranks
+from brigade.train.watch.slow_ranks import SlowRanks, scores, seconds_of_a_product
 
 EVEN = [1.0] * 4
 
@@ -80,18 +81,18 @@ def test_a_measurement_has_a_phase_of_its_own_and_a_twentieth_of_the_time(monkey
     clock, phases = [1000.0], []
 
     def measure():
-        phases.append(heartbeat.page[heartbeat.PHASE])
+        phases.append(this_process.heartbeat.page[heartbeat.PHASE])
         clock[0] += 10
         return 10.0
 
     monkeypatch.setattr(slow_ranks, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(slow_ranks, "seconds_of_a_product", measure)
     run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=Strategy("ddp", "ddp", "a test"))
-    ranks, before = SlowRanks(run), heartbeat.page[heartbeat.PHASE]
+    ranks, before = SlowRanks(run), this_process.heartbeat.page[heartbeat.PHASE]
     for passed, device in ((0, 10.0), (60, None), (100, None), (31, 10.0)):
         clock[0] += passed
         assert ranks.sample()["device"] == device
-    assert phases == [heartbeat.MEASURING] * 2 and heartbeat.page[heartbeat.PHASE] == before
+    assert phases == [heartbeat.MEASURING] * 2 and this_process.heartbeat.page[heartbeat.PHASE] == before
 
 
 def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_more(tmp_path, capsys):
@@ -114,7 +115,7 @@ def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_mor
 def test_what_a_rank_says_is_what_passed_since_the_last_time():
     run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=Strategy("ddp", "ddp", "a test"))
     ranks = SlowRanks(run)
-    heartbeat.seconds[heartbeat.DATA] += 2.0
+    this_process.heartbeat.seconds[heartbeat.DATA] += 2.0
     first, second = ranks.sample(), ranks.sample()
     assert first["own"][0] >= 2.0 and second["own"] == [0.0, 0.0]
     assert first["device"] and second["device"] is None, "once a minute"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import states
-from brigade.train.loop import measured_states
-from brigade.train.loop.measured_states import OneStep, States, storages
-from brigade.train.loop.rehearse import PARTS, STEPS, _judge
+from brigade.train.step.rehearse import PARTS, STEPS, _judge
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.state_bytes import cut_parameters, model_states
+from brigade.train.watch import measured_states
+from brigade.train.watch.measured_states import OneStep, States, storages
 
 KINDS = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 # A rehearsed Llama: embedding, two layers, norms.

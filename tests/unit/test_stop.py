@@ -1,6 +1,7 @@
 """Signals to a process that trains, or does not yet; and what a job's starts are counted for. No torch."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,19 +16,22 @@ from brigade.train.run import starts
 TRAINS = """
 import os, signal, sys, time
 from brigade.train.distributed import stop
-stop.process.listen(is_main_rank=True, launched={launched})
+from brigade.train.distributed.process import this_process
+this_process.signals.listen(is_main_rank=True, launched={launched})
 then = lambda: None
 {prepare}
 print("ready", flush=True)
 {then}
 while True:
     time.sleep(0.01)
-    if stop.process.asked is not None:
+    if this_process.signals.asked is not None:
         print("asked", flush=True)
         then()
         time.sleep(60)
 """
-PATIENT, IMPATIENT = (f"stop.process.begin_training(lambda asked: asked + {seconds})" for seconds in (1000, 0.1))
+PATIENT, IMPATIENT = (
+    f"this_process.signals.begin_training(lambda asked: asked + {seconds})" for seconds in (1000, 0.1)
+)
 
 
 @pytest.fixture
@@ -124,6 +128,7 @@ def test_a_data_reader_ends_when_its_parent_says_so_and_not_when_all_are_signall
 
 READS = """
 import atexit, multiprocessing
+from brigade.train.distributed.process import this_process
 def torch_handler(*_):
     raise RuntimeError("DataLoader worker is killed by signal: Killed.")
 signal.signal(signal.SIGCHLD, torch_handler)
@@ -153,7 +158,7 @@ def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, mistak
 
 
 def test_train_py_counts_what_a_job_file_starts_and_nothing_else(tmp_path, monkeypatch, mistake):
-    from brigade.train.cluster import world_from_environment
+    from brigade.train.host.cluster import world_from_environment
     from brigade.train.recipe import flags
     from brigade.train.run import directory as runs
     from brigade.train.strategy import choose
@@ -164,6 +169,19 @@ def test_train_py_counts_what_a_job_file_starts_and_nothing_else(tmp_path, monke
     for _ in range(2 * starts.MOST):
         runs.open_directory(*asked)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stop").touch()
+    assert "run/stop\n  this file stops the run" in mistake(runs.open_directory, *asked)
+    monkeypatch.setattr(runs.this_process.agent, "_notes", -1)
+    runs.open_directory(*asked)  # launch has looked before: the file came since, and stops the run at its first step
+    (tmp_path / "run" / "stop").unlink()
+    (tmp_path / "run").rmdir()
+    for name in ("tensorboard", "heartbeats"):  # a traceback of TensorBoard's, in the first step
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / name).touch()
+        message = mistake(runs.open_directory, *asked)
+        assert f"run/{name}\n  it is a file, and a run writes into a directory of that name" in message
+        shutil.rmtree(tmp_path / "run")
     monkeypatch.setenv(runs.JOB, "slurm-7")
     for _ in range(starts.MOST):
         runs.open_directory(*asked)

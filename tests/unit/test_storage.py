@@ -1,19 +1,26 @@
 """Uploads, downloads and their rules, on fsspec's storage in memory; what a user is told where storage refuses."""
 
+import http.server
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 
 from brigade.errors import UserError
-from brigade.train import storage, urls
 from brigade.train.checkpoint import manifest, remote, uploads
 from brigade.train.checkpoint.uploads import Uploads
 from brigade.train.data.layout import paths_of
+from brigade.train.host import checksums, storage, urls
+from brigade.train.host.cluster import World
 from brigade.train.recipe import flags
+from brigade.train.run import on_disk
 
 URL = "memory://bucket/runs/one"
 
@@ -39,7 +46,7 @@ def checkpoint(directory, step, content="weights", best=None):
         json.dumps({"best_model_checkpoint": best and f"/elsewhere/checkpoint-{best}"})
     )
     files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": manifest.checksum(path)}
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": checksums.of_file(path)}
         for path in folder.rglob("*")
         if path.is_file()
     }
@@ -60,19 +67,21 @@ def there():
 
 
 def whole():
-    found = storage.open_storage(URL, "")
-    return sorted(remote._whole(found, found.sizes()))
+    return sorted(each.step for each in checkpoints() if each.whole)
 
 
-def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path):
+def checkpoints():
+    return uploads.checkpoints_there(there(), storage.open_storage(URL, "").read)
+
+
+def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory):
     up = Uploads(storage.open_storage(URL, ""), directory, 3)
     folder = checkpoint(directory, 4)
     up.add(folder)
     up.wait()
-    found = storage.open_storage(URL, "")
-    record = remote._whole(found, there())[4]
+    (found,) = checkpoints()
     (tmp_path / "other").mkdir()
-    brought = remote._download(found, "checkpoint-4", record, tmp_path / "other")
+    brought = remote._download(storage.open_storage(URL, ""), found, tmp_path / "other")
     assert manifest.flaw(brought) is None and manifest.damage(brought) is None
     assert (brought / "global_step/empty").is_dir()
     assert {path.name for path in brought.rglob("*")} == {path.name for path in folder.rglob("*")}
@@ -83,9 +92,9 @@ def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, cap
     up.add(checkpoint(directory, 4))
     up.wait()
     memory.pipe(f"{URL}/checkpoint-4/global_step/states.pt", b"stales")
-    found = storage.open_storage(URL, "")
+    (found,) = checkpoints()
     (tmp_path / "other").mkdir()
-    assert remote._download(found, "checkpoint-4", remote._whole(found, there())[4], tmp_path / "other") is None
+    assert remote._download(storage.open_storage(URL, ""), found, tmp_path / "other") is None
     assert "checkpoint-4 is left out" in capsys.readouterr().err
 
 
@@ -110,6 +119,81 @@ def test_older_ones_go_and_the_best_stays(directory):
         "checkpoint-2",
         "checkpoint-8",
     }
+
+
+def put_there(memory, tmp_path, folders):
+    """Put checkpoints into the storage, {name of the folder: step of its manifest}; None: a manifest that nobody can read."""
+    for name, step in folders.items():
+        folder = checkpoint(tmp_path / "made" / name, step or 0)
+        if step is None:
+            (folder / "brigade.json").write_text("{")
+        for path in folder.rglob("*"):
+            if path.is_file():
+                memory.pipe(f"{URL}/{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "folders", "left"),
+    [
+        (2, None, {"checkpoint-4": 4, "checkpoint-6": 6, "checkpoint-1012": 4}, ["checkpoint-6", "checkpoint-8"]),
+        (2, None, {"checkpoint-2": 7, "checkpoint-6": 6}, ["checkpoint-2", "checkpoint-8"]),
+        (1, None, {"checkpoint-3": 20, "checkpoint-6": 6}, ["checkpoint-3", "checkpoint-8"]),
+        (2, 4, {"checkpoint-7": 4, "checkpoint-6": 6}, ["checkpoint-7", "checkpoint-8"]),
+        (3, None, {"checkpoint-6": 6, "checkpoint-7": 6, "checkpoint-2": 2}, ["checkpoint-2", "checkpoint-6", "checkpoint-8"]),
+        (2, None, {"checkpoint-1012": 8, "checkpoint-6": 6}, ["checkpoint-1012", "checkpoint-6", "checkpoint-8"]),
+        (2, None, {"checkpoint-1012": None, "checkpoint-6": 6}, ["checkpoint-1012", "checkpoint-6", "checkpoint-8"]),
+        (2, None, {"checkpoint-7": None, "checkpoint-6": 6}, ["checkpoint-6", "checkpoint-8"]),
+        (None, None, {"checkpoint-4": 4, "checkpoint-9": 4}, ["checkpoint-4", "checkpoint-8", "checkpoint-9"]),
+    ],
+    ids=["copy", "newer by a lower name", "ahead", "best", "copy with room", "copy of it", "odd", "odd and old", "no limit"],
+)  # fmt: skip
+def test_checkpoints_in_the_storage_are_rotated_by_the_steps_of_their_manifests(
+    limit, best, folders, left, directory, tmp_path, memory
+):
+    put_there(memory, tmp_path, folders)
+    up = Uploads(storage.open_storage(URL, ""), directory, limit)
+    up.add(checkpoint(directory, 8, best=best))
+    up.wait()
+    assert up.late is None
+    assert sorted({name.partition("/")[0] for name in there() if name.startswith("checkpoint")}) == left
+
+
+@pytest.mark.parametrize(
+    ("here", "folders", "brought"),
+    [
+        ({}, {"checkpoint-4": 4, "checkpoint-1012": 4}, {"checkpoint-4": 4}),
+        ({}, {"checkpoint-4": 12, "checkpoint-6": 6}, {"checkpoint-12": 12}),
+        ({}, {"checkpoint-12": 4}, {"checkpoint-4": 4}),
+        ({}, {"checkpoint-12": 4, "checkpoint-10": 10}, {"checkpoint-10": 10}),
+        ({}, {"checkpoint-12": None, "checkpoint-4": 4}, {"checkpoint-4": 4}),
+        ({"checkpoint-6": 6}, {"checkpoint-12": 4, "checkpoint-6": 6}, {"checkpoint-6": 6}),
+        ({"checkpoint-12": 4}, {"checkpoint-12": 12}, {"checkpoint-4": 4, "checkpoint-12": 12}),
+        ({"checkpoint-12": 4, "checkpoint-4": 4}, {"checkpoint-12": 12}, {"checkpoint-4": 4, "checkpoint-12": 12}),
+    ],
+    ids=["copy", "lower name", "renamed", "renamed and newer", "odd", "nothing newer", "in its place", "copy in its place"],
+)  # fmt: skip
+def test_a_host_goes_on_from_the_newest_step_of_the_storage_not_from_the_highest_name(
+    here, folders, brought, directory, tmp_path, memory
+):
+    put_there(memory, tmp_path, folders)
+    for name, step in here.items():
+        checkpoint(tmp_path / "here" / name, step).rename(directory / name)
+    settings = SimpleNamespace(remote=URL, fresh=False, resume_from_checkpoint=None)
+    remote.bring_checkpoint(
+        SimpleNamespace(settings=settings, directory=directory, world=World(0, 0, 1, 1, "here", "python"))
+    )
+    assert {path.name: on_disk.step_of(path) for path in on_disk.checkpoints(directory)} == brought
+    assert all(manifest.flaw(path) is None for path in on_disk.checkpoints(directory))
+
+
+def test_a_renamed_checkpoint_is_uploaded_under_its_step(directory):
+    up = Uploads(storage.open_storage(URL, ""), directory, 2)
+    checkpoint(directory, 2).rename(directory / "checkpoint-9")
+    checkpoint(directory, 4, best=2).rename(directory / "checkpoint-2")
+    up.add_newest()
+    up.wait()
+    assert {name.partition("/")[0] for name in there()} == {"checkpoint-2", "checkpoint-4", "run.yaml", "events.jsonl"}
+    assert storage.open_storage(URL, "").read("checkpoint-4/model.safetensors") == b"weights of 4"
 
 
 def test_a_newer_one_takes_the_place_of_one_that_waits(directory, monkeypatch):
@@ -200,6 +284,41 @@ def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch):
     with pytest.raises(UserError, match="the same command uploads the rest") as raised:
         up.finish()
     assert raised.value.code == 1 and str(directory) in raised.value.cure
+    assert "(tried 3 times within 0 s)" in raised.value.problem
+
+
+@pytest.mark.slow  # a server, and a process of PyArrow's
+def test_what_s3_refuses_is_told_in_our_words_alone():
+    """A line of C++ stood beside it: `interfaces.cc:323: Error ignored when destroying file of type N5arrow2fs...`."""
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self):
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self.rfile.read(int(self.headers["content-length"] or 0))
+            self.send_response(403)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT
+
+        def log_message(self, *_):
+            pass
+
+    code = (
+        "from brigade.train.host import storage\n"
+        "folder = storage.open_storage('s3://bucket/run', 'flag --output_dir')\n"
+        "try: folder.put([(b'0' * 25_000_000, 'model.safetensors')])\n"
+        "except Exception as error: print(storage.explained(error, folder.url))"
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+        env = os.environ | keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
+        server.shutdown()
+    assert "these credentials may not do that: CreateMultipartUpload: ACCESS_DENIED" in done.stdout, done
+    assert done.stderr == "" and "When " not in done.stdout
 
 
 # ---- names and errors --------------------------------------------------------------------------------------------
@@ -239,6 +358,11 @@ def test_a_scheme_without_its_package_names_it(scheme, package):
         ("s3://b/one", "AWS Error ACCESS_DENIED during PutObject operation", "no credentials"),
         ("s3://b/one", "AWS Error INVALID_ACCESS_KEY_ID during PutObject", "are not known there"),
         ("s3://b/one", "AWS Error NETWORK_CONNECTION curlCode: 6", "cannot be reached"),
+        (
+            "s3://b/one",
+            "When reading key 'one/a' in bucket 'b': AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: ",
+            "s3://b/one: HeadObject: UNKNOWN (HTTP status 500)\n",
+        ),
         ("gs://b/one", "Could not create a OAuth2 access token", "GOOGLE_APPLICATION_CREDENTIALS"),
         ("gs://b/one", "google::cloud::Status(PERMISSION_DENIED: no)", "may not do that"),
         ("s3://b/one", "something else\nin two lines", "something else"),

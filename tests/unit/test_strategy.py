@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.train.loop.environment import clear_accelerate_variables
 from brigade.train.recipe.identity import identity
 from brigade.train.recipe.schema import Recipe
+from brigade.train.step.environment import clear_accelerate_variables
 from brigade.train.strategy import choose
 from testing.strategies import ACCELERATE_CONFIGS, DS_CONFIGS, FSDP2, changed, hsdp, world
 

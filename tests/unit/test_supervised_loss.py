@@ -8,10 +8,11 @@ from transformers import LlamaConfig
 
 from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
-from brigade.train.loop.neftune import sample_lengths
-from brigade.train.model import supervised_loss
-from brigade.train.model.supervised_loss import PLAIN, Terms, of_tokens
+from brigade.train.loss import supervised_loss
+from brigade.train.loss.supervised_loss import PLAIN, Terms, of_tokens
 from brigade.train.recipe import flags
+from brigade.train.recipe.program import own_function
+from brigade.train.step.neftune import sample_lengths
 from testing.ranks import REPOSITORY
 
 
@@ -77,7 +78,7 @@ def test_noise_goes_by_the_length_of_each_sample_packed_or_padded():
 def test_a_function_of_tokens_is_summed_over_those_that_are_supervised(batch):
     logits, targets = batch
     kept = targets != IGNORED
-    own = supervised_loss.own_function(f"{REPOSITORY}/docs/examples/dft.py:loss", "here")
+    own = own_function(flags.load(["--token_loss", f"{REPOSITORY}/docs/examples/dft.py:loss"]), "token_loss")
     nll = torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="none")
     expected = (nll * (-nll).exp()).sum()
     assert torch.isclose(of_tokens(logits, targets, Terms(own=own)), expected)
@@ -124,6 +125,10 @@ BESIDE, AGAIN = "depends on the tokens beside it", "something else the next time
         "return (torch.manual_seed(3), losses)[1]": "it draws random numbers, or seeds them",
         "return calls.append(0) or losses * len(calls)": AGAIN,
         "return calls.append(0) or losses * (1 + len(calls) // 100)": AGAIN,
+        "return losses / ids.setdefault('n', 1 + torch.bincount(targets, minlength=32000))[targets]": "tokens of its first call",
+        "return losses / ids.setdefault('largest', float(losses.max()))": "tokens of its first call",
+        "return losses * losses.argsort().argsort()": BESIDE, "return losses.cumsum(0)": BESIDE,
+        "return torch.nn.functional.batch_norm(losses[:, None], None, None, training=True)[:, 0]": "with 1 token, it raises",
         "return losses.mul_(2)": "it changes losses in place",
         "return losses * targets.clamp_(max=9)": "it changes targets in place",
         "return (1 - losses).log()": r"of losses \d.+, targets \d+ it makes nan",
@@ -151,5 +156,5 @@ def test_a_function_that_is_none_of_tokens_is_refused(tmp_path, code, problem):
 ])  # fmt: skip
 def test_a_function_of_single_tokens_is_taken(tmp_path, body):
     (tmp_path / "own.py").write_text(f"{HEADER}def loss(losses, targets): {body}")
-    own = supervised_loss.own_function(f"{tmp_path}/own.py:loss", "here")
-    assert not supervised_loss._breaks_contract(own, 32000)
+    settings = flags.load(["--token_loss", f"{tmp_path}/own.py:loss"])
+    assert not supervised_loss._breaks_contract(lambda: own_function(settings, "token_loss"), 32000)

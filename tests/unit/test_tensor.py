@@ -8,10 +8,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brigade.train.loop.fsdp2_engine import TensorDDP
+from brigade.train.engines.fsdp2_engine import TensorDDP
+from brigade.train.engines.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.model import parts
 from brigade.train.model.tiny import shrink
-from brigade.train.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.recipe.parts import LANGUAGE
 from brigade.train.recipe.value_types import Recomputation
 from brigade.train.strategy import Strategy, axis_rules, refusal

@@ -12,8 +12,8 @@ import pytest
 
 from brigade.errors import console
 from brigade.errors.console import folded, marking
-from brigade.train.cluster import World
-from brigade.train.loop.environment import _silence
+from brigade.train.host.cluster import World
+from brigade.train.step.environment import _silence
 
 ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
@@ -21,10 +21,31 @@ PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile
 
 def test_a_reader_that_has_read_enough_sees_no_traceback():
     """`... | head -1`: the pipe is closed before the command has printed all."""
-    with subprocess.Popen(PLAN, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+    with subprocess.Popen(
+        [*PLAN, "--strategy", "zero3"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
         command.stdout.close()
         said = command.stderr.read().decode()
         assert command.wait() == 1 and said == ""
+
+
+@pytest.mark.parametrize("reader", ["2>err | true", "2>err >/dev/full", "2>&1 | true; touch err", "2>err >&-"])
+def test_a_rank_whose_output_nobody_reads_any_more_goes_on_and_says_so_where_it_can(tmp_path, reader):
+    """`python train.py | head` ended the run at its next line."""
+    code = (
+        "import sys; from brigade.train.distributed import ranks\n"
+        "def main():\n"
+        "    sys.stdin.read()\n"  # until the reader has gone
+        "    for step in range(3): print('step', step, flush=True); print('warning', file=sys.stderr)\n"
+        "    open(sys.argv[1], 'w').write('trained')\n"
+        "ranks.run_to_the_end(main)"
+    )
+    words = f'set -o pipefail; cd {tmp_path}; sleep 0.3 | PYTHONPATH={ROOT} {sys.executable} -c "$0" end {reader}'
+    done = subprocess.run(["bash", "-c", words, code], capture_output=True, text=True, timeout=60)
+    said = (tmp_path / "err").read_text()
+    assert (tmp_path / "end").read_text() == "trained" and "Traceback" not in said and done.returncode == 0, said
+    if said and reader != "2>err >&-":
+        assert said.count("some output is lost from here on: [Errno") == 1 and said.count("warning") == 3
 
 
 def test_a_pipe_gets_wide_tables():

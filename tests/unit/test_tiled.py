@@ -5,8 +5,8 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from brigade.train.loss import tiled
 from brigade.train.model.tiny import shrink
-from brigade.train.parallel import tiled
 from testing.vision_models import write_vision_model
 
 FAMILIES = ["llama", "qwen3", "qwen3_moe", "mistral", "phi3", "gemma3_text", "deepseek_v3", "gpt_oss", "mixtral"]

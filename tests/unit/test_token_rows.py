@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from brigade.errors import UserError
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import trained_parameters
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.model import adapters, token_rows
 from brigade.train.model.location import load_config
 from brigade.train.model.sizes import parameter_count

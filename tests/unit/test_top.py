@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -107,6 +108,22 @@ def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, ma
     text = shown(watching(node1=[facts(1.0, [says(0, **quiet)])], node2=[facts(1.0, [says(1, "node2", **last)])]))
     assert mark in line(text, 1) and (quiet or mark not in line(text, 0))
     assert verdict in text
+
+
+@pytest.mark.parametrize("state", ["gone", "old"])
+@pytest.mark.parametrize("fault", [None, {"event": "fault", "what": "node2, rank 1 failed first: killed by signal 9"}])
+def test_a_run_of_which_no_rank_is_left_is_not_spoken_of_as_if_it_ran(watching, state, fault):
+    """All of them were killed, and it said that rank 0 had not answered since step 41, and for which ranks the others wait."""
+    last = {"gone": {"state": "gone", "age": 95.0}, "old": {"state": None, "age": 95.0}}[state]
+    told = [
+        {"event": "started"},
+        {"event": "step", "step": 41, "tokens_per_second": 900.0},
+        *([fault] if fault else []),
+    ]
+    ranks = [says(0, **last), says(1, "node2", step=40, **last | {"age": 99.0})]
+    text = shown(watching(told=told, read=ranks))
+    assert "No rank runs: the last was heard of 95 s ago, at step 41; " in text and "900 tokens/s" not in text
+    assert ("killed by signal 9" if fault else "nothing says what ended the run") in text and "wait" not in text
 
 
 def test_who_is_behind_is_told_by_what_others_had_written_before(watching):
@@ -285,5 +302,6 @@ def test_hosts_of_ones_own_launches_are_known(tmp_path, monkeypatch):
 
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
-    assert background.run(lambda: 0, tmp_path / "logs", tmp_path / "run", False, ["node1", "node2"]) == 0
+    job = SimpleNamespace(output_dir=tmp_path / "run", hosts={"node1": 8, "node2": 8}, texts=dict)
+    assert background.run(lambda: 0, tmp_path / "logs", job, False) == 0
     assert launches.hosts() == {"node1", "node2"}

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from brigade.check.checks import NotHere
+from brigade.check.probes import sameness
 from brigade.hosts import host_facts
-from brigade.train.cluster import World
 from brigade.train.distributed import devices, torch_build
-from brigade.train.loop import preflight
+from brigade.train.host.cluster import World
+from brigade.train.step import preflight
 from testing.same_hosts import LOOK
 from testing.same_hosts import judged as judged_by_check
 
@@ -67,7 +68,7 @@ def test_a_gpu_is_compared_with_what_torch_has_code_for(capability, architecture
     _says(" ".join(found or ()), says)
 
 
-def test_a_rank_on_a_gpu_without_code_is_refused_before_it_computes(mistake, monkeypatch):
+def test_a_rank_on_a_gpu_without_code_is_refused_before_it_computes_and_check_finds_it(mistake, monkeypatch):
     for name, value in {
         "is_available": True,
         "device_count": 2,
@@ -81,8 +82,10 @@ def test_a_rank_on_a_gpu_without_code_is_refused_before_it_computes(mistake, mon
     rank = World(1, 1, 2, 2, "node1", "torchrun")
     message = mistake(preflight._check_gpu, rank)
     assert "host node1, GPU 1 (Tesla V100-SXM2-32GB)" in message and "sm_70" in message and "index cu126" in message
+    assert {*sameness.loaded()["without_code"]} == {"0", "1"}
     monkeypatch.setattr(torch.version, "cuda", None)  # ROCm's names are others
     preflight._check_gpu(rank)
+    assert not sameness.loaded()["without_code"]
 
 
 @pytest.fixture

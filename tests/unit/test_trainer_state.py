@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import TrainerState
 
-from brigade.train.upstream.trainer_state import StateFile
+from brigade.train.upstream.checkpoint_files import StateFile
 
 
 def line(step: int) -> dict[str, object]:

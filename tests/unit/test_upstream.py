@@ -6,6 +6,7 @@ A row that fails after an upgrade names the file to look at; brigade/train/upstr
 import ast
 import importlib.util
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 import torch.distributed
 import transformers
 
-from brigade.train.loop.pipeline_trainer import PipelineTrainer
+from brigade.train import upstream
+from brigade.train.step.pipeline_trainer import PipelineTrainer
+from brigade.train.upstream import peft_layers
 from brigade.train.upstream.trainer import HookedTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +103,8 @@ DEFINED = {
         "_check_lora_target_modules_mamba",
         "_get_embed_scale",
     ],
+    "peft/helpers.py": ["import bitsandbytes as bnb"],
+    "peft/tuners/lora/model.py": ["is_bnb_available", "is_bnb_4bit_available"],
     "peft/tuners/trainable_tokens/layer.py": ["_collect_token_weights"],
     "peft/utils/other.py": ["_getattr_wrapped"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
@@ -170,7 +175,14 @@ DEFINED = {
 # torch's, outside of upstream/: each beside what it serves.
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"}
 OF_GLOO = {"_Options", "_devices", "_timeout"}  # compiled
-OF_PYTHON = {"_current_frames", "_exit", "_run_exitfuncs", "_actions", "_replace"}  # the last is a documented one
+OF_PYTHON = {
+    "_current_frames",
+    "_exit",
+    "_run_exitfuncs",
+    "_actions",
+    "_transport",
+    "_replace",
+}  # the last is a documented one
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 
@@ -222,6 +234,29 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
 def test_the_pinned_gloo_has_what_we_touch():
     kind = torch.distributed.ProcessGroupGloo
     assert {*dir(kind), *dir(kind._Options())} >= OF_GLOO
+
+
+def test_peft_imports_bitsandbytes_where_it_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "bitsandbytes.py").write_text("nn = 'imported'\n")
+    peft = peft_layers.import_peft()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(peft, "helpers", None)
+    for name in ("bitsandbytes", "peft.helpers"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    with upstream.quick_imports():
+        helpers = importlib.import_module("peft.helpers")
+        assert importlib.util.find_spec("bitsandbytes") and not hasattr(sys.modules["bitsandbytes"], "__file__")
+    model = peft.tuners.lora.model
+    assert "bitsandbytes" not in sys.modules and not model.is_bnb_available() and not model.is_bnb_4bit_available()
+    assert helpers.bnb.nn == "imported" and "bitsandbytes" in sys.modules
+    assert model.is_bnb_available() and model.is_bnb_4bit_available()
+
+
+def test_nobody_imports_peft_but_import_peft():
+    """Else a run whose first import of it stands elsewhere imports bitsandbytes, too: three seconds of each rank."""
+    imports = re.compile(r"^ *(from|import) peft\b(?!\.)", re.M)
+    assert [path.name for path in FILES if imports.search(path.read_text())] == ["peft_layers.py"]
 
 
 def test_every_private_name_of_the_upstream_room_is_looked_for_above():
@@ -290,8 +325,9 @@ def test_every_option_that_is_handed_to_transformers_is_read_where_a_run_comes()
     """torch_empty_cache_steps is read in training_step, which ours replaces: handed on, it would do nothing without a word."""
     options = set(transformers.TrainingArguments.__dataclass_fields__)
     assert ignored(options) >= {"torch_empty_cache_steps", "remove_unused_columns", "prediction_loss_only"}
+    places = [ROOT / "brigade/train" / room for room in ("step", "engines")]
     rooms = [
-        parsed(path) for path in (ROOT / "brigade/train/loop").glob("*.py") if re.search("arguments|engine", path.name)
+        parsed(file) for place in places for file in place.glob("*.py") if re.search("arguments|engine", file.name)
     ]
     words = {node.value for tree in rooms for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     words |= {node.arg for tree in rooms for node in ast.walk(tree) if isinstance(node, ast.keyword)}

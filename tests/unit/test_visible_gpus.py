@@ -10,8 +10,8 @@ import pytest
 from brigade.errors import UserError
 from brigade.hosts.environment import forwarded
 from brigade.hosts.probing import process_environment
-from brigade.train.cluster import World
 from brigade.train.distributed import launched, visible
+from brigade.train.host.cluster import World
 from testing.ranks import REPOSITORY
 
 DEEPSPEED = World(0, 0, 2, 2, "node1", "deepspeed", 1)

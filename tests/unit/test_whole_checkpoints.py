@@ -8,9 +8,9 @@ import pytest
 
 from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, saving
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
-from brigade.train.run import events, mark
+from brigade.train.run import events, mark, on_disk
 
 RECIPE = SimpleNamespace(training=SimpleNamespace(async_save=False, save_total_limit=2))
 
@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch):
 
 
 def write(folder):
-    (folder / runs.STATE).write_text("{}")
+    (folder / on_disk.STATE).write_text("{}")
     (folder / "rng_state_0.pth").write_bytes(b"numbers")
 
 
@@ -119,3 +119,17 @@ def test_the_first_checkpoint_goes_through_memory_too_where_its_size_has_a_bound
     checkpoints.wait()
     through = [entry["through"] for entry in events.read(run.directory) if entry["event"] == "checkpoint"]
     assert through == [first, "memory" if room else "disk"]
+
+
+def test_whole_checkpoints_are_listed_newest_first_by_the_steps_of_their_manifests(tmp_path):
+    """A directory of another strategy named its oldest checkpoint as the one to continue from."""
+    for name, step in {"checkpoint-4": 4, "checkpoint-6": 6, "checkpoint-12": 4, "checkpoint-9": 10}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / on_disk.STATE).write_text(f'{{"global_step": {step}}}')
+    (tmp_path / "checkpoint-20").mkdir()
+    found = on_disk.whole_checkpoints(tmp_path)
+    assert [(step, path.name) for step, path in found.items()] == [
+        (10, "checkpoint-9"),
+        (6, "checkpoint-6"),
+        (4, "checkpoint-4"),
+    ]

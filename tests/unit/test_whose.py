@@ -11,8 +11,9 @@ import pytest
 
 from brigade.errors import UserError, whose
 from brigade.errors.disk import of_disk
-from brigade.train.cluster import World
-from brigade.train.distributed import supervised, tell
+from brigade.train.distributed import tell
+from brigade.train.distributed.process import this_process
+from brigade.train.host.cluster import World
 from brigade.train.recipe.files import find
 
 ERRORS = {
@@ -72,7 +73,7 @@ def test_what_all_hosts_meet_is_no_host_s(found, expected):
 
 def test_a_rank_tells_launch_whose_its_error_is(monkeypatch, capfd):
     here, there = os.pipe()
-    monkeypatch.setattr(supervised, "_notes", there)
+    monkeypatch.setattr(this_process.agent, "_notes", there)
     tell.tell(UserError("out", "none there", "mount it", "host", ("node2",)), World(1, 0, 2, 1, "node1", "torchrun"))
     told = json.loads(os.read(here, 4096))
     assert (told["code"], told["whose"], told["hosts"]) == (2, "host", ["node2"]) and "none there" in told["told"]

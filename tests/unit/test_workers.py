@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.train import control_groups
 from brigade.train.data import builtin, encode, tokenise, workers
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.rows import Where
+from brigade.train.host import control_groups
 from brigade.train.recipe.files import REPOSITORY
 from testing import marks
 

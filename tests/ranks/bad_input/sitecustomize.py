@@ -9,6 +9,7 @@ BRIGADE_TEST_FAULT:
     sleeping-data, sleeping-in-forward, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
     killed-in-loading   rank 1 is killed the first time that it loads a checkpoint (BRIGADE_TEST_FAILED_AT remembers it)
     killed-in-fourth   likewise the first time that it comes to the fourth step, in a forward pass
+    astray     a weight of rank 2 changes in its third step, once (BRIGADE_TEST_FAILED_AT): no loss shows it
     slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
@@ -26,6 +27,7 @@ import time
 from pathlib import Path
 
 FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
+BROKEN = "2" if FAULT == "astray" else "1"  # of three, two are right
 
 
 def _raise(trainer):
@@ -46,11 +48,19 @@ def _kill(trainer, number=signal.SIGKILL):
     os.kill(os.getpid(), number)
 
 
-def _kill_once(trainer):
+def _first_time():
     mark = Path(os.environ["BRIGADE_TEST_FAILED_AT"])
-    if not mark.exists():
-        mark.touch()
+    return not mark.exists() and not mark.touch()
+
+
+def _kill_once(trainer):
+    if _first_time():
         _kill(trainer)
+
+
+def _go_astray(trainer):
+    if _first_time():
+        [*trainer.model.parameters()][-1].data.view(-1)[:1].mul_(1.001)
 
 
 def _kill_once_in_fourth(trainer):
@@ -86,6 +96,7 @@ IN_THIRD_STEP = {
     "killed-in-optimizer": ("training_step", _kill_in_step),
     "slow-forward": ("training_step", _sleep_in_model),
     "nan": ("compute_loss", _nan),
+    "astray": ("training_step", _go_astray),
     "leaves": ("compute_loss", lambda trainer: os._exit(0)),
     "exits": ("compute_loss", lambda trainer: sys.exit(0)),
 }
@@ -113,10 +124,10 @@ def break_trainer(trainer_class):
 
 
 class _BrokenTrainer(importlib.abc.MetaPathFinder):
-    """Lets brigade.train.loop.trainer be imported, then breaks its Trainer."""
+    """Lets brigade.train.step.trainer be imported, then breaks its Trainer."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "brigade.train.loop.trainer":
+        if fullname != "brigade.train.step.trainer":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -146,7 +157,7 @@ elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
 elif FAULT == "hangs-at-exit" and RANK == "1":
     atexit.register(time.sleep, 3600)
-elif FAULT in IN_THIRD_STEP | AT_ONCE and RANK == "1":
+elif FAULT in IN_THIRD_STEP | AT_ONCE and RANK == BROKEN:
     sys.meta_path.insert(0, _BrokenTrainer())
 elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
     sys.meta_path.insert(0, _NoTorch())

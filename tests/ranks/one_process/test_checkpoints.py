@@ -11,7 +11,7 @@ import yaml
 import train
 from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, resume
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.run.directory import Run
 from brigade.train.strategy import Strategy
 from testing.runs_of_one import left_alone, losses

@@ -14,7 +14,7 @@ import train
 from brigade.errors import UserError
 from brigade.train.checkpoint import saving
 from brigade.train.distributed import ranks
-from brigade.train.loop.engine import Engine
+from brigade.train.engines.engine import Engine
 from testing.runs_of_one import Ruin, losses
 
 FIGURES = {

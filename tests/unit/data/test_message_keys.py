@@ -162,6 +162,7 @@ def test_loss_flags_of_other_tools(flag, learned):
 def test_what_may_be_a_loss_flag_is_refused(key):
     assert f"{key} False of a 'assistant' turn may say whether it is learned" in refusal(read, answer(**{key: False}))
     assert "mask 0" not in refusal(read, answer(mask=0)) and "marks what is learned" in refusal(read, answer(mask=0))
+    assert read(answer(constrained=False, glossary=True, flossed=False))
     assert turns([QUESTION | {key: False}], set()) and read(answer(**{key: "words"}))
 
 

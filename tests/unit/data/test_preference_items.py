@@ -13,7 +13,7 @@ from brigade.train.data import build as building
 from brigade.train.data import prepare as preparing
 from brigade.train.data import report, rows
 from brigade.train.data.store import IGNORED
-from brigade.train.loop import sample_answers
+from brigade.train.step import sample_answers
 from testing.preparing import chats, figures
 
 DPO, KTO = {"objective": "dpo"}, {"objective": "kto"}
@@ -239,7 +239,7 @@ def test_one_row_is_refused(prepared, mistake):
 def test_objectives_that_read_the_same_share_a_cache_and_answers_have_the_old_one(load, tokenizer, write, monkeypatch):
     texts = []
     real = building.json.dumps
-    monkeypatch.setattr(building.json, "dumps", lambda content: texts.append(content) or real(content))
+    monkeypatch.setattr(building.json, "dumps", lambda content, **how: texts.append(content) or real(content, **how))
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
     prints = {
         name: building.plan(load(data=data, training={"objective": name}), tokenizer)[2]
@@ -248,7 +248,8 @@ def test_objectives_that_read_the_same_share_a_cache_and_answers_have_the_old_on
     assert building.plan(load(data=data), tokenizer)[2] == prints["sft"]
     assert len(set(prints.values())) == 3 and prints["dpo"] == prints["reward"] != prints["kto"]
     known = {"tokenizer", "templates", "variables", "end", "max_length", "truncation"}
-    assert set(texts[-1][2]) == known, "a key more would prepare the data of an unfinished run anew"
+    of_the_data = [text for text in texts if isinstance(text, list)][-1]
+    assert set(of_the_data[2]) == known, "a key more would prepare the data of an unfinished run anew"
 
 
 def test_answers_are_stored_as_before(prepare, write):

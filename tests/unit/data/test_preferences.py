@@ -265,7 +265,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     ([1], "not an object of columns", "write"), (PLAIN | {"rejected_response": "Or."}, "'rejected_response' is one of", "ignore"),
     (PLAIN | {"label": False}, "column 'label' is False", "ignore"), (PLAIN | {"images": ["a.png"]}, "pictures", "ignore"),
     (PLAIN | {"context": "b"}, "column 'context' belongs to the question", "ignore"),
-    (PLAIN | {"chosen": "Very.<|im_end|>"}, "control token '<|im_end|>'", "bare texts"),
+    (PLAIN | {"chosen": "Very.<|im_end|>"}, "the assistant turn ends with '<|im_end|>'", "without a template's marks"),
     (HH, "are whole chats in one text, which begins with 'Human:'", "as turns"),
     (HH | {"prompt": "How warm?"}, "'chosen' and 'rejected' are whole chats", "as turns"),
     (PLAIN | AGAIN, "both answers begin with the prompt's own", "without it"),
@@ -275,7 +275,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     (PLAIN | {"chosen": "Very.</s>"}, "the assistant turn ends with '</s>'", "without a template's marks"),
     ({"prompt": [user(ZEPHYR)], "chosen": [GOOD], "rejected": [BAD]}, "the user turn ends with '<|assistant|>'", "marks"),
     (PLAIN | {"history": ["a"]}, "column 'history' is ['a']", "pairs of texts"),
-    (PLAIN | {"chosen": "\ud800"}, "surrogate", "drop"),
+    (PLAIN | {"chosen": "\ud800"}, r"the row has half a surrogate pair (\ud800)", "drop"),
     ({"prompt": [ASK, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "roles do not alternate", "drop turns"),
 ], ids=str)  # fmt: skip
 def test_what_is_no_pair_is_refused(encode, row, said, cure):

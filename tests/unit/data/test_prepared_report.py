@@ -8,6 +8,7 @@ import pytest
 
 from brigade.train.data import packing, report
 from brigade.train.data import prepare as preparing
+from brigade.train.data.collate import Layout
 from brigade.train.data.store import IGNORED, Samples
 from brigade.train.recipe.batch import batch_arithmetic
 from testing.preparing import chats, figures, mixed
@@ -134,7 +135,7 @@ def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
     from brigade.train.data.collate import Collate, WithFiller
     from brigade.train.data.sampling import GlobalBatches
 
-    collate = Collate(0, padding_free=False, packed=False, cumulative=False)
+    collate = Collate(0, Layout(padding_free=False, packed=False, cumulative=False))
     samples = WithFiller(prepared.train, 0)
     found = [
         collate(samples.__getitems__(each))["about"]

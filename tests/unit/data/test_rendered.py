@@ -19,6 +19,10 @@ CHAT = (
 )
 
 
+def turns(question, text):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+
+
 def level(sign):
     return sign and ("sure" if sign.sure else "counted")
 
@@ -84,20 +88,31 @@ def test_the_runs_own_template_is_known_whatever_it_writes(machine):
 def test_a_tools_result_in_its_tags_is_counted():
     result = {"role": "tool", "content": "<tool_response>\n{}\n</tool_response>"}
     (said,) = look([result], re.compile("(?!)"), ("", ""))
+    assert not look([result], re.compile("(?!)"), ("", ""), own={"<tool_response>"})
     assert said.startswith("<tool_response> at the beginning of tool results")
     assert not look([result | {"content": "{}"}], re.compile("(?!)"), ("", ""))
 
 
-def test_a_tag_of_html_is_no_end(machine):
-    found = machine(CHAT).chats
-    found.refuse_rendered("Strike it.", "an <s>old</s>")
-    with pytest.raises(BadRow, match="the completion ends with the control token '</s>'"):
-        found.refuse_rendered("Strike it.", "an old</s>")
+def test_the_runs_own_end_is_known_whatever_it_is(machine):
+    """In pairs of texts as in messages; other special tokens that an answer ends with, as those of boxes, are counted."""
+    loaded = machine(CHAT.replace("</s>", "<stop>"))
+    assert loaded.chats.end == "<stop>" and machine(CHAT.replace("</s>", "")).chats.end == ""
+    for text, refused in (
+        ("yo<stop>", True),
+        ("yo <stop>\n", False),
+        ("yo<box>", False),
+        ("an <s>old</s>", False),
+        ("old</s>", True),
+    ):
+        for row in {"prompt": "hi?", "completion": text}, {"messages": turns("hi?", text)}:
+            found = loaded.encode(RowChunk([row], "here", 1, 1, None), {})
+            assert len(found.bad) == refused, text
+            assert refused or found.samples["control"].tolist() == [text.count("<")], text
 
 
 def test_a_token_that_the_recipe_adds_is_meant():
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Very.<|end|>"}]
-    assert look(messages, re.compile("(?!)"), ("", ""), {"<|end|>"}) == ()
+    assert look(messages, re.compile("(?!)"), ("", ""), own={"<|end|>"}) == ()
     with pytest.raises(BadRow, match="the assistant turn ends with"):
         look(messages, re.compile("(?!)"), ("", ""))
 
@@ -119,7 +134,7 @@ def machine():
         words = {word: number for number, word in enumerate(["<s>", "</s>", "hi", "yo", "?"])}
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens(["<s>", "</s>"])
+        tokenizer.add_special_tokens(["<s>", "</s>", "<stop>", "<box>"])
         around = " ".join(part for part in (before, "$A", behind) if part)
         tokenizer.post_processor = processors.TemplateProcessing(
             single=around, special_tokens=[("<s>", 0), ("</s>", 1)]

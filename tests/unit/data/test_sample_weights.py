@@ -6,10 +6,10 @@ import torch
 
 from brigade.errors import UserError
 from brigade.train.data import report
-from brigade.train.data.collate import WEIGHTS, Collate, WithFiller
+from brigade.train.data.collate import WEIGHTS, Collate, Layout, WithFiller
 from brigade.train.data.sampling import GlobalBatches
-from brigade.train.model import supervised_loss
-from brigade.train.parallel import tiled
+from brigade.train.distributed.process import this_process
+from brigade.train.loss import supervised_loss, tiled
 from testing.chats import HELD, chat
 
 WEIGHS = {"columns": {"weight": "weight"}}
@@ -21,7 +21,7 @@ def rows(*weights):
 
 def batch(data, padding_free=True, **how):
     whole = WithFiller(data.train, 0)
-    return Collate(0, padding_free, how.pop("packed", False), False, **how)(
+    return Collate(0, Layout(padding_free, how.pop("packed", False), False, **how))(
         ([whole[i] for i in range(len(data.train))], 1)
     )
 
@@ -63,7 +63,7 @@ def test_where_all_weigh_one_nothing_is_handed_on(from_rows):
     assert weighed.train.counted().tolist() == plain.train.counted().tolist()
     assert weighed.train.counted().dtype == np.int64
     some = from_rows(*rows(1, 1, 2), **WEIGHS)
-    assert WEIGHTS not in Collate(0, True, False, False)(([some.train[0], some.train[1]], 1))
+    assert WEIGHTS not in Collate(0, Layout(True, False, False))(([some.train[0], some.train[1]], 1))
 
 
 def test_the_columns_name_is_the_sources_own_and_a_text_of_csv_is_a_number(from_rows, prepare, write, tmp_path):
@@ -82,7 +82,7 @@ def test_the_columns_name_is_the_sources_own_and_a_text_of_csv_is_a_number(from_
     [
         (None, "holds no weight"),
         (-1, "is -1, not a weight"),
-        (float("nan"), "not a weight"),
+        (float("nan"), "holds no weight"),  # as null
         (float("inf"), "not a weight"),
         ("heavy", "is 'heavy', not a weight"),
         (True, "is True, not a weight"),
@@ -124,12 +124,9 @@ class Model:
 
 
 def loss_of(logits, targets, weights, terms=supervised_loss.PLAIN, items=3.0, flat=True):
-    known = supervised_loss.WEIGHTS.set(weights)
-    try:
-        labels = {"shift_labels": targets} if flat else {"labels": targets}
+    labels = {"shift_labels": targets} if flat else {"labels": targets}
+    with this_process.forward_pass.told(weights=weights):
         return supervised_loss._of_model(Model(), terms, logits, num_items_in_batch=items, **labels)
-    finally:
-        supervised_loss.WEIGHTS.reset(known)
 
 
 @pytest.fixture
@@ -187,11 +184,9 @@ def test_a_head_in_tiles_weighs_too(given):
     losses = []
     for tiles in (None, 7):
         tiled.apply(model, tiles, None, terms=terms)
-        known = supervised_loss.WEIGHTS.set(weights)
-        losses.append(model(input_ids=ids, labels=ids, num_items_in_batch=5.5).loss)
-        supervised_loss.WEIGHTS.reset(known)
+        with this_process.forward_pass.told(weights=weights):
+            losses.append(model(input_ids=ids, labels=ids, num_items_in_batch=5.5).loss)
     assert torch.allclose(*losses)
     held_out = model.eval()(input_ids=ids, labels=ids, num_items_in_batch=5.5).loss
-    known = supervised_loss.WEIGHTS.set(weights)
-    assert torch.equal(model(input_ids=ids, labels=ids, num_items_in_batch=5.5).loss, held_out)
-    supervised_loss.WEIGHTS.reset(known)
+    with this_process.forward_pass.told(weights=weights):
+        assert torch.equal(model(input_ids=ids, labels=ids, num_items_in_batch=5.5).loss, held_out)

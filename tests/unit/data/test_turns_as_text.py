@@ -96,3 +96,22 @@ def test_parts_of_a_content_may_be_a_text(spell):
 def test_a_text_of_turns_is_not_learned_as_letters(from_rows, mistake):
     message = mistake(from_rows, {"text": "A story."}, {"text": json.dumps(CHAT)})
     assert "line 2" in message and "'text' is a list of turns" in message and "columns: {messages: text}" in message
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps(CHAT), repr(CHAT), json.dumps({"messages": CHAT}), json.dumps(SHAREGPT), json.dumps(CHAT[1]),
+    json.dumps(CHAT)[:-9],
+])  # fmt: skip
+def test_turns_within_a_turn_are_counted(text):
+    """They may be what was asked for."""
+    for role in ("user", "assistant"):
+        unread = set()
+        turns([{"role": role, "content": text}], unread)
+        assert unread == {f"contents of {role!r} that are a list of turns as text, read as letters"}
+    unread = set()
+    turns([{"role": "tool", "content": text}, {"role": "assistant", "content": f"Here: {text}"}], unread)
+    turns(
+        [{"role": "assistant", "content": '[{"name": "user"}]'}, {"role": "user", "content": '{"role": "a judge"}'}],
+        unread,
+    )
+    assert not unread

@@ -1,5 +1,7 @@
 """What nobody reads of the rows that are trained on is counted and said; what contradicts itself is refused."""
 
+import math
+
 import pytest
 
 from brigade.train.data import report, rows
@@ -98,9 +100,9 @@ def test_marks_of_pictures(from_rows, mistake, text, refused):
     ({"messages": turns("a", [{"type": "text", "text": {"a": 1}}])}, "is {'a': 1}, not text"),
     ({"messages": turns([{"type": "text", "text": "a", "loss": True}], "b")}, "loss of parts True asks for loss"),
     ({"prompt": "a", "completion": "b", "history": ["c"]}, "pairs of texts"),
-    ({"prompt": "<|im_start|>user\na", "completion": "b"}, "chat template already"),
-    ({"prompt": "a", "completion": "b<|im_end|>"}, "control token '<|im_end|>'"),
-    ({"prompt": "a", "completion": "b<|im_end|>\n"}, "control token '<|im_end|>'"),
+    ({"prompt": "<|im_start|>user\na", "completion": "b"}, "through a template already"),
+    ({"prompt": "a", "completion": "b<|im_end|>"}, "the assistant turn ends with '<|im_end|>'"),
+    ({"prompt": "a", "completion": "b<|im_end|>\n"}, "the assistant turn ends with '<|im_end|>'"),
     ({"prompt": "a", "completion": "b", "context": "c"}, "column 'context' belongs to the question"),
     ({"prompt": "a", "completion": "b", "input": "c"}, "column 'input' belongs to the question"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
@@ -130,6 +132,33 @@ def test_what_holds_nothing_is_not_counted(from_rows):
     assert from_rows(row).facts["unread"] == {"'enable_thinking' of chat_template_kwargs": 1}
 
 
+@pytest.mark.parametrize("row, column", [
+    ({"prompt": "a", "completion": "None"}, "completion"), ({"prompt": "NULL", "completion": "b"}, "prompt"),
+    ({"text": " NaN\n"}, "text"), (chat("a", "nan"), "messages"), (chat("<NA>", "b"), "messages"),
+    ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "null"}]}, "conversations"),
+    ({"prompt": "a", "completion": "b", "system": "nan"}, "system"),
+    ({"instruction": "a", "input": "NaN", "completion": "b"}, "input"),
+    ({"prompt": [turns("a")[0]], "completion": "undefined"}, "completion"),
+])  # fmt: skip
+def test_what_tables_print_of_a_missing_value_is_counted(from_rows, row, column):
+    named = {"messages": "conversations", "prompt": "instruction"}
+    columns = {ours: name for ours, name in named.items() if name in row}
+    (said,) = from_rows(row, columns=columns).facts["unread"]
+    assert f"as a text of column {column!r}" in said
+    honest = {"prompt": "Is it null?", "completion": "None of them is NaN.", "id": None}
+    assert not from_rows(honest).facts["unread"]
+
+
+def test_a_missing_value_names_who_made_it(prepare, mistake, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text("prompt,completion\na,b\nc,None\n")
+    message = mistake(prepare, dataset_name=str(tmp_path / "set"))
+    assert "'completion' is null" in message and "train_file reads them as texts" in message
+    (tmp_path / "held.csv").write_text("text\nheld out\n")
+    files = {"train_file": str(tmp_path / "set" / "train.csv"), "validation_file": str(tmp_path / "held.csv")}
+    assert len(prepare(**files).train) == 2
+
+
 def test_a_system_turn_that_says_the_same_stays(from_rows, tokenizer):
     row = {"messages": [{"role": "system", "content": "x"}, *turns("a", "b")], "system": "x"}
     prepared = from_rows(row)
@@ -140,3 +169,38 @@ def test_all_parts_of_a_turn_may_be_left_out(from_rows, tokenizer):
     parts = [{"type": "text", "text": "b", "train": False}, {"type": "text", "text": "c", "weight": 0}]
     prepared = from_rows({"messages": turns("a", parts, "d", "e")})
     assert words(tokenizer, prepared.train[0]) == "e<|im_end|>"
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": None}}}]}
+ASKED = {"role": "user", "content": "a"}
+SYSTEM = {"columns": {"system": "persona"}}
+
+
+@pytest.mark.parametrize("row, said, data", [
+    # What tables write for keys and columns that a row does not have.
+    (chat("a", "b", system=None, tools=None, weight=None, id=None, images=None, chat_template_kwargs={"x": None}), "", {}),
+    ({"messages": turns("a", "b", weight=None, name=None, tool_calls=None, reasoning_content=None)}, "", {}),
+    ({"prompt": "a", "completion": "b", "history": None, "input": None, "system": None}, "", {}),
+    # pandas' number in its place
+    (chat("a", "b", images=math.nan, documents=math.nan, objects=math.nan, weight=math.nan), "", {}),
+    (chat("a", "b", system=math.nan, tools=math.nan), "null in column {}, read as no value", {}),
+    ({"prompt": "a", "completion": "b", "history": math.nan}, "null in column 'history', read as no value", {}),
+    # where the recipe says that a column holds something
+    (chat("a", "b", persona=None), "null in column 'persona', read as no value", SYSTEM),
+    (chat("a", "b", persona=""), "", SYSTEM),
+    # within an object, where null may be meant
+    ({"messages": [ASKED, CALL]}, "null in arguments of tool calls, learned as null", {"chat_template": "qwen3"}),
+    (
+        chat("a", "b", tools=[{"name": "f", "parameters": {"properties": {"x": None}}}]),
+        "null in definitions of tools, shown to the model as null",
+        {"chat_template": "qwen3"},
+    ),
+    (
+        chat("a", "b", tools=[{"name": "f", "parameters": {"properties": {"x": {"default": None, "enum": [1, None]}}}}]),
+        "",
+        {"chat_template": "qwen3"},
+    ),
+])  # fmt: skip
+def test_null_is_counted_where_it_may_hide_something(from_rows, row, said, data):
+    names = ("system", "tools") if "{" in said else ("",)
+    assert from_rows(row, **data).facts["unread"] == {said.format(repr(name)): 1 for name in names if said}

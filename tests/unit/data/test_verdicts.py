@@ -31,7 +31,7 @@ def read(row, columns=None, rows=PAIRS):
     ({"chosen_length": 3, "rejected_length": 9}, "column 'chosen_length', column 'rejected_length'"),
     ({"chosen_toxicity_score": 0, "rejected_toxicity_score": 1},
      "column 'chosen_toxicity_score', column 'rejected_toxicity_score'"),
-    ({"score_chosen": float("nan"), "score_rejected": 1.0}, "column 'score_chosen', column 'score_rejected'"),
+    ({"score_chosen": float("nan"), "score_rejected": 1.0}, "column 'score_rejected'"),  # as null
     ({"winner": "chosen"}, ""), ({"preference": "Chosen"}, ""), ({"better": True}, ""), ({"better": "Very."}, ""),
     ({"label": True}, ""), ({"label": 1}, ""), ({"label": "chosen"}, ""), ({"kto_tag": "true"}, ""),
     ({"margin": 2.5}, "column 'margin'"), ({"rating": [9, 8]}, ""), ({"score": 7}, "column 'score'"),

@@ -9,32 +9,32 @@ import pytest
 from torch.distributed import TCPStore
 
 from brigade.hosts.held_port import HeldPort
-from brigade.train import cpu_threads
 from brigade.train.distributed import process_group
+from brigade.train.host import cpu_threads
 from testing.launches import REPOSITORY, talk
 
 
 def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigterm(monkeypatch):
-    """And its ranks share the host's cores, unless the user says otherwise."""
+    """And its ranks share the host's cores, unless the user says otherwise, and read the files that came with the order."""
     monkeypatch.delenv(cpu_threads.VARIABLE, raising=False)
     stubborn = (
         "import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        "print('up ' + os.environ['OMP_NUM_THREADS'], flush=True)\ntime.sleep(600)"
+        "print('up ' + os.environ['OMP_NUM_THREADS'] + ' ' + open(os.environ['READ']).read(), flush=True)\ntime.sleep(600)"
     )
     order = {
         "do": "start",
         "run": f"test-{time.monotonic_ns()}",
         "command": [sys.executable, "-c", stubborn],
         "cwd": str(REPOSITORY),
-        "environment": {},
-        "files": {},
+        "environment": {"READ": "{launched.json}"},
+        "files": {"launched.json": "texts"},
         "ranks": 2,
     }
     lines, seconds = talk(order, seconds=1.5)
     kinds = [line["is"] for line in lines]
     assert kinds[0] == "hello" and "stopped" in kinds
-    assert {"is": "launcher", "out": f"up {cpu_threads.share(2)}"} in lines
+    assert {"is": "launcher", "out": f"up {cpu_threads.share(2)} texts"} in lines
     assert seconds < 15
     from brigade.hosts.host_facts import processes
 

@@ -12,7 +12,7 @@ from brigade.hosts import environment, ssh
 from brigade.hosts.connection import CURES, cure_of, transport
 from brigade.hosts.job import make
 from brigade.launch import launchers
-from testing.launches import REPOSITORY, SECRET, launch
+from testing.launches import REPOSITORY, SECRET, launch, launch_here
 
 TAILS = {
     "torchrun": "torchrun --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr node1 --master_port 29500",
@@ -25,7 +25,7 @@ TAILS = {
 @pytest.mark.parametrize("launcher", TAILS)
 def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, launcher):
     file = hostfile(node1=4, node2=4)
-    done = launch(
+    done = launch_here(
         "recipes/tiny/full.yaml",
         "--hostfile",
         file,
@@ -81,7 +81,7 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
     file = hostfile(node1=2, node2=2)
     for words, part in cases.items():
         given = words if words[0] == "--hostfile" or words[1] == "slurm" else ("--hostfile", file, *words)
-        done = launch("recipes/tiny/full.yaml", *given)
+        done = launch_here("recipes/tiny/full.yaml", *given)
         assert done.returncode == 2 and done.stdout == ""
         assert any(one in done.stderr for one in part.split("|")) and done.stderr.count("\n") == 3, done.stderr
         assert SECRET not in done.stderr
@@ -216,7 +216,7 @@ def test_a_key_that_asks_for_a_passphrase_is_named(tmp_path, monkeypatch):
     known = f"identityfile {tmp_path}/absent\nidentityfile {tmp_path}/open\nidentityfile {tmp_path}/locked\n"
 
     def cure(of_agent):
-        monkeypatch.setattr(ssh, "_said", lambda *words: of_agent if words[0] == "ssh-add" else known)
+        monkeypatch.setattr(ssh, "said", lambda *words: of_agent if words[0] == "ssh-add" else known)
         ssh.locked_key.cache_clear()
         return cure_of("root@node7: Permission denied (publickey).", "node7")
 

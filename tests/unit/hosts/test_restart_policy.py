@@ -46,6 +46,8 @@ def on(host, text="[Errno 5] Input/output error"):
     ("faults", "repeats"),
     [
         ([failed("reported", text="error on node1, rank 0: flag --max_steps", code=2)], True),
+        ([failed("exit", code=2)], False),  # nobody has reported a mistake
+        ([failed("launcher", code=2)] * 3, False),
         ([failed("reported", "node2", "error: rendezvous at node1:29500", 2, "", "passing")] * 3, False),
         ([on("node2")] * 2, False),
         ([on("node2")] * 3, True),

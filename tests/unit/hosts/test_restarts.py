@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.errors import console
 from brigade.hosts import hearing, host_facts
 from brigade.hosts.host_facts import RUN, progress
 from brigade.hosts.job import make
@@ -94,7 +93,6 @@ def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path
 
 
 def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_path, monkeypatch, capsys, mistake):
-    monkeypatch.setattr(console, "_loss_told", False)
     (tmp_path / "file").touch()
     stat = os.stat
 
@@ -111,20 +109,31 @@ def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_p
 
 
 # ---- what was lost -----------------------------------------------------------------------------------------------
-LOST = {  # what is known after the first host was lost; logging_steps; what is said of steps
+LOST = {  # what is known after the first host was lost; logging_steps; what is said of steps; the last whole step by the ranks
     "outputs local to each host": ({"checkpoint": 10, "by_first": False}, 1, None),
     "a shared output": ({"started": "1", "step": 13, "checkpoint": 10, "by_first": False}, 1, "lost: 3 steps, and"),
     "every tenth step on record": ({"started": "1", "step": 10, "checkpoint": 10}, 10, "lost: 0 to 9 steps, and"),
     "it never trained": ({"by_first": True}, 1, "lost: 0 steps, and"),
+    "a full disk: nothing is logged": ({"started": "1", "step": 10, "checkpoint": 10}, 1, "lost: 5 steps, and", 15),
+    "the ranks' word for what is not logged": (
+        {"started": "1", "step": 10, "checkpoint": 10},
+        10,
+        "lost: 5 steps, and",
+        15,
+    ),
+    "no events at all": ({"checkpoint": 10}, 1, "lost: 5 steps, and", 15),
 }
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeypatch, capfd, name):
-    after, every, said = LOST[name]
+    after, every, said, *done = LOST[name]
     monkeypatch.chdir(tmp_path)
     channel = SimpleNamespace(host="node2", hello={}, stopped=True)
-    judge = SimpleNamespace(failures=[Failure(0.0, "lost", "node1", text="nothing heard of it")], met=lambda: True)
+    judge = SimpleNamespace(
+        failures=[Failure(0.0, "lost", "node1", text="nothing heard of it")], met=lambda: True, done=None
+    )
+    judge.done = done[0] if done else None
     attempts = [
         SimpleNamespace(code=1, judge=judge, after=after),
         SimpleNamespace(code=0, judge=judge, after={"started": "2", "step": 20, "first": 10, "by_first": True}),

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from brigade.errors import console
 from brigade.launch import first_failure
 from brigade.launch.first_failure import Failure
 from brigade.launch.status_and_logs import Output
@@ -51,6 +50,8 @@ def test_a_rank_that_follows_is_the_cause_only_where_nothing_else_is():
 
 def test_exit_codes_and_words():
     assert failure(0, "reported", code=2).exit_code == 2
+    for kind in ("exit", "launcher", "follows", "unfinished", "hang"):  # any library may end a process with 2
+        assert failure(0, kind, code=2).exit_code == 1 and failure(0, kind, code=2).whose != "user"
     assert failure(0, "signal", code=-9).exit_code == 1
     said = failure(0, "signal", "node2", 1, -9)
     assert said.in_words() == "node2, rank 1 failed first: killed by signal 9 (SIGKILL)"
@@ -62,7 +63,6 @@ def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
     raised = failure(0, "reported", "node2", 1)
     lines = first_failure.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
     assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
-    monkeypatch.setattr(console, "_loss_told", False)
     monkeypatch.setattr(Output, "path", lambda *_: Path("/dev/full"))
     with Output(["node1"], tmp_path) as output:
         output.keep("rank-0-node1", "words")

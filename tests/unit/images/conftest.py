@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from brigade.train.data.images import ImageSource
-from brigade.train.images import processor as processors
+from brigade.train.model.images import processor as processors
 from testing.vision_models import write_vision_model
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from brigade.errors import UserError
-from brigade.train.data.collate import ABOUT, Collate
-from brigade.train.images import processor as processors
+from brigade.train.data.collate import ABOUT, Collate, Layout
+from brigade.train.distributed.process import this_process
+from brigade.train.engines.parallel.sequence import DividedSequences, cut_before_decoder
 from brigade.train.model import tower_inputs
+from brigade.train.model.images import processor as processors
 from brigade.train.model.tower_inputs import TOWER
-from brigade.train.parallel.sequence import DividedSequences, cut_before_decoder
 from brigade.train.recipe.objectives import ANSWERS
-from brigade.train.upstream import image_masks
+from brigade.train.upstream import samples_end_to_end
 from testing.marks import cases
 from testing.vision_configs import MODELS, QUICK
 from testing.vision_kinds import KINDS
@@ -94,7 +95,7 @@ def parts(model, numbers):
 
 
 def collated(model, sequences, how="sdpa", padding_free=True, packed=True, **more):
-    collate = Collate(0, padding_free, packed, cumulative=how == "varlen", processor=model.processor, **more)
+    collate = Collate(0, Layout(padding_free, packed, cumulative=how == "varlen", processor=model.processor, **more))
     return collate((sequences, None))
 
 
@@ -139,10 +140,10 @@ def test_padded_samples_have_the_logits_that_they_have_alone(kind, vision):
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if processors.models()[kind].masks])
 def test_masks_of_transformers_own_are_wrong_behind_the_first_sample(kind, vision, monkeypatch):
-    """Once this fails, brigade/train/upstream/image_masks.py is needed no longer."""
+    """Once this fails, brigade/train/upstream/samples_end_to_end.py is needed no longer."""
     model = vision(kind)
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    monkeypatch.setattr(module, image_masks.NAME, getattr(module, image_masks.NAME).plain)
+    monkeypatch.setattr(module, samples_end_to_end.NAME, getattr(module, samples_end_to_end.NAME).plain)
     with torch.no_grad():
         got = logits_of(model.model(), flat(model))[0].split(
             [*lengths_of(model, range(4)), len(model.processor.blank()["labels"])]
@@ -232,13 +233,10 @@ def test_a_tower_that_is_told_of_its_grids_computes_the_same(kind, vision):
     tower_inputs.take_over(made)
     with torch.no_grad():
         alone = logits_of(made, batch)
-        known = tower_inputs.MADE.set(told)
-        try:
+        with this_process.forward_pass.told(of_tower=told):
             assert torch.equal(logits_of(made, batch), alone)
-            tower_inputs.MADE.set({**told, "position_ids": told["position_ids"].flip(0)})
+        with this_process.forward_pass.told(of_tower={**told, "position_ids": told["position_ids"].flip(0)}):
             assert not torch.equal(logits_of(made, batch), alone)
-        finally:
-            tower_inputs.MADE.reset(known)
 
 
 # ---- sequences that ranks divide -------------------------------------------------------------------------------------
@@ -270,13 +268,13 @@ def test_parts_of_sequences_have_their_features(kind, vision):
     made = copy.deepcopy(model.model("varlen"))
     rows = ([sequence(model, number) for number in several], 17)
     how = (False, False, ANSWERS, False, model.processor, True)
-    plain = Collate(0, True, True, True, of, *how)(rows)
+    plain = Collate(0, Layout(True, True, True, of, *how))(rows)
     whole = _at_the_decoder(made, plain)
     parts = []
     for number in range(of):
         divided = copy.deepcopy(made)
         cut_before_decoder(divided, number, of)
-        batch = DividedSequences(0, True, True, True, 1, *how, number=number, of=of)(rows)
+        batch = DividedSequences(0, Layout(True, True, True, 1, *how), number=number, of=of)(rows)
         parts.append(_at_the_decoder(divided, batch))
     for key, dimension in (("inputs_embeds", 1), ("position_ids", -1), ("visual_pos_masks", 1)):
         if whole.get(key) is not None:

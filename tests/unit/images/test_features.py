@@ -6,7 +6,7 @@ import shutil
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from brigade.train.images import features
+from brigade.train.model.images import features
 from brigade.train.recipe import flags
 from testing.vision_kinds import KINDS
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from brigade.train.loop import parameter_groups
+from brigade.train.engines import parameter_groups
+from brigade.train.engines.parallel import checks
+from brigade.train.loss.summed_loss import why_not_divided
 from brigade.train.model import adapters, attention, parts, processor_files
 from brigade.train.model.load import load_base, load_model, materialise, weights
 from brigade.train.model.load_trained import load_trained
 from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
-from brigade.train.model.summed_loss import why_not_divided
-from brigade.train.parallel import checks
 from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes

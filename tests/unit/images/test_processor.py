@@ -10,7 +10,7 @@ import torch
 
 from brigade.errors import UserError
 from brigade.train.data.rows import BadRow
-from brigade.train.images import processor as processors
+from brigade.train.model.images import processor as processors
 from brigade.train.upstream.image_processors import read_image_processor
 from testing.vision_configs import MODELS
 from testing.vision_kinds import KINDS

@@ -10,9 +10,10 @@ from PIL import Image
 
 from brigade.train.data.image_store import ImageWriter, StoredImages
 from brigade.train.data.images import ImageReader, ImageRules, ImageSource
-from brigade.train.images import processor as processors
-from brigade.train.images import saved
+from brigade.train.host.checksums import write_manifest
 from brigade.train.model import processor_files
+from brigade.train.model.images import processor as processors
+from brigade.train.model.images import saved
 from brigade.train.recipe.images import within
 
 
@@ -53,6 +54,7 @@ def prepared(tmp_path):
         writer = ImageWriter(folder)
         writer.add([(reader.read({"bytes": clear(90, 50)}),)])
         writer.close()
+        write_manifest(folder, folder.name)
         return folder
 
     return call
@@ -132,4 +134,5 @@ def test_an_image_that_is_scaled_before_is_compared_first(tmp_path):
     writer.add([(source("a"),), (), (source("b", scaled=True), source("c"))])
     assert writer.counts().tolist() == [1, 0, 2] and writer.scaled().tolist() == [0, 0, 1]
     writer.close()
+    write_manifest(tmp_path, tmp_path.name)
     assert StoredImages(tmp_path).one().content == b"b"

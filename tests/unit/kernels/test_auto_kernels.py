@@ -8,7 +8,7 @@ import yaml
 
 from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
-from brigade.train.cluster import World
+from brigade.train.host.cluster import World
 from brigade.train.recipe.identity import identity, recorded
 from brigade.train.recipe.schema import BY_PROOF
 from brigade.train.strategy import Strategy

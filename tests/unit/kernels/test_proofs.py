@@ -1,14 +1,14 @@
 """Which kernels are taken: a proof is for what it was made with, and what is slow is left."""
 
-import json
 import multiprocessing
 
 import pytest
 import transformers
 
 from brigade.kernels import auto, judging, proofs, prove
-from brigade.train.cluster import World
 from brigade.train.distributed import devices
+from brigade.train.host.checksums import sealed
+from brigade.train.host.cluster import World
 from brigade.train.model import attention
 from testing.made_up_kernels import (
     A100,
@@ -181,10 +181,19 @@ def test_a_corrupted_file_is_no_proof(content):
     assert found is None and str(proofs.path_of(key)) in note and "not used" in note
 
 
+def test_a_proof_with_another_figure_is_no_proof():
+    proof = proof_of(A100, varlen=1.5)
+    file = proofs.write(proof)
+    assert proofs.read(proof["key"]) == (proof, "")
+    file.write_text(file.read_text().replace("1.5", "1.6"))
+    found, note = proofs.read(proof["key"])
+    assert found is None and "checksum is another" in note and "not used" in note
+
+
 def test_a_file_under_anothers_name_is_no_proof():
     proof, key = proof_of(A100, varlen=1.0), proofs.key(config(), SHAPES, H100)
     proofs.path_of(key).parent.mkdir(parents=True)
-    proofs.path_of(key).write_text(json.dumps(proof))
+    proofs.path_of(key).write_text(sealed(proof))
     found, note = proofs.read(key)
     assert found is None and A100["name"] in note and "not used" in note
 

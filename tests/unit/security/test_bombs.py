@@ -14,10 +14,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from brigade.errors import UserError
-from brigade.train import limits
 from brigade.train.data import chat_template, json_rows, rows, sources
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
+from brigade.train.host import limits
 from brigade.train.model import base_weights
 from brigade.train.model.config_json import read_config
 from brigade.train.recipe import flags
@@ -211,6 +211,38 @@ def test_a_template_that_wants_all_memory_is_stopped(tmp_path, monkeypatch, mist
     chunk = next(json_rows.JsonLines([path]).chunks())
     said = mistake(encoder("{{ 'a' * 10 ** 11 }}" + MARKS).encode, chunk, {})
     assert f"{path}, line 1" in said and "4 GiB" in said
+
+
+LARGE = {
+    "product": "{{ 'a' * 10 ** 7 }}",
+    "replaced": "{{ ('a' * 1000) | replace('a', 'b' * 10000) }}",
+    "joined": "{{ range(99999) | join('a' * 100) }}",
+    "padded": "{{ '%10000000d' % 1 }}",
+    "centred": "{{ 'a' | center(10 ** 7) }}",
+    "doubled": "{% set n = namespace(t='a') %}{% for a in range(24) %}{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}",
+    "list": "{{ [1] * 10 ** 6 }}",
+    "indented": "{{ ('a\\n' * 1000) | indent(10000) }}",
+}
+
+
+@pytest.mark.parametrize("trap", LARGE.values(), ids=LARGE)
+def test_a_template_that_writes_far_more_than_its_chat_is_refused(trap):
+    chat = [{"role": "user", "content": "a"}]
+    with pytest.raises(rows.BadRow, match="letters for a chat that has"):
+        encoder(trap + MARKS).chats.render(chat, None, {})
+
+
+def test_a_long_chat_is_rendered():
+    chat = [{"role": "user", "content": "a" * 2**20}]
+    assert len(encoder(MARKS).chats.render(chat, None, {}).text) == 2**20
+
+
+@pytest.mark.parametrize("trap", ["{{ 'a' * 10 ** 11 }}", "{{ [0] * 10 ** 10 }}", "{{ '%100000000000d' % 1 }}"])
+def test_a_question_and_a_trial_of_a_template_have_a_limit_of_memory(trap, mistake):
+    chat = [{"role": "user", "content": "a"}]
+    assert "more than 1 GiB" in mistake(encoder(trap + MARKS).prompt, chat)
+    render = chat_template.bounded_template()(lambda: render_jinja_template([chat], chat_template=trap))
+    assert "TEMPLATE_BYTES" in mistake(render)
 
 
 # ---- the limits themselves ---------------------------------------------------------------------------------------

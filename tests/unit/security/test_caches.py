@@ -12,7 +12,7 @@ from brigade.errors import UserError
 from brigade.kernels import proofs
 from brigade.launch import background
 from brigade.report import library
-from brigade.train import cache
+from brigade.train.host import cache
 
 STRANGER = 65534
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -33,12 +33,12 @@ def test_a_cache_is_made_for_its_owner_alone(home):
     before = os.umask(0o002)  # of hosts where each user has a group
     try:
         cache.remembered("key", lambda: "text")
-        cache.once(home / "prepared/data", lambda folder: False, lambda aside: (aside / "tokens").write_text("one"))
+        cache.once(home / "prepared/data", lambda aside: (aside / "tokens").write_text("one"))
     finally:
         os.umask(before)
     made = home.parent, home, home / "digests", home / "prepared", home / "prepared/data"
     assert [mode(path) for path in made] == [0o700] * 5
-    assert [mode(path) for path in (home / "digests").iterdir()] == [0o600]
+    assert {mode(path) for path in (home / "digests").iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("others", [0o770, 0o707, 0o777])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from brigade.train.cluster import World
-from brigade.train.distributed import elastic, entrance, sealed
+from brigade.train.host.cluster import World
+from brigade.train.local import elastic, entrance, sealed
 
 TOKEN, FILES = "of this run", 256  # that it may open, as on hosts with a low limit
 
@@ -64,7 +64,7 @@ class Replica:
 def coordinator():
     """(its port, its process): of one replica, whose patience is a minute."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "brigade.train.distributed.coordinator"],
+        [sys.executable, "-m", "brigade.train.local.coordinator"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from brigade.errors import UserError
-from brigade.train.cluster import World
 from brigade.train.distributed import exchange, ranks
-from brigade.train.distributed.elastic import ElasticPeers
-from brigade.train.distributed.replicas import Peers
-from brigade.train.loop import hand_over
-from brigade.train.loop.measured_states import States
+from brigade.train.host.cluster import World
+from brigade.train.local import hand_over
+from brigade.train.local.elastic import ElasticPeers
+from brigade.train.local.peers import Peers
 from brigade.train.recipe.batch import Batch
+from brigade.train.watch.measured_states import States
 
 ROOT = pathlib.Path(__file__).parents[3]
 SENT = {
@@ -135,7 +135,7 @@ def peers():
     """Two replicas of one rank each, in threads."""
     store = torch.distributed.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda number: Peers(store, number, 2), range(2)))
+        return list(pool.map(lambda number: Peers(store, number, 2, {}), range(2)))
 
 
 def beside(act):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade.train import files
+from brigade.train.host import files
 from brigade.train.run import events
 
 

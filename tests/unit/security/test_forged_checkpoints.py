@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, resume, saved_weights, states
+from brigade.train.host.cluster import World
 from brigade.train.model import base_weights
-from brigade.train.upstream import nvme_resume, unpickling
+from brigade.train.upstream import deepspeed_optimizers, unpickling
 
 RUN = SimpleNamespace(
     replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)
@@ -109,7 +110,7 @@ def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint
     forge(folder / name, marker, form)
     readers = [lambda folder: resume.check_pickles(RUN, folder), states_of]
     readers += [saved_weights.load] if engine != "one process" and not name.startswith(MOMENTS) else []
-    readers += [lambda folder: nvme_resume.restore(ENGINE, str(folder))] if name.endswith(OPTIM) else []
+    readers += [lambda folder: deepspeed_optimizers.restore(ENGINE, str(folder))] if name.endswith(OPTIM) else []
     for read in readers:
         with pytest.raises(UserError) as error:
             read(folder)
@@ -283,3 +284,27 @@ def test_a_record_of_two_terabytes_is_a_flaw(tmp_path):
     (tmp_path / manifest.RECORD).touch()
     os.truncate(tmp_path / manifest.RECORD, 2**41)
     assert "is larger than" in manifest.flaw(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damaged", [("optimizer.pt", b"no file of torch's"), ("optimizer.pt", b""), ("scheduler.pt", b"PK\3\4")]
+)
+def test_a_damaged_file_without_a_checksum_costs_this_checkpoint_and_not_the_run(checkpoint, monkeypatch, damaged):
+    """It was refused, though an older whole one was there. What could run code stays refused."""
+    older = checkpoint("one process")
+    newest = older.with_name("checkpoint-4")
+    shutil.copytree(older, newest)
+    (newest / damaged[0]).write_bytes(damaged[1])
+
+    def choose(run, fingerprint, base, found):
+        left = [folder for folder in (newest, older) if folder.name not in found]
+        return left[0], tuple(f"{name}: {problem}" for name, problem in found.items())
+
+    monkeypatch.setattr(resume, "choose", choose)
+    world = World(0, 0, 1, 1, "here", "python")
+    run = SimpleNamespace(**vars(RUN) | {"world": world})
+    folder, skipped = resume.agree(run, "", {})
+    assert folder == older and skipped[0].startswith(f"checkpoint-4: {damaged[0]}: it is damaged, or torch has not")
+    forge(newest / damaged[0], newest / "marker", "torch.save")
+    with pytest.raises(SystemExit):
+        resume.agree(run, "", {})

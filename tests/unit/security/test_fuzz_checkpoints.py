@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from brigade.errors import UserError
 from brigade.train.checkpoint import compatibility, manifest, resume, saved_weights, states
+from brigade.train.host import checksums
 from brigade.train.run.directory import RECORD
 
 RUN = SimpleNamespace(
@@ -77,7 +78,7 @@ def sign(folder: Path) -> None:
     """A record of the files as they are, with all checksums right: they are no secret."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != manifest.RECORD]
     entries = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": manifest.checksum(path)}
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": checksums.of_file(path)}
         for path in files
         if not path.is_symlink()
     }

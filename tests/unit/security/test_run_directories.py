@@ -15,14 +15,15 @@ from brigade.__main__ import main
 from brigade.hosts import host_facts, usage
 from brigade.report import command, page, records
 from brigade.top import watching
-from brigade.train import files
 from brigade.train.checkpoint import memory_stage
-from brigade.train.cluster import World
-from brigade.train.loop import sample_answers, watch_thread
+from brigade.train.host import files
+from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
 from brigade.train.run import earlier, events, leftovers, mark, other_owner, owner, starts, status
 from brigade.train.run import page as run_page
+from brigade.train.step import sample_answers
 from brigade.train.strategy import Strategy
+from brigade.train.watch import watch_thread
 from testing.recorded import write_run
 
 STRANGER = 65534
@@ -285,8 +286,8 @@ def test_who_continues_another_user_s_run_leaves_his_answers_and_replaces_his_pa
 def test_a_link_in_shared_memory_lets_go_of_no_lock(tmp_path, monkeypatch):
     """To close a file gives up all locks that its process has on it, the lock on its own run among them."""
     held = owner.take(tmp_path)
-    (tmp_path / "shm/brigade-a").mkdir(parents=True)
-    (tmp_path / "shm/brigade-a/.lock").symlink_to(tmp_path / owner.FILE)
+    (tmp_path / "shm/brigade.a").mkdir(parents=True)
+    (tmp_path / "shm/brigade.a/.lock").symlink_to(tmp_path / owner.FILE)
     monkeypatch.setattr(memory_stage, "MEMORY", tmp_path / "shm")
     memory_stage._remove_those_of_the_dead()
     ask = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"

@@ -19,6 +19,7 @@ from brigade.check.checks import NotHere
 from brigade.check.probes import reach as probe
 from brigade.errors import UserError
 from brigade.train.distributed import one_host, process_group, ranks
+from brigade.train.distributed.process import this_process
 from testing.reaching import NODES, judged
 
 STRANGER = 65534
@@ -36,7 +37,7 @@ def stranger(script: str, **how) -> subprocess.Popen:
 def fresh(monkeypatch):
     """A process that has not met anybody."""
     monkeypatch.setattr(one_host, "_joins", itertools.repeat(0))  # two ranks are threads of one process
-    monkeypatch.setattr(one_host, "_rank_0", None)
+    monkeypatch.setattr(this_process, "rank_0", None)
     monkeypatch.setattr(one_host.gloo, "around_each_group", lambda guard: None)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
@@ -91,7 +92,7 @@ def test_a_rank_that_never_comes_is_told(fresh):
 
 def test_the_end_of_rank_0_is_noticed(monkeypatch):
     with subprocess.Popen(["sleep", "60"]) as process:
-        monkeypatch.setattr(one_host, "_rank_0", (process.pid, one_host._began(process.pid)))
+        monkeypatch.setattr(this_process, "rank_0", (process.pid, one_host._began(process.pid)))
         assert not one_host.rank_0_is_gone()
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its parent has not asked yet
@@ -160,7 +161,7 @@ def test_a_host_knows_who_else_works_on_it():
 # ---- connections between ranks -----------------------------------------------------------------------------------
 @as_root
 def test_another_users_connection_is_named(monkeypatch):
-    monkeypatch.setattr(one_host, "_rank_0", (os.getpid(), one_host._began(os.getpid())))
+    monkeypatch.setattr(this_process, "rank_0", (os.getpid(), one_host._began(os.getpid())))
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         before = one_host._own_sockets()
@@ -180,7 +181,7 @@ def test_another_users_connection_is_named(monkeypatch):
 RANK = """
 import time
 import torch.distributed as dist
-from brigade.train.cluster import world_from_environment
+from brigade.train.host.cluster import world_from_environment
 from brigade.train.distributed import ranks
 world, make = world_from_environment(), dist.init_process_group
 def slowly(*arguments, **named):

@@ -127,7 +127,8 @@ def test_tables_pass_through_and_keep_their_own_colours(monkeypatch):
 
 def test_every_table_goes_by_the_one_console():
     """A Console of rich's own would show what it is given."""
-    homes = {path.name for path in Path("brigade").rglob("*.py") if re.search(r"import Console\b", path.read_text())}
+    made = re.compile(r"\bConsole\(|\(Console\)")
+    homes = {path.name for path in Path("brigade").rglob("*.py") if made.search(path.read_text())}
     assert homes == {"console.py"}
 
 
@@ -172,7 +173,7 @@ def test_lint_of_a_strangers_file(tmp_path, said_by):
 
 
 def test_an_answer_and_a_sample_of_a_strangers_model(said_by):
-    from brigade.train.loop.sample_answers import show
+    from brigade.train.step.sample_answers import show
 
     entry = {"source": "a", "question": f"q{ALL}", "reference": f"r{ALL}", "answer": f"a{ALL} [bold]b"}
     text = said_by(lambda: show([entry]))

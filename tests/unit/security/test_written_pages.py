@@ -15,9 +15,9 @@ from brigade.hosts.job import make
 from brigade.launch.write import SUFFIXES, text, write
 from brigade.report import facts, figures, page
 from brigade.report.records import Record
-from brigade.train import files
+from brigade.train.host import files
 from brigade.train.recipe.files import REPOSITORY
-from brigade.train.run import directory as runs
+from brigade.train.run import on_disk
 from brigade.train.run.status import ranks_of
 
 BREAKS = ["\n", "\r", "\x85", "\u2028", "\x0b"]
@@ -106,7 +106,7 @@ def test_a_name_that_is_not_utf_8_is_written_as_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize("digits", ["\u00b2", "9" * 5000])
 def test_digits_that_are_no_number(digits, tmp_path, capsys):
     (tmp_path / "checkpoint-\u00b2").mkdir()
-    assert runs.checkpoints(tmp_path) == []
+    assert on_disk.checkpoints(tmp_path) == []
     config = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": digits}}
     (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
     main(["lint", str(tmp_path / "accelerate.yaml")])

@@ -17,6 +17,8 @@ def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     )
     data = prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own))
     assert words(tokenizer, data.train)[0].replace(" ", "") == "def<|im_end|>"
+    own.write_text("\ufeff" + own.read_text())  # as some editors begin a file
+    assert same(prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own)).train, data.train)
 
 
 def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
@@ -52,6 +54,16 @@ def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
 def test_a_template_that_is_not_there(prepare, mistake):
     message = mistake(prepare, chat_template="chatmi")
     assert "chat_template" in message and "'chatmi'" in message and "chatml" in message
+
+
+@pytest.mark.parametrize("content, said", [
+    ("Frage: é".encode("latin-1"), "cannot be read: 'utf-8' codec can't decode byte 0xe9"),
+    (rb"{{ '\ud83d' }}" + CHATML.read_bytes(), r"what the chat template writes of the row has half a surrogate pair (\ud83d)"),
+])  # fmt: skip
+def test_a_template_that_is_no_text(prepare, mistake, tmp_path, content, said):
+    own = tmp_path / "own.jinja"
+    own.write_bytes(content)
+    assert said in mistake(prepare, CHATS[:2], HELD, chat_template=str(own))
 
 
 @pytest.mark.parametrize("template, roles", [

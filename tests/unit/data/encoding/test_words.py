@@ -96,7 +96,8 @@ WITH_CALLS = "gemma4 glm4.5 gpt-oss granite4 llama3 llama4 minimax-m2 mistral ne
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 def test_of_honest_chats_nothing_is_missed(chats, name):
     for kind, turns in HONEST.items():
-        assert not left_out(chats(name), *turns), kind
+        in_other_marks = kind == "empty thoughts" and name in ("gemma4", "gpt-oss", "seed-oss")
+        assert bool(left_out(chats(name), *turns)) == in_other_marks, kind
     for kind, turns in CALLS.items() if name in WITH_CALLS.split() else ():
         assert not left_out(chats(name), *turns, tools=TOOLS), kind
 
@@ -149,6 +150,35 @@ STRINGS = TEXTS.replace("{{ CALLS }}", (
 def test_what_does_not_arrive_is_counted_or_refused(chats, template, turns, expected):
     found = left_out(chats(template), *turns)
     assert found.startswith(expected) if expected else not found, found
+
+
+OTHERS = (
+    "<|begin_of_thought|>", "<|begin_of_solution|>", "<thinking>", "<Thought>", "<reasoning>", "<|START_THINKING|>", "[THINK]",
+    "◁think▷", "<seed:think>", "<longcat_think>", "<|channel>thought", "<|im_start|>think", "## Thinking", "<think>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("template, own", [("qwen3", "<think>"), ("seed-oss", "<seed:think>"), ("gpt-oss", "")])
+def test_thoughts_in_another_format_are_counted(chats, template, own):
+    for mark in OTHERS:
+        found = left_out(chats(template), user("a"), answer(f"{mark}\nHm.\n\nSo: b"))
+        assert mark == own or found.startswith(f"{mark} at the beginning of answers"), found
+        if mark != "<think>":  # which templates look at
+            assert not left_out(chats("chatml"), user("a"), answer(f"{mark}\nHm.\n\nSo: b")), "its own format"
+    for text in (
+        "# Thinking about it",
+        "Thinking: b",
+        "<p>Think</p>",
+        "<b>Thought</b>",
+        "Use <thinking>.",
+        "[Analysis](a.md)",
+    ):
+        assert not left_out(chats(template), user("a"), answer(text))
+    assert left_out(chats("chatml", how="cut"), user("a"), answer("<reasoning>Hm.</reasoning>b"))
+    twice = answer("b", **{"reasoning_content" if own else "thinking": f"{own or '<think>'}\nHm."})
+    assert "where the chat template writes its own" in left_out(chats(template), user("a"), twice)
+    meant = chats(template, own_tokens=("<|begin_of_thought|>",))
+    assert not left_out(meant, user("a"), answer("<|begin_of_thought|>Hm. b"))
 
 
 def test_definitions_of_tools(chats):

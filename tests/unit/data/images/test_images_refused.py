@@ -2,6 +2,7 @@
 
 import io
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -132,6 +133,13 @@ def test_a_tokenizer_without_the_processors_token_is_named(tokenizer, knowing, m
 
 
 # ---- fetching ----------------------------------------------------------------------------------------------------
+SLOW = {
+    "/first": b"HTTP/1.0 200 " + b"O" * 200,
+    "/headers": b"HTTP/1.0 200 OK\r\nX: " + b"x" * 200,
+    "/body": b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 200,
+}
+
+
 @pytest.fixture
 def server(folder):
     """The address of a host that has a.png, and counts what it is asked for."""
@@ -140,6 +148,12 @@ def server(folder):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             asked_for.append(self.path)
+            if self.path in SLOW:  # a byte each 50 ms
+                with suppress(OSError):
+                    for byte in SLOW[self.path]:
+                        self.wfile.write(bytes([byte]))
+                        threading.Event().wait(0.05)
+                return
             code = {"/a.png": 200, "/busy.png": 503}.get(self.path, 404)
             self.send_response(code)
             self.end_headers()
@@ -169,3 +183,7 @@ def test_an_image_is_fetched_where_the_recipe_says_so(encode, shown, problem, se
     assert asked_for == ["/a.png"]
     assert "404" in problem(encode(row("none.png"), rules=rules))
     assert "503" in mistake(encode, row("busy.png"), rules=rules) and asked_for.count("/busy.png") == 3
+    monkeypatch.setattr("brigade.train.data.images.FETCH_WHOLE", 0.1)
+    monkeypatch.setattr("brigade.train.data.images.FETCH_TRIES", 1)
+    for slow in SLOW:
+        assert "longer than 0.1 s" in mistake(encode, row(slow[1:]), rules=rules), slow

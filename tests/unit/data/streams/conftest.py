@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brigade.train.cluster import World
 from brigade.train.data import prepare as preparing
 from brigade.train.data import rows, stream
+from brigade.train.host.cluster import World
 from testing.streams import STEP
 
 

@@ -1,0 +1,49 @@
+"""What CONTRIBUTING asks of who adds a key, an objective or an optimizer: without it a key does silently nothing, and the others
+would be trained and never compared."""
+
+import re
+
+import pytest
+
+from benchmarks import preference_parity, preferences
+from brigade.train.recipe.data_section import DataSection
+from brigade.train.recipe.files import REPOSITORY, read_yaml
+from brigade.train.recipe.model_section import ModelSection
+from brigade.train.recipe.objectives import OBJECTIVES, SFT
+from brigade.train.recipe.training_section import OWN_OPTIMIZERS, TrainingSection
+from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
+from testing import plain_preferences
+from testing.preferences import FORMS
+
+
+def test_every_key_of_a_recipe_is_read_by_its_name():
+    """Transformers' own keys are handed on by `SAME` in step/arguments.py. One that nothing names changes no run."""
+    declared = {"model_section.py", "data_section.py", "training_section.py", "objectives.py"}
+    code = "\n".join(path.read_text() for path in REPOSITORY.glob("brigade/**/*.py") if path.name not in declared)
+    keys = {key for section in (ModelSection, DataSection, TrainingSection) for key in section.model_fields}
+    assert not {key for key in keys if not re.search(rf"""\.{key}\b|["']{key}["']""", code)}
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != SFT])
+def test_an_objective_is_compared_with_its_formula_with_trl_and_under_each_strategy(name):
+    forms = set(OBJECTIVES[name].loss_types or (name,))
+    assert forms <= plain_preferences.PAIRS.keys() | plain_preferences.JUDGED.keys(), (
+        "its formula, written a second time"
+    )
+    tried = {form for form, keys in FORMS.items() if keys["objective"] == name}
+    assert forms <= tried | {FORMS[form].get("loss_type") for form in tried}, "testing/preferences.py: FORMS"
+    assert forms & preference_parity.OBJECTIVES.keys(), "benchmarks/preference_parity.py: OBJECTIVES"
+    assert name in {run.keys["objective"] for run in preferences.RUNS.values()}, "benchmarks/preferences.py: RUNS"
+    assert name in read_yaml(REPOSITORY / "brigade/plan/output/preferences.yaml")["rates"], "what `plan --write` says"
+
+
+@pytest.mark.parametrize("name", TrainingSection.model_fields["optim"].annotation.__args__)
+def test_the_planner_counts_an_optimizers_states(name):
+    assert name in OPTIMIZER_BYTES, "without a row the planner takes it for AdamW"
+
+
+@pytest.mark.parametrize("name", OWN_OPTIMIZERS)
+def test_an_optimizer_of_ours_is_compared_under_strategies_and_described(name):
+    cases = [REPOSITORY / path for path in ("tests/ranks/test_optimizers.py", "testing/parity.py")]
+    assert any(f'"{name}"' in path.read_text() for path in cases)
+    assert name in (REPOSITORY / "docs/training.md").read_text()
