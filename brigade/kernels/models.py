@@ -159,6 +159,11 @@ def samples(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[Row]:
     return made
 
 
+def whole_rows(samples: list[Row]) -> list[Row]:
+    """Each row of PACKED as one sample."""
+    return [{key: np.concatenate([samples[number][key] for number in row]) for key in samples[0]} for row in PACKED]
+
+
 def batch(
     samples: list[Row], rows: Sequence[Sequence[int]], how: str, device: torch.device | str, as_a_run: bool = False
 ) -> Row:
