@@ -3,8 +3,12 @@
 import pytest
 
 from brigade.errors import UserError
+from brigade.plan.choice.search import candidates
+from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device
+from brigade.plan.shape.find import named_shape
 from brigade.train.model.flops import flops_per_token, utilisation
+from brigade.train.recipe.files import REPOSITORY
 
 
 # Names as torch.cuda.get_device_name() gives them.
@@ -17,13 +21,14 @@ from brigade.train.model.flops import flops_per_token, utilisation
     ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA A10", 125), ("Tesla V100-SXM2-32GB", 125),
     ("Tesla V100-PCIE-32GB", 112),
     ("NVIDIA H20", 148), ("NVIDIA H800", 989), ("AMD Instinct MI300X", 1307), ("NVIDIA GeForce RTX 5090", 209.5),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", 65.96), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8), ("NVIDIA GB10", 118.9),
 ])  # fmt: skip
 def test_known_names(name, tflops):
     assert gpu_of_device(name).bf16_tflops == tflops
 
 
 @pytest.mark.parametrize("name", [
-    "", "cpu", "Tesla P100-PCIE-16GB", "NVIDIA H20Z", "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
+    "", "cpu", "Tesla P100-PCIE-16GB", "NVIDIA H20Z", "NVIDIA GeForce RTX 2080", "h100", "NVIDIA H100",
 ])  # fmt: skip
 def test_unknown_names(name):
     assert gpu_of_device(name) is None
@@ -33,7 +38,7 @@ def test_unknown_names(name):
     "NVIDIA L40G",  # neither L4 nor L40
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card
     "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-    "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA GeForce RTX 4090 Max-Q", "NVIDIA GeForce RTX 4090 D v2", "NVIDIA GeForce RTX 3090 Ti Laptop GPU",
     "NVIDIA H200 NVL",  # 835
 ])  # fmt: skip
 def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
@@ -41,7 +46,7 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
 
 
 def test_every_entry_has_numbers_and_source():
-    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb", "bf16", "grouped"}
+    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb", "bf16", "grouped", "integrated"}
     for name, entry in catalogue().items():
         assert (
             set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source", "generation"}
@@ -58,6 +63,9 @@ def test_every_entry_has_numbers_and_source():
     ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("V100-PCIE-32GB", "V100 PCIe 32GB"),
     ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"), ("a100-40g", "A100 40GB"),
     ("H100 PCIe 80GB", "H100 PCIe"), ("H100 94GB", "H100 94GB"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("DGX-GB200", "GB200"),
+    ("RTX PRO 6000", "RTX PRO 6000"), ("DGX Spark", "GB10"), ("4080", "RTX 4080"), ("5080", "RTX 5080"), ("3060", "RTX 3060 12GB"),
+    ("RTX 3060 12GB", "RTX 3060 12GB"), ("4060 Ti 8GB", "RTX 4060 Ti 8GB"), ("4090 laptop", "RTX 4090 Laptop"),
+    ("RTX 5090 Laptop GPU", "RTX 5090 Laptop"), ("RTX PRO 6000 Blackwell 96GB", "RTX PRO 6000"), ("A5000", "RTX A5000"),
 ])  # fmt: skip
 def test_a_card_is_known_by_what_people_write(written, kind):
     assert gpu(written).kind == kind
@@ -77,6 +85,25 @@ def test_a_card_that_nobody_has_suggests_the_nearest(written, near):
     with pytest.raises(UserError) as error:
         gpu(written)
     assert f"did you mean {near!r}" in error.value.cure
+
+
+def test_a_card_that_is_not_there_shows_the_entry_to_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "own.yaml"))
+    with pytest.raises(UserError) as error:
+        gpu("Foo 9000")
+    entry = error.value.cure.partition("own.yaml: ")[2].partition("; ")[0]
+    assert entry.startswith("gpus: {'Foo 9000': {driver: NAME, memory_gib: ...,")
+    (tmp_path / "written.yaml").write_text(entry.replace("...", "10").replace("NAME", "Foo"))
+    monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "written.yaml"))
+    assert gpu("Foo 9000").hbm_gb_s == 10 and gpu_of_device("Foo").kind == "Foo 9000"
+
+
+def test_a_gpu_in_the_hosts_memory_has_nowhere_to_offload_to():
+    spark = gpu("DGX Spark")
+    assert spark.integrated
+    shape = named_shape(str(REPOSITORY / "recipes" / "qwen3-8b"))
+    found = {each.label for each in candidates(Workload(shape), Cluster("DGX Spark", 1, 1))}
+    assert found and not any("offload" in name or "NVMe" in name for name in found)
 
 
 def test_a_chip_that_no_run_was_fitted_to_reaches_what_its_generation_does():

@@ -200,6 +200,8 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
         return False
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
         return False  # plans of tensor groups leave experts to what divides them
+    if choice.offload and gpu(cluster.gpu).integrated:
+        return False  # what leaves the GPU would lie in the same memory
     if cluster.all and (choice.axes or choice.group):
         return False  # groups of one size need hosts of one
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):

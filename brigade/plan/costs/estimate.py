@@ -9,7 +9,7 @@ from ...errors.tables import Fields, table
 from ...train.model.flops import flops_per_token, utilisation
 from ..constants import CONSTANTS
 from ..hardware import Gpu, gpu
-from ..hardware.network import is_measured, unproven_cards
+from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
 from .step_time import StepTime, before_seconds, step_time
@@ -67,7 +67,8 @@ class Estimate:
     @functools.cached_property
     def one_card_seconds(self) -> float:
         """Seconds of a step if one of each node's network cards does all the work; the expected ones where they cannot differ."""
-        cards = unproven_cards(self.gpu, self.job.link, self.job.node_size) if self.job.nodes > 1 else 1
+        crosses = self.job.gpus > joined(self.job.link, self.job.node_size)
+        cards = unproven_cards(self.gpu, self.job.link, self.job.node_size) if crosses else 1
         if cards == 1:
             return self.time.total
         return replace(self, gpu=replace(self.gpu, network=self.gpu.network / cards)).time.total
@@ -161,7 +162,8 @@ def time_group(job: Job, gpu: Gpu) -> str:
         return f"{job.engine} over more than {CONSTANTS.many_ranks} ranks"
     if job.shape.experts:
         return "experts"
-    network = "inside a host" if job.nodes == 1 else "measured" if is_measured(gpu, job.link) else "named"
+    inside = job.gpus <= joined(job.link, job.node_size)
+    network = "inside a host" if inside else "measured" if is_measured(gpu, job.link) else "named"
     return f"{'adapters' if job.method != 'full' and job.pipeline == 1 else job.engine}, {network}"
 
 

@@ -16,7 +16,10 @@ from . import Gpu
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second. peer: of one rank's ring inside a node; node: of a node's network cards together."""
+    """Bytes per second. peer: of one rank's ring inside a node; node: of a node's network cards together.
+
+    node_size: ranks of a node, where a node is what NVLink joins: a host, or the hosts of a rack with a switch of its own
+    """
 
     peer: float
     node: float
@@ -87,6 +90,15 @@ RATE = re.compile(
 )
 
 
+NVLINK_RACK = re.compile(r"\bNVL(\d+)\b", re.I)
+
+
+def joined(named: str, node_size: int) -> int:
+    """Return the GPUs that NVLink joins: those of a host, or those of a rack where the network is named after it (NVL72)."""
+    rack = NVLINK_RACK.search(named)
+    return max(node_size, int(rack[1])) if rack else node_size
+
+
 def node_gbit(named: str, node_size: int) -> float | None:
     """Return the Gbit/s of a node's network cards, as the name of a network states them; None where it states no rate.
 
@@ -127,16 +139,20 @@ def unproven_cards(gpu: Gpu, named: str, node_size: int) -> int:
 
 
 def hold_name(named: str, place: str) -> None:
-    """Raise UserError at `place` for a network that names neither a rate nor EFA."""
-    if named and "EFA" not in named and node_gbit(named, 1) is None:
-        cure = "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`"
+    """Raise UserError at `place` for a network that names neither a rate, nor EFA, nor a rack that NVLink joins."""
+    if named and "EFA" not in named and not NVLINK_RACK.search(named) and node_gbit(named, 1) is None:
+        cure = "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s`, `EFA 3200 Gb/s`; `NVL72` in a rack"
         raise UserError(place, f"{named!r} states no rate", cure)
     node_gbit(named, 1)
 
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
-    """Return the links of a cluster. named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)"; without a rate the usual one"""
+    """Return the links of a cluster of hosts with `node_size` GPUs.
+
+    named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)", "NVL72"; without a rate the usual one
+    """
     gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
     node = gbit / 8 * CONSTANTS.line_share * 1e9 * gpu.network / gpu.efficiency
-    return Links(gpu.peer_gb_s * CONSTANTS.peer_share * 1e9, node, node_size)
+    size = joined(named, node_size)
+    return Links(gpu.peer_gb_s * CONSTANTS.peer_share * 1e9, node * size / node_size, size)

@@ -19,7 +19,7 @@ from ..costs.host_memory import host
 from ..costs.job import Job
 from ..costs.memory import GIB, stream_pool
 from ..hardware import Gpu, calibration
-from ..hardware.network import links
+from ..hardware.network import joined, links
 from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
@@ -215,7 +215,11 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         )
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
-        say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
+        size = joined(job.link, job.node_size)
+        if job.gpus <= size:
+            say("network", f"NVLink joins all hosts (up to {size} GPUs): {result.gpu.peer_gb_s:,.0f} GB/s between two of them")
+        else:
+            say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
         if result.one_card_seconds > 1.1 * result.time.total:
             longer = figure(result.one_card_seconds, 2)
             say(
