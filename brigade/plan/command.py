@@ -24,6 +24,7 @@ from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named
 from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
 from .costs.job import PROJECTOR
+from .costs.memory import GIB
 from .hardware import calibration
 from .hardware.network import hold_name
 from .output import show, write
@@ -133,6 +134,9 @@ def _choose(options: argparse.Namespace) -> int:
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
+        if cluster.gpus == 1:
+            cure = "name ddp, zero2_offload or zero3_offload_param; or give a --hostfile with more slots"
+            _refuse("strategy", f"{names} shards or divides over several GPUs, and there is one", cure)
         shape = (
             f"{workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts"
         )
@@ -233,7 +237,10 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     if "load_in_4bit" in keys and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
-        _refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
+        size = f"{2 * shape.parameters / GIB:,.0f} GiB in 16 bits"
+        cure = f"use --method {method[1:]}: the weights are {size}, which zero3 and fsdp2 shard over GPUs"
+        cure += ", and zero3_offload_param keeps in the host's memory"
+        _refuse("method", f"{problem}, which Transformers holds in 3D parameters", cure)
     positions = positions_of(config)
     if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
         problem = f"{options.max_length:,} tokens are more than the {positions:,} positions of {shape.name}"

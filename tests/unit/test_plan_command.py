@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "SP 2 x ZeRO-3"], "write sp_zero3: plan tries every size"),
-    (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "cannot divide this model over 1 x 1 GPUs"),
+    (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "HSDP shards or divides over several GPUs, and there is one"),
+    (["qwen3-30b-a3b", "--gpu", "H100", "--method", "qlora"], "the weights are 57 GiB in 16 bits, which zero3 and fsdp2 shard"),
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "0"], "'0' is not a whole number from 1"),
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "3", "--global_batch_size", "8"], "use --global_batch_size 9"),
     (["qwen3-8b", "--gpu", "H100", "--optim", "adamw_8bti"], "did you mean 'adamw_8bit'?"),
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["recipes/qwen3-8b/none.yaml"], "there is no recipe"), (["recipes/tiny/full.yaml"], "this run computes in fp32"),
     (["recipes/llama-3.1-8b/full.yaml", "--method", "lora"], "flag --method"),
     (["llama-3.1-8b", "--gpu", "H100", "--max_length", "262144"], "give at most 131072"),
-    (["qwen3-8b", "--gpu", "NVIDIA GeForce RTX 4090 D"], "did you mean 'RTX 4090'?"),
+    (["qwen3-8b", "--gpu", "NVIDIA GeForce RTX 4090 D v2"], "did you mean 'RTX 4090 D'?"),
     (["qwen3-8b", "--gpu", "NVIDIA H200 NVL"], "did you mean 'H200'?"),
     (["qwen3-8b", "--gpu", "8xH100"], "says how many"), (["recipes", "--gpu", "H100"], "the folder has no config.json"),
 ])  # fmt: skip
