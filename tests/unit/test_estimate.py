@@ -355,7 +355,10 @@ def test_four_bits_are_whole_on_each_gpu_before_they_are_sharded():
 def test_an_unknown_gpu_lists_the_known():
     with pytest.raises(UserError) as error:
         estimate(job(gpu="Gaudi"))
-    assert "known are A100 40GB, A100 80GB, H100" in error.value.problem and f"({len(catalogue())} in all)" in error.value.problem
+    assert (
+        "known are A100 40GB, A100 80GB, H100" in error.value.problem
+        and f"({len(catalogue())} in all)" in error.value.problem
+    )
     assert "gpus: {'Gaudi': {driver: NAME, memory_gib: ...," in error.value.cure
 
 

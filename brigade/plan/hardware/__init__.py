@@ -105,7 +105,8 @@ def gpu(kind: str) -> Gpu:
     entry = ", ".join(f"{name}: ..." for name in calibration.NUMBERS)
     raise UserError(
         f"GPU kind {kind[:60]!r}",
-        "it is not in the catalogue" + ("" if near else f"; known are {', '.join([*known][:20])}, ... ({len(known)} in all)"),
+        "it is not in the catalogue"
+        + ("" if near else f"; known are {', '.join([*known][:20])}, ... ({len(known)} in all)"),
         (f"did you mean {short[near]!r}? Or " if near else "")
         + f"describe it in {calibration.named()}: gpus: {{{kind[:60]!r}: {{driver: NAME, {entry}}}}}; "
         + "units and examples: brigade/plan/hardware/hardware.yaml",

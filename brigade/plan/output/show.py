@@ -217,7 +217,10 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         size = joined(job.link, job.node_size)
         if job.gpus <= size:
-            say("network", f"NVLink joins all hosts (up to {size} GPUs): {result.gpu.peer_gb_s:,.0f} GB/s between two of them")
+            say(
+                "network",
+                f"NVLink joins all hosts (up to {size} GPUs): {result.gpu.peer_gb_s:,.0f} GB/s between two of them",
+            )
         else:
             say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
         if result.one_card_seconds > 1.1 * result.time.total:
