@@ -144,8 +144,8 @@ def test_advice_names_keys_that_exist():
 
 @pytest.mark.parametrize("section, key, value, wanted", [
     ("training", "max_steps", "many", "integer"), ("training", "learning_rate", "fast", "number"),
-    ("training", "bf16", "maybe", "bool"), ("training", "global_batch_size", 0, "greater than or equal to 1"),
-    ("training", "optim", "adam", "adamw_torch"), ("training", "report_to", "wandbb", "'wandb'"),
+    ("training", "bf16", "maybe", "true or false"), ("training", "global_batch_size", 0, "greater than or equal to 1"),
+    ("training", "optim", "adamw_torhc", "'adamw_torch'"), ("training", "report_to", "wandbb", "'wandb'"),
     ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "sdpa"),
     ("data", "max_length", 2.5, "integer"), ("training", "learning_rate", math.inf, "finite"),
     ("training", "max_steps", True, "integer"), ("training", "adam_beta2", 1, "less than 1"),

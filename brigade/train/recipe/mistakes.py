@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...errors import UserError, did_you_mean, shortened, shown
+from ...errors import LIKELY, UserError, did_you_mean, nearest, shortened, shown
 from ...errors.tables import Document, table
 from .objectives import OBJECTIVES
 from .schema import BY_PROOF, SECTION_OF, SECTIONS
@@ -75,7 +75,8 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
-    cure = f"give {wanted}"
+    meant = nearest(value, re.findall("'([^']*)'", wanted), LIKELY) if isinstance(value, str) else None
+    cure = f"did you mean {meant!r}?" if meant else f"give {wanted}"
     if any(one["type"] == "string_type" for one in (first, *same)):
         written: Any = document  # for pydantic does not see a bool as it is
         for step in first["loc"]:  # of which some name a type
@@ -100,6 +101,9 @@ def _wanted(complaint: Any) -> str:
         return "a table whose keys are words"
     wanted = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     wanted = (
-        re.split(r", (?:unable|got) ", wanted)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
+        re.split(r", (?:unable|got) ", wanted)[0]
+        .replace("a valid integer", "an integer")
+        .replace("a valid boolean", "true or false")
+        .replace("a valid ", "a ")
     )
     return f"a number {wanted}" if wanted.startswith(("greater ", "less ")) else wanted
