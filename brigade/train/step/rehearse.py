@@ -85,7 +85,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     ranks.start(world)
     if world.is_main_rank:
         model = f"a tiny {config.get('model_type')}, after {source}"
-        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks: {model}.", flush=True)
+        ranks_there = counted(world.size, "rank")
+        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {ranks_there}: {model}.", flush=True)
         _prepare(settings, strategy, folder, config, world)
     ranks.barrier()
     if world.local_rank == 0 and not (folder / REHEARSAL).exists():  # hosts that share no output directory
