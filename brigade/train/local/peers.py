@@ -6,7 +6,6 @@ it: for them the world is the replica.
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from ..distributed.exchange import T
 
 
-_divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 READ_BY_ENGINES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # LOCAL_RANK stays: it is the device
 
 
@@ -83,7 +81,7 @@ class Peers:
         for key in READ_BY_ENGINES:  # deepspeed's launcher sets no LOCAL_WORLD_SIZE
             os.environ.pop(key, None)
         os.environ.update(self.before)
-        store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", this_process.store)
+        store = dist.PrefixStore(f"brigade/all-{this_process.turn('division')}", this_process.store)
         _renew(store, int(self.before["RANK"]), int(self.before["WORLD_SIZE"]))
         ranks.barrier()
 
@@ -94,7 +92,7 @@ def divide(world: World, count: int) -> Peers:
 
     count: of replicas
     """
-    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", process_group.keep_launchers_store())
+    store = dist.PrefixStore(f"brigade/replicas-{this_process.turn('division')}", process_group.keep_launchers_store())
     ranks.barrier()
     before = {key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ}
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.local_size))
