@@ -6,6 +6,8 @@ are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
-_KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def check(settings: Settings, config: PreTrainedConfig, how: str) -> None:
@@ -73,10 +74,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
 
 def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
-    key = how, config.to_json_string(use_diff=False)
-    if key not in _KNOWN:
-        _KNOWN[key] = _try(config, how, trust_remote_code)
-    return _KNOWN[key]
+    return _tried(type(config), config.to_json_string(use_diff=False), how, trust_remote_code)
 
 
 def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -93,7 +91,10 @@ def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dty
     return of_kind
 
 
-def _try(config: PreTrainedConfig, how: str, trust_remote_code: bool) -> tuple[str, str]:
+@lru_cache(maxsize=16)
+def _tried(
+    config_class: type[PreTrainedConfig], config_json: str, how: str, trust_remote_code: bool
+) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
     tiny random model of the architecture.
 
@@ -104,7 +105,8 @@ def _try(config: PreTrainedConfig, how: str, trust_remote_code: bool) -> tuple[s
     by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
-        tiny = type(config).from_dict(shrink(config.to_dict()))
+        config = config_class.from_dict(json.loads(config_json))
+        tiny = config_class.from_dict(shrink(config.to_dict()))
         # A decoder that is no language model by itself is tried with its tower.
         images = upstream.model_class(tiny.get_text_config()) is None and parts.takes_images(config)
         tiny = tiny if images else tiny.get_text_config()
