@@ -7,7 +7,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import networkx  # torch requires it
 import pytest
 
 from testing.shipped import FOLDERS as SHARED_WITH_USERS
@@ -45,7 +44,7 @@ FROM_ANYWHERE = {name: set(imported(name, path)) for name, path in MODULES.items
 EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
          for name, others in FROM_ANYWHERE.items()}  # fmt: skip
 IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
-# What runs: a trainer's type names its engine, and the engine's its trainer.
+# What runs, without the types of annotations.
 AT_RUN_TIME = {name: {other for other, for_types in others if not for_types} for name, others in EVERY.items()}
 
 
@@ -102,19 +101,10 @@ def floors(graph):
     return {node: floor(node) for node in sorted(graph)}
 
 
-@pytest.mark.parametrize("graph", [AT_RUN_TIME, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
+@pytest.mark.parametrize("graph", [IMPORTS, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
 def test_nothing_imports_in_a_circle(graph):
+    """Nor by types, which only annotations need."""
     floors(graph)
-
-
-# Folders in which files still name each other in annotations: a micro-batch and its processor.
-NAME_EACH_OTHER = {"brigade.train.model.images"}
-
-
-def test_files_that_name_each_other_in_annotations_lie_in_one_folder():
-    graph = networkx.DiGraph((name, other) for name, others in IMPORTS.items() for other in others)
-    circles = [names for names in networkx.strongly_connected_components(graph) if len(names) > 1]
-    assert {name.rpartition(".")[0] for names in circles for name in names} == NAME_EACH_OTHER
 
 
 # What a host starts that only trains: a run, the commands around it, and the proof of its GPUs, with what that starts by name.

@@ -30,9 +30,10 @@ from ..local.elastic_steps import replica_of
 from ..loss import summed_loss
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
-from ..model import base_files, packed_samples, processor_files, sample_by_sample, tower_inputs
+from ..model import base_files, packed_samples, processor_files, sample_by_sample
 from ..model.base_files import BaseFiles
 from ..model.experts import router_loss_coef
+from ..model.images import tower
 from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from ..data.prepare import Prepared
 
 
-NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower_inputs.TOWER)  # keys of a micro-batch
+NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower.TOWER)  # keys of a micro-batch
 
 
 class Trainer(EvaluatingTrainer):
@@ -161,7 +162,7 @@ class Trainer(EvaluatingTrainer):
         self.sample_boundaries, _ = packed_samples.method_of(config, how, settings.recipe.model.trust_remote_code)
         self.samples = sample_by_sample.divide(self.model)
         if self.data.images:
-            tower_inputs.take_over(self.model)
+            tower.take_over(self.model)
         layout = packed_samples.layout_of(settings, config, how, marks, self.data.images)
         self.collate = self.engine.collate(self.pad_token_id, layout)
         # The model would add its own loss for its routers, of a micro-batch.
@@ -317,7 +318,7 @@ class Trainer(EvaluatingTrainer):
         self, model: PreTrainedModel, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None
     ) -> ModelOutput:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
-        about, made, weights = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER), inputs.get(WEIGHTS)
+        about, made, weights = inputs.get(ABOUT), inputs.get(tower.TOWER), inputs.get(WEIGHTS)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         with this_process.forward_pass.told(about and about.end_to_end, made, weights):
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
