@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import upstream
 from ..data.prepare import Prepared
-from ..engines.compiled import compile_layers
+from ..engines.kernels import compile_layers
 from ..run.directory import Run
 
 if TYPE_CHECKING:
