@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
 from ..model import parts
-from ..model.matrices import MATRIX, matrices_of
 from ..model.sizes import elements
 from ..recipe.parts import PARTS, has_own_rates, learning_rates
 from ..recipe.training_section import TrainingSection
+from .muon import MATRIX, matrices_of
 
 if TYPE_CHECKING:  # seconds, and the preflight and the summary import this module
     import torch
