@@ -24,7 +24,7 @@ from ..data.collate import ABOUT, REAL, WEIGHTS, Inputs, MicroBatch, WithFiller,
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
-from ..engines import lora_plus, parameter_groups, resharding
+from ..engines import parameter_groups, resharding
 from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
 from ..loss import summed_loss
@@ -180,7 +180,7 @@ class Trainer(EvaluatingTrainer):
             parameter_groups.divide(optimizer, whole, training, self.run.batch.learning_rate)
         ratio = self.run.settings.recipe.model.loraplus_lr_ratio
         if ratio and not is_made:
-            lora_plus.divide_groups(optimizer, whole, ratio)
+            parameter_groups.divide_lora_plus(optimizer, whole, ratio)
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:
