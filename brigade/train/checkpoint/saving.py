@@ -26,7 +26,7 @@ from ...errors import UserError, whose
 from ...errors.disk import of_disk
 from ...errors.tables import Document, Fields
 from ..distributed import ranks
-from ..distributed.board import Board, board
+from ..distributed.exchange import Board, board
 from ..run import directory as runs
 from ..run import events, mark, on_disk
 from ..run.leftovers import REPLACED, SAVING
