@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError, did_you_mean
 from ..model import parts
 from ..model.sizes import elements
-from ..recipe.parts import PARTS, has_own_rates, learning_rates
+from ..recipe.images import PARTS, has_own_rates, learning_rates
 from ..recipe.training_section import TrainingSection
 from .muon import MATRIX, matrices_of
 

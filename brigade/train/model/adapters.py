@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError, first_line
 from ...errors.console import counted, millions
 from .. import upstream
+from ..recipe.images import LANGUAGE
 from ..recipe.layer_names import fits, is_pattern
 from ..recipe.method import method_name
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
-from ..recipe.parts import LANGUAGE
 from ..recipe.settings import Settings
 from ..upstream.experts import beside_mamba, taken_for_experts
 from . import adapter_weights, parts, token_rows

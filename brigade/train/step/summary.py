@@ -15,7 +15,7 @@ from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
 from ..recipe import objectives
-from ..recipe.parts import has_own_rates, learning_rates
+from ..recipe.images import has_own_rates, learning_rates
 from ..recipe.program import own_code
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages

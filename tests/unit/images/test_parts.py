@@ -17,7 +17,7 @@ from brigade.train.model.load_trained import load_trained
 from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
-from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
+from brigade.train.recipe.images import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
 from brigade.train.upstream import attention_of
