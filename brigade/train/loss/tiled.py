@@ -14,8 +14,8 @@ from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED
 from ..model import trial
-from ..recipe.layer_names import fits
 from ..recipe.settings import Settings
+from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
 from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 
@@ -144,7 +144,7 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     if training.tiled_loss and training.use_liger_kernel:
         raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
     targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
-    if training.tiled_loss and section.use_peft and any(fits("lm_head", target) for target in targets):
+    if training.tiled_loss and section.use_peft and any(fits_layer("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
