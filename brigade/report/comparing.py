@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..train.recipe.identity import flat
+from ..train.recipe.schema import flat
 from . import facts
 from .records import Entry, Record, number
 

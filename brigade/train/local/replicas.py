@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..distributed import consistency, ranks
 from ..host import files
-from ..recipe.identity import computed, flat
+from ..recipe.schema import computed, flat
 from ..run import leftovers, mark, versions
 from ..run.directory import RECORD, Run
 from . import coordinator

@@ -22,9 +22,8 @@ from ..host.cluster import World
 from ..recipe.batch import Batch, length
 from ..recipe.files import another_output, find, read_yaml
 from ..recipe.hostfile import read_hostfile
-from ..recipe.identity import identity
 from ..recipe.program import own_code, started_as
-from ..recipe.schema import BY_PROOF
+from ..recipe.schema import BY_PROOF, identity
 from ..recipe.settings import Settings
 from ..strategy import Strategy
 from . import best_checkpoint, earlier, leftovers, mark, on_disk, owner, page, same_run, starts, versions

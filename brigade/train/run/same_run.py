@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from ...errors import UserError
 from ...errors.tables import Fields
 from ..recipe.files import another_output
-from ..recipe.identity import computed, difference, recorded
+from ..recipe.schema import computed, difference, recorded
 from ..recipe.settings import Settings
 from ..strategy import Strategy
 from ..strategy.axes import without
