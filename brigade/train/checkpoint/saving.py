@@ -29,7 +29,7 @@ from ..distributed import ranks
 from ..distributed.exchange import Board, board
 from ..run import directory as runs
 from ..run import events, mark, on_disk
-from ..run.leftovers import REPLACED, SAVING
+from ..run.on_disk import REPLACED, SAVING
 from ..upstream import file_modes
 from . import manifest, memory_stage
 

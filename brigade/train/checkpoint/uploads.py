@@ -18,7 +18,7 @@ from ..distributed import heartbeat, stop
 from ..host import files, storage
 from ..run import directory as runs
 from ..run import events, on_disk, owner, starts
-from ..run.leftovers import SAVING
+from ..run.on_disk import SAVING
 from ..upstream.unpickling import is_inside
 from . import manifest
 

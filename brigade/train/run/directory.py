@@ -26,7 +26,7 @@ from ..recipe.program import own_code, started_as
 from ..recipe.schema import BY_PROOF, identity
 from ..recipe.settings import Settings
 from ..strategy import Strategy
-from . import best_checkpoint, earlier, leftovers, mark, on_disk, owner, page, same_run, starts, versions
+from . import best_checkpoint, earlier, mark, on_disk, owner, page, same_run, starts, versions
 from .offers import Offers
 
 RECORD = "run.yaml"
@@ -293,7 +293,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
             if occupied and run.settings.fresh:
                 owned, aside = earlier.move_aside(directory, owned)
             kept = earlier.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
-        leftovers.remove(directory)
+        on_disk.remove_leftovers(directory)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
         (directory / STOPPED).unlink(missing_ok=True)
     except OSError as error:
