@@ -1,6 +1,6 @@
 """Objectives that compare answers, in training and in evaluations.
 
-A forward pass gives the loss of each target token (loss/token_losses.py); the rest of a step is about a number for each answer.
+A forward pass gives the loss of each target token (loss/own_loss.py); the rest of a step is about a number for each answer.
 What these are compared with is completed before the step: the reference by adapters off, and KTO's divergence, which is a mean
 over the global batch.
 """

@@ -27,7 +27,7 @@ from ..distributed.process import this_process
 from ..engines import parameter_groups, resharding
 from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
-from ..loss import summed_loss
+from ..loss import own_loss
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
 from ..model import base_files, packed_samples, processor_files, sample_by_sample
@@ -105,9 +105,9 @@ class Trainer(EvaluatingTrainer):
         objective = objective_of(training)
         if objective.compares:  # checks.py has tried it
             self.model_accepts_loss_kwargs = True
-        elif summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
+        elif own_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
-            why = summed_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images)
+            why = own_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images)
             if why:
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
                 raise UserError(place, problem, "choose a causal language model of Transformers")

@@ -10,7 +10,7 @@ import torch
 
 from brigade.train.engines import parameter_groups
 from brigade.train.engines.parallel import checks
-from brigade.train.loss.summed_loss import why_not_divided
+from brigade.train.loss.own_loss import why_not_divided
 from brigade.train.model import adapters, attention, parts, processor_files
 from brigade.train.model.load import load_base, load_model, materialise, weights
 from brigade.train.model.load_trained import load_trained

@@ -10,7 +10,7 @@ from .contract import Judged, Loss, Options, Pairs, Result
 def sums(token_losses: torch.Tensor, answers: MicroBatch) -> torch.Tensor:
     """Return the log-probability of each answer, in nats: (answers,) in fp64, in the batch's order.
 
-    token_losses: of each target, (targets,), as loss/token_losses.py gives them; answers: ANSWERS of the micro-batch
+    token_losses: of each target, (targets,), as loss/own_loss.py gives them; answers: ANSWERS of the micro-batch
     """
     # In order, and thus the same each time: a scattered sum on a GPU is not. Without a look at the runs, for which it would wait.
     # In fp64: a log-ratio is a small difference of two sums, and in fp32 those of 100,000 tokens are rounded to 0.03.
