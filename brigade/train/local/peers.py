@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import upstream
 from ..distributed import exchange, one_host, process_group, ranks
 from ..distributed.process import this_process
 from ..host.cluster import World
-from ..upstream import world as engines
 
 if TYPE_CHECKING:
     from ..distributed.exchange import T
@@ -102,7 +102,7 @@ def _renew(store: dist.Store, rank: int, size: int) -> None:
     backend = dist.get_backend_config()
     dist.destroy_process_group()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=process_group.COLLECTIVE_TIMEOUT)
-    engines.forget_world()
+    upstream.forget_world()
 
 
 BLOCK = 256  # values with one scale: 4 bytes, 1.6 % of the int8 ones

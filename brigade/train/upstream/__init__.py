@@ -50,6 +50,16 @@ def forget_earlier_run() -> None:
         sys.modules["accelerate.state"].GradientState._reset_state()
 
 
+def forget_world() -> None:
+    """The number of this rank and of all, where the ranks of this process are divided anew (accelerate/state.py: _shared_state;
+    deepspeed/comm/comm.py: cdb, utils/groups.py: _WORLD_GROUP)."""
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+    for name, kept in (("deepspeed.comm.comm", "cdb"), ("deepspeed.utils.groups", "_WORLD_GROUP")):
+        if name in sys.modules:
+            setattr(sys.modules[name], kept, None)
+
+
 @contextmanager
 def without_zero3() -> Iterator[None]:
     """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers shards each of them (as above)."""
