@@ -26,7 +26,7 @@ from ..recipe.program import own_code, started_as
 from ..recipe.schema import BY_PROOF, identity
 from ..recipe.settings import Settings
 from ..strategy import Strategy
-from . import best_checkpoint, earlier, mark, on_disk, owner, page, same_run, starts, versions
+from . import best_checkpoint, mark, on_disk, owner, page, same_run, starts, versions
 from .offers import Offers
 
 RECORD = "run.yaml"
@@ -291,8 +291,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         kept: Fields = {}
         if occupied or run.lengthened:
             if occupied and run.settings.fresh:
-                owned, aside = earlier.move_aside(directory, owned)
-            kept = earlier.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
+                owned, aside = same_run.move_aside(directory, owned)
+            kept = same_run.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
         on_disk.remove_leftovers(directory)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
         (directory / STOPPED).unlink(missing_ok=True)
@@ -355,7 +355,7 @@ def _write_record(directory: Path, document: Document) -> None:
 def check_data(run: Run, fingerprint: str) -> None:
     """Raise UserError when the directory's run was trained on other data than there is now."""
     if not run.settings.fresh and (run.directory / RECORD).exists():
-        earlier.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
+        same_run.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
 
 
 def release(run: Run) -> None:
