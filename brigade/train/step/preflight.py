@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...errors.console import counted
+from .. import upstream
 from ..distributed import devices, ranks
 from ..engines import deepspeed_needs
 from ..engines.kernels import has_compiler
@@ -17,8 +18,9 @@ from ..engines.parallel import checks
 from ..host.cluster import World
 from ..loss import supervised_loss, tiled
 from ..loss.objective_checks import check as check_objective
-from ..model import adapters, attention, experts, layer_classes, packed_samples
+from ..model import adapters, attention, experts, packed_samples
 from ..model.location import check_beside
+from ..model.sizes import empty_model
 from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.program import check_code
@@ -26,6 +28,7 @@ from ..recipe.schedules import check_last_rate
 from ..recipe.settings import Settings
 from ..run.directory import RECORD, Run
 from ..strategy import Strategy
+from ..strategy.accelerate_config import LAYERS, layer_classes
 from ..strategy.replicas import check_length
 from . import task_loading
 from .optimizers import parse_arguments
@@ -33,7 +36,6 @@ from .schedule import check_phases, run_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, TrainerCallback
-
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
@@ -72,7 +74,7 @@ def check_strategy(run: Run, config: PreTrainedConfig) -> None:
             "its compressors get no gradient from sequences that are shorter than what they compress, as DDP demands"
         )
         raise UserError(run.strategy.source, problem, "use FSDP2 or ZeRO")
-    layer_classes.check(settings, config, run.strategy)
+    check_layer_classes(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
     supervised_loss.check(settings, config)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
@@ -215,3 +217,19 @@ def check_steps(run: Run, train_samples: int) -> None:
     check_phases(run, in_parts)
     if training.sync_every:
         check_length(settings, steps, -(-train_samples // run.batch.global_size))
+
+
+def check_layer_classes(settings: Settings, config: PreTrainedConfig, strategy: Strategy) -> None:
+    """Raise UserError where the strategy names a class that no module of the model has: Accelerate looks for it only once the
+    weights are loaded (utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
+    named = layer_classes(strategy.fsdp)
+    if not named:
+        return
+    model = empty_model(settings, config)
+    classes = {type(module).__name__ for module in model.modules()}
+    own = sorted(upstream.layer_classes(model))
+    for name in named:
+        if name not in classes:
+            problem = f"{type(model).__name__} has no layer of class {name!r}"
+            cure = f"leave the line out; the model's own layers are then taken: {', '.join(own) or 'it names none'}"
+            raise UserError(f"{strategy.source}: fsdp_config.{LAYERS}", problem, cure)
