@@ -14,11 +14,10 @@ from .. import upstream
 from ..distributed import devices, ranks
 from ..engines import deepspeed_needs
 from ..engines.kernels import has_compiler
-from ..engines.parallel import checks
 from ..host.cluster import World
 from ..loss import supervised_loss, tiled
 from ..loss.objective_checks import check as check_objective
-from ..model import adapters, attention, experts, packed_samples
+from ..model import adapters, attention, experts, packed_samples, parts
 from ..model.location import check_beside
 from ..model.sizes import empty_model
 from ..recipe.batch import length
@@ -80,7 +79,7 @@ def check_strategy(run: Run, config: PreTrainedConfig) -> None:
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:
-        checks.check(run, config)
+        check_axes(run, config)
 
 
 def _check_altup(strategy: Strategy) -> None:
@@ -233,3 +232,35 @@ def check_layer_classes(settings: Settings, config: PreTrainedConfig, strategy: 
             problem = f"{type(model).__name__} has no layer of class {name!r}"
             cure = f"leave the line out; the model's own layers are then taken: {', '.join(own) or 'it names none'}"
             raise UserError(f"{strategy.source}: fsdp_config.{LAYERS}", problem, cure)
+
+
+def check_axes(run: Run, config: PreTrainedConfig) -> None:
+    """Raise UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
+    settings, strategy = run.settings, run.strategy
+    axes = strategy.axes
+    if axes.tensor > 1:
+        from ..engines.parallel import tensor
+
+        besides = experts.plan(config) if axes.experts > 1 else ()
+        why = parts.why_undivided(config) if settings.recipe.data.images else ""
+        if why:
+            problem = f"{type(config).__name__} cannot be divided beside its tower: {why}"
+            raise UserError(strategy.place("tensor"), problem, tensor.CURE)
+        model, shards = settings.recipe.model, strategy.shards(run.world.part(strategy.replicas).size)
+        mistake = tensor.check(config, axes.tensor, besides, model.load_in_4bit, shards, model.trust_remote_code)
+        if mistake:
+            raise UserError(strategy.place("tensor"), *mistake)
+    if axes.sequence > 1:
+        from ..engines.parallel import sequence_checks
+
+        ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
+        how = run.kernels.attention, run.kernels.why
+        sequence_checks.check(settings, config, how, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
+    if axes.experts > 1:
+        in_whole = strategy.kind == "ddp" or axes.stages > 1
+        ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
+        experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))
+    if axes.stages > 1:
+        from ..engines.parallel import pipeline_rules
+
+        pipeline_rules.check(run, config, run.batch)
