@@ -12,7 +12,7 @@ from accelerate import ParallelismConfig
 
 from ..model import experts as of_config
 from ..model import load
-from ..model.finite import check_finite
+from ..model.base_weights import check_finite
 from ..run.directory import Run
 from ..upstream import fsdp2
 from ..upstream.fsdp2 import WithoutShards
