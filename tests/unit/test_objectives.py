@@ -14,9 +14,8 @@ from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel.sequence import DividedSequences
 from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
-from brigade.train.loss.objective.contract import Pairs, Result, means_of
+from brigade.train.loss.objective.contract import Pairs, Result, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
-from brigade.train.loss.objective.log_probabilities import sums
 from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
 from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of

@@ -24,8 +24,7 @@ from ..engines.parallel import sequence
 from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
 from ..run.hooks import Feature
 from .objective import load
-from .objective.contract import Result, margin_of, means_of
-from .objective.log_probabilities import compare, sums
+from .objective.contract import Result, compare, margin_of, means_of, sums
 from .reference import Reference
 
 _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch
