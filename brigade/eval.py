@@ -145,7 +145,8 @@ def run(options: argparse.Namespace) -> int:
         )
     print()
     sample_answers.show(shown)
-    if processor is not None and (said := difference(options.output, prepared.folder, processor, tokenizer)):
+    said = difference(options.output, prepared.folder, processor, tokenizer) if processor is not None else ""
+    if said:
         print(f"\nImages are not read as in training: {said}.")
         return 1
     if not agree(loss, after, _in_half(settings, model)):

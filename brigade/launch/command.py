@@ -193,7 +193,7 @@ def _log_directory(job: Job, named: Path | None) -> Path:
         of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
         now = time.strftime("%Y%m%d-%H%M%S")
         names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
-        return next(path for name in names if not (path := of_job / name).exists())
+        return next(path for path in map(of_job.joinpath, names) if not path.exists())
     if named.exists() and (not named.is_dir() or any(named.iterdir())):
         raise UserError("flag --log_dir", f"{named} is there already", "name a new directory")
     return named

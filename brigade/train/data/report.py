@@ -58,6 +58,16 @@ def figures(
     )
 
 
+def lines(prepared: Prepared) -> dict[str, str]:
+    """Return what else is said of a run's data, by what it is about; {} where there is nothing to say."""
+    about = {
+        "chat template": chat_template(prepared),
+        "not read": unread(prepared.facts),
+        "answers": said(prepared.facts),
+    }
+    return {name: words for name, words in about.items() if words}
+
+
 def chat_template(prepared: Prepared) -> str:
     """Return which chat template stands in for a tokenizer's own without generation marks, or that its own is rendered turn by
     turn; "" where it has marks, or the recipe names one."""

@@ -162,7 +162,8 @@ def open_directory(settings: Settings, strategy: Strategy, world: World) -> Open
     asked = world.is_main_rank and not opened.finished and (opened.directory / stop.FILE).exists()
     if asked and not this_process.agent.watches:
         raise stop.refusal(opened.directory / stop.FILE)
-    if world.is_main_rank and not opened.finished and (job := os.environ.get(JOB)):
+    job = os.environ.get(JOB)
+    if world.is_main_rank and not opened.finished and job:
         with suppress(OSError):  # whoever trains here says that it cannot be written
             starts.count(
                 opened.directory / starts.FILE, job, max(on_disk.whole_checkpoints(opened.directory), default=0)
@@ -343,7 +344,8 @@ def written(directory: Path) -> Fields:  # run.yaml, as this process wrote it
 def add_to_record(run: Run, key: str, value: object) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `prediction`."""
     if run.world.is_main_rank:
-        (document := written(run.directory))["run"][key] = json.loads(json.dumps(value, default=str))
+        document = written(run.directory)
+        document["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 

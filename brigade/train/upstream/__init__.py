@@ -95,7 +95,8 @@ def quick_imports() -> Iterator[None]:
     """
     stand_ins = {}
     for name in ("bitsandbytes", "datasets"):
-        if name not in sys.modules and (found := importlib.util.find_spec(name)):
+        found = importlib.util.find_spec(name) if name not in sys.modules else None
+        if found:
             stand_ins[name] = sys.modules[name] = _Later(name)
             stand_ins[name].__spec__ = found  # by which Transformers and PEFT know that it is installed
     gc.disable()
@@ -233,7 +234,8 @@ def own_frozen_parameters() -> Iterator[None]:
         owner, _, name = target_name.rpartition(".")
         before = getattr(model.get_submodule(owner), name, None)
         plain(model, target_name, *args, **options)
-        if before is not None and name in (now := model.get_submodule(owner)._parameters) and not before.requires_grad:
+        now = model.get_submodule(owner)._parameters
+        if before is not None and name in now and not before.requires_grad:
             now[name].requires_grad_(False)
 
     loading.set_param_for_module = keeping
