@@ -140,7 +140,8 @@ class Uploads:
         began = time.perf_counter()
         self.wait()
         try:
-            if self.late and (newest := self._newest()):
+            newest = self._newest() if self.late else None
+            if newest:
                 self._upload_with_best(newest)
             self._put_all()
         except Exception as error:

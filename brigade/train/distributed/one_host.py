@@ -113,7 +113,8 @@ def nobody_else() -> Iterator[None]:
     Raise UserError that names another user."""
     before = _own_sockets()
     yield
-    if this_process.rank_0 is not None and (users := strangers(before)):
+    users = strangers(before) if this_process.rank_0 is not None else []
+    if users:
         problem = f"{' and '.join(users)} connected to this run's ranks while they found each other"
         cure = "the same command again goes on; if it comes back, speak with them, or train on a host of your own"
         raise UserError(f"the ranks on {socket.gethostname()}", problem, cure, "passing")

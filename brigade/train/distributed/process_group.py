@@ -86,8 +86,10 @@ def _of_this_launch(store: Store | None = None) -> dict[str, Any]:
     name = os.environ.get(supervised.RUN, "")
     if name and rank == 0:
         store.set(_RUN, name)
-    elif name and (other := store.get(_RUN).decode()) != name:
-        raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
+    elif name:
+        other = store.get(_RUN).decode()
+        if other != name:
+            raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
     return {"store": store, "rank": rank, "world_size": size}
 
 

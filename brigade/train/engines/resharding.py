@@ -32,7 +32,8 @@ def reshard(trainer: StepContext, checkpoint: Path, moments: bool = True) -> Non
         for name, parameter in trainer.model.named_parameters()
         if parameter.requires_grad
     }
-    order = _order(whole := trainer.engine.whole_model(trainer), trainer)
+    whole = trainer.engine.whole_model(trainer)
+    order = _order(whole, trainer)
     source = trainer.engine.reading(states.of_checkpoint(checkpoint, order, saved_names(whole, order)), trainer)
     missing = [name for name in names.values() if name not in source.sizes]
     if missing:

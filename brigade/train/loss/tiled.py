@@ -110,7 +110,8 @@ def _tile_mlps(model: "PreTrainedModel", tokens: int) -> None:
     # Not a vision tower's, whose MLPs have patches where these have sequences.
     decoder = model.get_decoder()
     layers = [module for module in decoder.modules() if type(module).__name__ in upstream.layer_classes(model)]
-    mlps = [mlp for layer in layers for name in _MLPS if (mlp := getattr(layer, name, None)) is not None]
+    mlps = [getattr(layer, name, None) for layer in layers for name in _MLPS]
+    mlps = [mlp for mlp in mlps if mlp is not None]
     if not mlps:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
     for mlp in mlps:
@@ -149,9 +150,9 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
     for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
-        if getattr(training, key) and (
-            why := _differs(config, key, section.trust_remote_code, settings.recipe.data.images)
-        ):
+        images, asked = settings.recipe.data.images, getattr(training, key)
+        why = _differs(config, key, section.trust_remote_code, images) if asked else ""
+        if why:
             raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")
 
 
