@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
 from ..hosts.connection import Channel, allow_open_files
-from ..hosts.job import Job, hosts_of_slurm_job, make
+from ..hosts.job import Job, forwarded, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
 from ..train.host.cluster import ELASTIC
 from ..train.recipe.program import RUNNER
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
         return 0
     launcher = launchers.choose(job, options.launcher, hosts is not None)
-    handed_on = job.forwarded(os.environ, options.env)
+    handed_on = forwarded(os.environ, options.env)
     if options.dry_run:
         print(dry_run(job, launcher, options, sorted(handed_on)))
         return 0

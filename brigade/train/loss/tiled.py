@@ -110,8 +110,8 @@ def _tile_mlps(model: "PreTrainedModel", tokens: int) -> None:
     # Not a vision tower's, whose MLPs have patches where these have sequences.
     decoder = model.get_decoder()
     layers = [module for module in decoder.modules() if type(module).__name__ in upstream.layer_classes(model)]
-    mlps = [getattr(layer, name, None) for layer in layers for name in _MLPS]
-    mlps = [mlp for mlp in mlps if mlp is not None]
+    named = [getattr(layer, name, None) for layer in layers for name in _MLPS]
+    mlps = [mlp for mlp in named if mlp is not None]
     if not mlps:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
     for mlp in mlps:

@@ -74,7 +74,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
 
 def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
-    return _tried(type(config), config.to_json_string(use_diff=False), how, trust_remote_code)
+    return _tried(config.__class__, config.to_json_string(use_diff=False), how, trust_remote_code)
 
 
 def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:

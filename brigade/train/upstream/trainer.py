@@ -149,8 +149,8 @@ def resume_tensorboard(callbacks: list[transformers.TrainerCallback]) -> None:
 
 
 def let_swanlab_have_no_run() -> None:
-    """Let swanlab.get_run() return None while there is no run: SwanLab 0.10 raises then, and Transformers' callback asks before it
-    begins one (integration_utils.py: SwanLabCallback.setup). Each run with `--report_to swanlab` would end there."""
+    """Let swanlab.get_run() return None while there is no run: SwanLab 0.10 raises then, and Transformers' callback asks before
+    it begins one (integration_utils.py: SwanLabCallback.setup). Each run with `--report_to swanlab` would end there."""
     import swanlab
 
     ask = swanlab.get_run

@@ -278,13 +278,13 @@ def tried(config: PreTrainedConfig, trust_remote_code: bool) -> str:
     It is tried with a tiny random model and a stage for each of its layers. Some models scale what they take for embeddings, or
     look back at them, or at another layer, in each layer.
     """
-    return _tried(type(config), config.to_json_string(use_diff=False), trust_remote_code)[0]
+    return _tried(config.__class__, config.to_json_string(use_diff=False), trust_remote_code)[0]
 
 
 def layers_in_tuples(config: PreTrainedConfig) -> frozenset[type]:
     """Return the classes of layers that return their output in a tuple (Falcon-H1's), as tried() sees them: their annotations are
     not reliable."""
-    return _tried(type(config), config.to_json_string(use_diff=False), False)[1]
+    return _tried(config.__class__, config.to_json_string(use_diff=False), False)[1]
 
 
 @lru_cache(maxsize=16)
