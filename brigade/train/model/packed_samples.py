@@ -6,7 +6,6 @@ are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
 
 def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
-    return _tried(config.__class__, config.to_json_string(use_diff=False), how, trust_remote_code)
+    return _tried(trial.Architecture.of(config), how, trust_remote_code)
 
 
 def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -92,9 +91,7 @@ def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dty
 
 
 @lru_cache(maxsize=16)
-def _tried(
-    config_class: type[PreTrainedConfig], config_json: str, how: str, trust_remote_code: bool
-) -> tuple[str, str]:
+def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
     tiny random model of the architecture.
 
@@ -102,11 +99,10 @@ def _tried(
     begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
     for flex attention: they learn it in the same way.
     """
-    by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
+    config, by_lengths = architecture.config, how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
-        config = config_class.from_dict(json.loads(config_json))
-        tiny = config_class.from_dict(shrink(config.to_dict()))
+        tiny = type(config).from_dict(shrink(config.to_dict()))
         # A decoder that is no language model by itself is tried with its tower.
         images = upstream.model_class(tiny.get_text_config()) is None and parts.takes_images(config)
         tiny = tiny if images else tiny.get_text_config()

@@ -6,7 +6,6 @@ that rotary embeddings, masks and the loss are the model's own, and every parame
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -278,27 +277,24 @@ def tried(config: PreTrainedConfig, trust_remote_code: bool) -> str:
     It is tried with a tiny random model and a stage for each of its layers. Some models scale what they take for embeddings, or
     look back at them, or at another layer, in each layer.
     """
-    return _tried(config.__class__, config.to_json_string(use_diff=False), trust_remote_code)[0]
+    return _tried(trial.Architecture.of(config), trust_remote_code)[0]
 
 
 def layers_in_tuples(config: PreTrainedConfig) -> frozenset[type]:
     """Return the classes of layers that return their output in a tuple (Falcon-H1's), as tried() sees them: their annotations are
     not reliable."""
-    return _tried(config.__class__, config.to_json_string(use_diff=False), False)[1]
+    return _tried(trial.Architecture.of(config), False)[1]
 
 
 @lru_cache(maxsize=16)
-def _tried(
-    config_class: type[PreTrainedConfig], config_json: str, trust_remote_code: bool
-) -> tuple[str, frozenset[type]]:
+def _tried(architecture: trial.Architecture, trust_remote_code: bool) -> tuple[str, frozenset[type]]:
     """Return (tried(), layers_in_tuples())."""
     ids = torch.arange(7, 19).view(1, -1)
     inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
     also, in_tuples = "", frozenset[type]()
     with trial.alone(), torch.inference_mode():
         try:
-            config = config_class.from_dict(json.loads(config_json))
-            model = trial.tiny_model(config, trust_remote_code=trust_remote_code)
+            model = trial.tiny_model(architecture.config, trust_remote_code=trust_remote_code)
             decoder = Decoder(model)
             dropouts = decoder.dropouts
             if dropouts:
