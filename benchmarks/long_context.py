@@ -35,14 +35,14 @@ TILES: dict[str, tuple[Any, Any]] = {"none": (None, None), "loss": ("auto", None
 def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS, by_token: bool = False) -> Any:
     """A rank's trace_settings.Trace, of its part of a row of so many tokens. by_token: whether the loss is each token's"""
     from brigade.train.engines.parallel import sequence
-    from brigade.train.loss import tiled, token_losses
+    from brigade.train.loss import own_loss, tiled
     from testing import stand_ins, traced_model
 
     part = tokens // ranks
 
     def change(model: Any) -> dict[str, Any]:
         if by_token and not loss:
-            token_losses.apply(model)
+            own_loss.return_token_losses(model)
         tiled.apply(model, loss, mlp, by_token)
         if by_token:
             losses = model.loss_function

@@ -113,7 +113,8 @@ def main(argv: list[str] | None = None) -> int:
         print(UserError(f"python -m brigade {words[0]}", problem, "give it more, or do less at once"), file=sys.stderr)
         return 1
     except Exception as error:
-        if (known := of_disk(error)) is None:
+        known = of_disk(error)
+        if known is None:
             raise
         print(known, file=sys.stderr)
         return 2

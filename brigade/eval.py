@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from .train.data.prepare import prepare
-    from .train.model.images.processor import load as load_processor
+    from .train.model.images.load import load as load_processor
     from .train.model.images.saved import difference
     from .train.step import sample_answers
 
@@ -145,7 +145,8 @@ def run(options: argparse.Namespace) -> int:
         )
     print()
     sample_answers.show(shown)
-    if processor is not None and (said := difference(options.output, prepared.folder, processor, tokenizer)):
+    said = difference(options.output, prepared.folder, processor, tokenizer) if processor is not None else ""
+    if said:
         print(f"\nImages are not read as in training: {said}.")
         return 1
     if not agree(loss, after, _in_half(settings, model)):
@@ -260,7 +261,7 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
 
     from .train.data.collate import ABOUT, Collate, Layout, on_device
     from .train.data.store import IGNORED
-    from .train.model.tower_inputs import TOWER
+    from .train.model.images.tower import TOWER
 
     total, tokens = 0.0, 0
     collate = Collate(pad_token_id, Layout(processor=processor))

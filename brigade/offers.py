@@ -31,7 +31,8 @@ def offers(world: World) -> Offers:
                 )
     of_ranks = [set(names) for names in ranks.gather(sorted(offered))]
     everywhere = set.intersection(*of_ranks)
-    if world.is_main_rank and (missed := set.union(*of_ranks) - everywhere):
+    missed = set.union(*of_ranks) - everywhere
+    if world.is_main_rank and missed:
         print(f"this run goes on without {', '.join(sorted(missed))}: not every host's clone offers it")
     return Offers(**{name: offered[name] for name in everywhere})
 

@@ -31,12 +31,8 @@ def run(options: argparse.Namespace) -> int:
     images = load_processor(settings, tokenizer, load_config(settings)) if settings.recipe.data.images else None
     prepared = prepare(settings, tokenizer, images)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
-    if template := report.chat_template(prepared):
-        print(f"chat template: {template}")
-    if unread := report.unread(prepared.facts):
-        print(f"not read: {unread}")
-    if said := report.said(prepared.facts):
-        print(f"answers: {said}")
+    for name, told in report.lines(prepared).items():
+        print(f"{name}: {told}")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -145,7 +145,7 @@ def processor_of(folder: Path) -> Any:
     """Return the processor of a model of write_vision_model(), Transformers' own."""
     from transformers import AutoConfig, AutoTokenizer
 
-    from brigade.train.model.images.processor import read_processor
+    from brigade.train.model.images.load import read_processor
 
     tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
     return read_processor("a test", str(folder), None, config, tokenizer).own

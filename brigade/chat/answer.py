@@ -107,11 +107,10 @@ class Answering:
         import torch
 
         from ..train.data.collate import on_device
-        from ..train.model.images.prompts import inputs_of
 
         streamer = Streamer(self.tokenizer, self.ends, self.opening, show)
         tokens = torch.tensor([list(prompt)], device=self.device)
-        more = on_device(inputs_of(self.processor, tokens.cpu(), images), torch.device(self.device)) if images else {}
+        more = on_device(self.processor.of_prompts(tokens.cpu(), images), torch.device(self.device)) if images else {}
         sampling = {"do_sample": True, "temperature": self.temperature} if self.temperature else {"do_sample": False}
         stopped, caught = True, (KeyboardInterrupt,) if self.stoppable else ()
         with torch.inference_mode(), suppress(*caught):

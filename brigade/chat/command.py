@@ -178,7 +178,7 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     from ..train.data import chat_template
     from ..train.data.encode import LoadedEncoder
     from ..train.data.tokenise import encoder_of
-    from ..train.model.images.processor import load as load_processor
+    from ..train.model.images.load import load as load_processor
     from ..train.model.load_trained import loading_from_run, untrained
     from ..train.model.location import load_config
     from ..train.step import sample_answers

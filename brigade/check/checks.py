@@ -189,6 +189,7 @@ class Check:
     """name: of its row; group: of GROUPS; about: its docstring: what it reads, its threshold, that threshold's source
 
     seconds: its limit; alone: nothing else runs meanwhile, for it measures how fast something is
+    It is called as its function is.
     """
 
     name: str
@@ -199,30 +200,26 @@ class Check:
     alone: bool
     about: str
 
+    def __call__(self, hosts: Hosts) -> AsyncIterator[Result]:
+        return self.function(hosts)
 
-_CHECKS: dict[str, Check] = {}
 
-
-def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = False) -> Callable[[Function], Function]:
+def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = False) -> Callable[[Function], Check]:
     """Make a function a check. It yields a Result for each host; hosts for which it yields none did not answer."""
 
-    def register(function: Function) -> Function:
+    def made(function: Function) -> Check:
         module = function.__module__.rpartition(".")[2]
-        group = next((group for group, modules in GROUPS.items() if module in modules), module)
+        group = next(group for group, modules in GROUPS.items() if module in modules)
         about = " ".join((function.__doc__ or "").split())
-        _CHECKS[name] = Check(name, group, function, size, seconds, alone, about)
-        return function
+        return Check(name, group, function, size, seconds, alone, about)
 
-    return register
+    return made
 
 
 def checks(size: Size = "full") -> list[Check]:
-    """All checks that belong to a size."""
-    order = [module for modules in GROUPS.values() for module in modules]
-    for module in order:
-        importlib.import_module(f".{module}", __package__)
+    """All checks that belong to a size, in the order of the table."""
     few = SIZES[: SIZES.index(size) + 1]
-    chosen = [check for check in _CHECKS.values() if check.group in GROUPS and check.size in few]
-    return sorted(
-        chosen, key=lambda check: order.index(check.function.__module__.rpartition(".")[2])
-    )  # whoever was imported first
+    names = [name for modules in GROUPS.values() for name in modules]
+    modules = [importlib.import_module(f".{name}", __package__) for name in names]
+    every = [each for module in modules for each in vars(module).values() if isinstance(each, Check)]
+    return [each for each in every if each.size in few]

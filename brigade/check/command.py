@@ -14,8 +14,7 @@ from pathlib import Path
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, on_one_line
 from ..hosts.connection import allow_open_files
-from ..hosts.environment import forwarded
-from ..hosts.job import hosts_of_slurm_job, make
+from ..hosts.job import forwarded, hosts_of_slurm_job, make
 from ..train.recipe.files import CALIBRATION, calibration_file, find
 from ..train.recipe.hostfile import read_hostfile
 from . import fix, result_file, sweep, waiting

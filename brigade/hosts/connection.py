@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..errors.console import counted, printable
 from ..errors.tables import Fields, table
 from ..train.recipe.files import REPOSITORY
-from . import Facts, ssh, way
+from . import Facts, ssh
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing
 from .host_facts import of_session, send
@@ -78,7 +78,7 @@ class Channel:
                 problem = f"did not answer within {timeout:.0f} s" + (f"; it said: {said}" if said else "")
             self.abandon()
             by_ssh = self.transport[0] == "ssh"
-            fault = await way.fault(self.host) if by_ssh and way.LIKELY.search(problem) else ""
+            fault = await ssh.fault_on_the_way(self.host) if by_ssh and ssh.LIKELY.search(problem) else ""
             problem = f"{fault} ({problem})" if fault else problem
             raise self._fault(problem, cure_of(problem, self.host)) from None
         self.open = True
@@ -87,7 +87,7 @@ class Channel:
         """The agent's hello. Raises ConnectionError, also where the way to a host that is slow to answer loses packets."""
         done, _ = await asyncio.wait([greeted], timeout=SLOW)
         if not done and self.transport[0] == "ssh":
-            fault = await way.fault(self.host, hopeless=True)
+            fault = await ssh.fault_on_the_way(self.host, hopeless=True)
             if fault and not greeted.done():
                 raise ConnectionError(fault)
         return await greeted

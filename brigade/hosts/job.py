@@ -7,9 +7,11 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..errors import UserError
+from ..errors.tables import table
 from ..train.host.cluster import World, of_elastic_run
 from ..train.recipe import flags
 from ..train.recipe.batch import batch_arithmetic
@@ -135,3 +137,29 @@ def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
     asked = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
     slots = next((env[name] for name in asked if env.get(name)), "1")
     return dict.fromkeys(listed.stdout.split(), int(slots.rpartition(":")[2]))  # "h100:8"
+
+
+def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:
+    """The variables of the launching shell, `env`, that the ranks of all hosts get: those that forwarded.yaml lists.
+
+    `deepspeed` hands on only NCCL_*, PYTHON*, MV2*, UCX* and MLFLOW*, so that HF_HOME or a proxy holds on the first host only
+    (ArcticTraining #316); handing on everything would take one host's own settings to all others (a Slurm job's, a session's).
+
+    extra: further names, as given with --env
+
+    Raises UserError for a name that env does not have, and for NAME=VALUE: every user of a host reads its command lines.
+    """
+    patterns = table(Path(__file__).with_name("forwarded.yaml"))
+    for word in extra:
+        name, equals, _ = word.partition("=")
+        if equals:
+            problem = "a value on a command line can be read by every user of this host"
+            raise UserError(f"flag --env {name}=...", problem, f"export {name}, then give --env {name}")
+        if name not in env:
+            raise UserError(f"flag --env {name}", f"{name} is not set here", f"export {name}")
+
+    def matches(name: str, group: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns[group])
+
+    travels = {name for name in env if matches(name, "forwarded") and not matches(name, "kept")}
+    return {name: value for name, value in env.items() if name in travels.union(extra)}

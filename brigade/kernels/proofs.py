@@ -120,7 +120,8 @@ def write(proof: Row) -> Path | None:
     """Keep a proof, with what an older one knows beyond it (judging.merged). Returns its file; None where that cannot be written.
     The last of several writers wins, and a reader always sees a whole proof."""
     file = path_of(proof["key"])
-    if file.exists() and (old := read(proof["key"])[0]):
+    old = read(proof["key"])[0] if file.exists() else None
+    if old:
         proof = judging.merged(old, proof)
     try:
         private_folder(file.parent)

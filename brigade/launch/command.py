@@ -15,9 +15,8 @@ from ..check.table import result_lines
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
 from ..errors.numbers import numeric
-from ..hosts import environment
 from ..hosts.connection import Channel, allow_open_files
-from ..hosts.job import Job, hosts_of_slurm_job, make
+from ..hosts.job import Job, forwarded, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
 from ..train.host.cluster import ELASTIC
 from ..train.recipe.program import RUNNER
@@ -106,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
         return 0
     launcher = launchers.choose(job, options.launcher, hosts is not None)
-    handed_on = environment.forwarded(os.environ, options.env)
+    handed_on = forwarded(os.environ, options.env)
     if options.dry_run:
         print(dry_run(job, launcher, options, sorted(handed_on)))
         return 0
@@ -194,7 +193,7 @@ def _log_directory(job: Job, named: Path | None) -> Path:
         of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
         now = time.strftime("%Y%m%d-%H%M%S")
         names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
-        return next(path for name in names if not (path := of_job / name).exists())
+        return next(path for path in map(of_job.joinpath, names) if not path.exists())
     if named.exists() and (not named.is_dir() or any(named.iterdir())):
         raise UserError("flag --log_dir", f"{named} is there already", "name a new directory")
     return named

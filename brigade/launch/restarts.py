@@ -301,7 +301,8 @@ async def survey(hosts: dict[str, int], how: Options, runs: list[str], reference
             rendezvous.check_alike(channels, visible)
         await asyncio.gather(*(_examine(channel, runs, visible, found) for channel in channels))
         for channel in channels:
-            if reference and (differences := list(rendezvous.differences_of(channel, *reference[::-1], visible))):
+            differences = list(rendezvous.differences_of(channel, *reference[::-1], visible)) if reference else []
+            if differences:
                 found.unsound.setdefault(channel.host, differences[0][0])
             if channel.host not in found.unsound:
                 found.sound[channel.host] = channel.hello

@@ -65,7 +65,8 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
     except FileExistsError:
         if not path.is_file() or path.read_bytes() != os.fsencode(content):
             stem = path.name.removesuffix(suffix)
-            free = next(f for n in range(2, 10_000) if not (f := path.with_name(f"{stem}-{n}{suffix}")).exists())
+            others = (path.with_name(f"{stem}-{number}{suffix}") for number in range(2, 10_000))
+            free = next(other for other in others if not other.exists())
             problem = "it is there already with other content, and is not overwritten"
             raise UserError(str(path), problem, f"remove it, or write another one: --to {free}") from None
         print(f"{path} is there already, unchanged.")

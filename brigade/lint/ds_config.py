@@ -21,7 +21,8 @@ def findings(config: Document, name: str) -> Iterator[Finding]:
     if "gradient_clipping" not in config:
         yield Finding.of("ds-clipping-absent", name, "gradient_clipping", deepspeed=key_table()["deepspeed"])
     path = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-    if value_at(config, "zero_optimization.stage") == 3 and not (gathers := value_at(config, path)):
+    gathers = value_at(config, path)
+    if value_at(config, "zero_optimization.stage") == 3 and not gathers:
         value = "it is absent" if gathers is None else shown(gathers, _as_written)
         yield Finding.of("ds-weights-not-gathered", name, path, value=value)
     yield from _lines(config, name)

@@ -50,7 +50,8 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
             file, rule = getattr(source, key), _rule(rows, data, source, key)
             if rule != "recipe-rows" and str(file).endswith(".parquet"):
                 continue  # to read one takes pyarrow and numpy: a second
-            if file and rule and (problem := _problem(file, source, rows, rule)):
+            problem = _problem(file, source, rows, rule) if file and rule else None
+            if problem:
                 at = "data.datasets" if data.datasets else f"data.{key}"
                 about = {"objective": training.objective, "file": file}
                 yield Finding.of(rule, name, at, **about, problem=problem[0], cure=problem[1])

@@ -69,7 +69,7 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
     """Check a recipe with this strategy and these hosts, or with its own: all that train.py and `launch` check at the start."""
     settings: Settings = recipe.content
     cluster = settings.recipe.cluster
-    strategies = [strategy] if strategy else [file for key in STRATEGIES if (file := _own(files, recipe, key))]
+    strategies = [strategy] if strategy else [*filter(None, (_own(files, recipe, key) for key in STRATEGIES))]
     if strategy:
         values = {key: strategy.name if kind == strategy.kind else None for key, kind in STRATEGIES.items()}
         changed = settings.recipe.model_copy(update={"cluster": cluster.model_copy(update=values)})
@@ -122,8 +122,8 @@ def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Fi
 def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: File | None) -> Iterator[Finding]:
     """What the run itself would refuse, on as many ranks as the files name."""
     documents = [file.content for file in strategies if file.kind == "accelerate"]
-    processes = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
-    mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
+    processes = next(filter(None, (launcher.number(document, "num_processes") for document in documents)), None)
+    mesh = next(filter(None, map(launcher.mesh, documents)), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
     axes = next(filter(None, map(_axes, strategies)), NONE)
     size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.unit
@@ -187,14 +187,16 @@ def _sizes(recipe: File, config: Document, strategy: Strategy, ranks: int) -> It
     misfits = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
     if stages > 1 and 0 < _number(config, "num_hidden_layers") < stages:
         misfits.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
-    if axes.tensor > 1 and axes.experts == 1 and (experts := _experts_key(config)):
+    experts = _experts_key(config)
+    if axes.tensor > 1 and axes.experts == 1 and experts:
         misfits.append(("tensor", experts, axes.tensor, "1, or divide the experts too (parallelism_config_ep_size)"))
     for axis, key, size, cure in misfits:
         number = config[key]
         values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
         yield Finding.of("recipe-sizes", recipe.name, "model.model_name_or_path", **values, fits=cure.format(number))
     columns = axis_rules.outputs(config, bool(config.get("tie_word_embeddings")))
-    if not misfits and (uneven := axis_rules.uneven_parts(columns, axes.tensor, strategy.shards(ranks))):
+    uneven = None if misfits else axis_rules.uneven_parts(columns, axes.tensor, strategy.shards(ranks))
+    if uneven:
         yield Finding("recipe-sizes", recipe.name, "model.model_name_or_path", *uneven)
 
 

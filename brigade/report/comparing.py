@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..train.recipe.identity import flat
+from ..train.recipe.schema import flat
 from . import facts
-from .records import Entry, Record, number
+from .records import Entry, Record, number, numbers
 
 FEWEST = 16  # differences that an interval needs
 EVALUATIONS = 6  # the same for evaluations: each is a mean over all held-out samples
@@ -156,7 +156,7 @@ def _overview(records: list[Record]) -> facts.Table:
     rows = []
     for record in records:
         known = facts.summary(record)
-        losses = [v for entry in record.steps if (v := number(entry.get("loss"))) is not None and math.isfinite(v)]
+        losses = [loss for loss in numbers(record.steps, "loss") if math.isfinite(loss)]
         tail = facts.shown(statistics.fmean(losses[-max(1, len(losses) // 10) :])) if losses else ""
         rows.append([record.name, record.verdict[0], tail, *(known.get(key, "") for key in keys)])
     return ["run", "state", "training loss, mean of the last tenth", *keys], rows

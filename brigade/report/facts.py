@@ -11,7 +11,7 @@ from ..errors.console import one_line
 from ..errors.tables import Fields
 from ..train.run.page import FILE
 from ..train.run.status import ranks_of
-from .records import Record, attempts, events_of, number
+from .records import Record, attempts, events_of, number, numbers
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
 ANSWERED = 20  # evaluations whose answers a page shows: the newest
@@ -51,10 +51,10 @@ def summary(record: Record) -> dict[str, str]:
     if last:
         steps = record.known.get("steps")
         facts["step"] = shown(last["step"]) + (f" of {shown(steps)}" if steps else "")
-    losses = [loss for entry in record.evaluations if (loss := number(entry.get("loss"))) is not None]
+    losses = numbers(record.evaluations, "loss")
     if losses:
         facts["held-out loss"] = shown(losses[-1]) + (f", {shown(losses[0])} at first" if len(losses) > 1 else "")
-    shares = [share for entry in record.evaluations if (share := number(entry.get("rewards/accuracies"))) is not None]
+    shares = numbers(record.evaluations, "rewards/accuracies")
     if shares:
         facts["held-out accuracy"] = f"{shares[-1]:.1%}" + (f", {shares[0]:.1%} at first" if len(shares) > 1 else "")
     loss = last.get("loss")
@@ -63,7 +63,7 @@ def summary(record: Record) -> dict[str, str]:
     tokens = number(last.get("tokens"))
     if tokens:
         facts["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
-    speeds = [v for entry in record.steps if (v := number(entry.get("tokens_per_second_per_gpu"))) and math.isfinite(v)]
+    speeds = [each for each in numbers(record.steps, "tokens_per_second_per_gpu") if each and math.isfinite(each)]
     if speeds:
         facts["speed"] = f"{shown(round(statistics.median(speeds)))} tokens/s per rank"
     mfu = number(last.get("mfu"))

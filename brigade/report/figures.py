@@ -120,7 +120,7 @@ def _named(records: list[Record], record: Record, otherwise: str) -> str:
 
 def _loss_of(records: list[Record]) -> tuple[str, str]:
     """Return (what a loss is the mean of, its unit)."""
-    objectives = sorted({objective for record in records if (objective := record.objective) != SFT})
+    objectives = sorted({record.objective for record in records} - {SFT})
     if objectives:
         return f"Mean of the objective's loss ({', '.join(objectives)}) over pairs or answers", ""
     return "Mean cross-entropy in nats per supervised token", "nats per token"
@@ -275,7 +275,8 @@ def _memory(records: list[Record]) -> Figure:
         measured, predicted = (_parts(prediction.get(key)) for key in ("measured", "predicted"))
         before = f"{record.name}: " if len(records) > 1 else ""
         peak = measured.pop("peak", 0.0)
-        if measured and (rest := peak - sum(measured.values())) > 0:
+        rest = peak - sum(measured.values())
+        if measured and rest > 0:
             measured["everything else"] = rest
         if measured:
             figure.bars.append(Bars(f"{before}measured", measured))

@@ -4,7 +4,7 @@ A directory of plain Transformers, which has a trainer_state.json but no run.yam
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -61,7 +61,8 @@ class Record:
     def verdict(self) -> tuple[str, str]:
         """(running, succeeded, stopped, failed or ended; a sentence about it)."""
         state, step = self.known.get("state", "ended"), self.steps[-1]["step"] if self.steps else 0
-        at = f"at step {step}" + (f" of {steps}" if (steps := self.known.get("steps")) else "")
+        steps = self.known.get("steps")
+        at = f"at step {step}" + (f" of {steps}" if steps else "")
         marker = self.known.get("marker", {})
         last = [line for line in self.events if line.get("event") in ("failed", "fault", "started")][-1:]
         reason = last[0].get("text") or last[0].get("what") if last else None
@@ -93,6 +94,12 @@ def number(value: object) -> float | None:
         return float(value)
     except OverflowError:  # an integer with 400 digits
         return math.inf
+
+
+def numbers(entries: Iterable[Entry], key: str) -> list[float]:
+    """The values of a key that are numbers, in order."""
+    values = (number(entry.get(key)) for entry in entries)
+    return [value for value in values if value is not None]
 
 
 def _record(directory: Path, name: str) -> Record:

@@ -7,7 +7,7 @@ import pytest
 
 import train
 from brigade.__main__ import main
-from brigade.train.model.images.processor import read_processor
+from brigade.train.model.images.load import read_processor
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
 

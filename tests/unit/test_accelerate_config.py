@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from brigade.errors import UserError
 from brigade.train.distributed.ranks import free_port
-from brigade.train.model import layer_classes
+from brigade.train.step import preflight
 from brigade.train.strategy.accelerate_config import KEYS
 from testing.ranks import REPOSITORY as ROOT
 from testing.strategies import ACCELERATE_CONFIGS, FSDP2, hsdp
@@ -291,9 +291,9 @@ def test_a_class_of_layers_that_the_model_does_not_have_is_refused_before_it_is_
     settings, strategy = load(cluster=cluster), pick(cluster=cluster)
     config = LlamaConfig(**TINY)
     if wrong:
-        message = mistake(layer_classes.check, settings, config, strategy)
+        message = mistake(preflight.check_layer_classes, settings, config, strategy)
         assert f"no layer of class {wrong!r}" in message and "are then taken: LlamaDecoderLayer" in message
         assert "fsdp_transformer_layer_cls_to_wrap" in message
         options |= NOT_BY_CLASS
         strategy = pick(cluster=cluster)
-    layer_classes.check(settings, config, strategy)
+    preflight.check_layer_classes(settings, config, strategy)

@@ -8,7 +8,7 @@ import torch
 from peft.optimizers import create_loraplus_optimizer
 
 from brigade.errors import UserError
-from brigade.train.engines import lora_plus
+from brigade.train.engines import parameter_groups
 from brigade.train.model import adapters
 from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
@@ -89,7 +89,7 @@ def test_the_groups_of_lora_plus_have_pefts_rates(words, settings_of):
     plain = list(trained)
     groups = [{"params": [trained[name] for name in part]} for part in (plain[:9], plain[9:])]
     ours = torch.optim.SGD(groups, lr=0.5)
-    lora_plus.divide_groups(ours, model, 16)
+    parameter_groups.divide_lora_plus(ours, model, 16)
     names = {id(parameter): name for name, parameter in trained.items()}
     stepped = [(names[id(parameter)], group["lr"]) for group in ours.param_groups for parameter in group["params"]]
     assert len(ours.param_groups) == 4 and len(stepped) == len(trained)
@@ -97,4 +97,4 @@ def test_the_groups_of_lora_plus_have_pefts_rates(words, settings_of):
         name: rates[id(trained[name])] for name in plain if name not in whole
     }
     assert {rate for name, rate in stepped if name in whole} == {0.5}
-    assert [name for name, _ in stepped] == lora_plus.order(plain)
+    assert [name for name, _ in stepped] == parameter_groups.order_lora_plus(plain)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-from brigade.train.model.finite import check_finite, first_not_finite
+from brigade.train.model.base_weights import check_finite, first_not_finite
 from brigade.train.model.load import load_base, weights
 
 SIZES = {

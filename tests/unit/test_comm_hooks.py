@@ -83,6 +83,6 @@ def test_power_sgd_and_loss_scaling_exclude_each_other(load, mistake):
 
 
 def test_the_hook_belongs_to_a_runs_identity(load):
-    from brigade.train.recipe.identity import identity
+    from brigade.train.recipe.schema import identity
 
     assert identity(load().recipe, None) != identity(load("--ddp_comm_hook", "fp16").recipe, None)

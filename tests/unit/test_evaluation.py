@@ -12,8 +12,7 @@ from brigade.errors import UserError
 from brigade.train.recipe import flags
 from brigade.train.run import best_checkpoint
 from brigade.train.step import progress, sample_answers
-from brigade.train.step.early_stopping import EarlyStopping
-from brigade.train.step.evaluation import forget_other_samples
+from brigade.train.step.evaluation import EarlyStopping, forget_other_samples
 
 CHAT = {"input_ids": [1, 5, 2, 1, 6, 7, 2, 9, 1, 8, 2], "labels": [-100] * 4 + [6, 7, 2] + [-100] * 2 + [8, 2]}
 TEXT = {"input_ids": [3, 4, 5, 6, 7], "labels": [-100, 4, 5, 6, 7]}

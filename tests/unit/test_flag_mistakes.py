@@ -16,9 +16,8 @@ from brigade.errors import UserError
 from brigade.errors.tables import table
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.identity import identity
 from brigade.train.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_section
-from brigade.train.recipe.schema import SECTION_OF, SECTIONS
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS, identity
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "brigade/train/recipe"

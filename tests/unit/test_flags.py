@@ -12,9 +12,8 @@ from brigade.__main__ import VERBS, main
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import DEFAULT_RECIPE
-from brigade.train.recipe.identity import identity
 from brigade.train.recipe.mistakes import OTHER_NAMES
-from brigade.train.recipe.schema import SECTION_OF, SECTIONS
+from brigade.train.recipe.schema import SECTION_OF, SECTIONS, identity
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]

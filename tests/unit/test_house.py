@@ -7,7 +7,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import networkx  # torch requires it
 import pytest
 
 from testing.shipped import FOLDERS as SHARED_WITH_USERS
@@ -45,7 +44,7 @@ FROM_ANYWHERE = {name: set(imported(name, path)) for name, path in MODULES.items
 EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
          for name, others in FROM_ANYWHERE.items()}  # fmt: skip
 IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
-# What runs: a trainer's type names its engine, and the engine's its trainer.
+# What runs, without the types of annotations.
 AT_RUN_TIME = {name: {other for other, for_types in others if not for_types} for name, others in EVERY.items()}
 
 
@@ -102,19 +101,10 @@ def floors(graph):
     return {node: floor(node) for node in sorted(graph)}
 
 
-@pytest.mark.parametrize("graph", [AT_RUN_TIME, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
+@pytest.mark.parametrize("graph", [IMPORTS, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
 def test_nothing_imports_in_a_circle(graph):
+    """Nor by types, which only annotations need."""
     floors(graph)
-
-
-# Folders in which files still name each other in annotations: a micro-batch and its processor.
-NAME_EACH_OTHER = {"brigade.train.model.images"}
-
-
-def test_files_that_name_each_other_in_annotations_lie_in_one_folder():
-    graph = networkx.DiGraph((name, other) for name, others in IMPORTS.items() for other in others)
-    circles = [names for names in networkx.strongly_connected_components(graph) if len(names) > 1]
-    assert {name.rpartition(".")[0] for names in circles for name in names} == NAME_EACH_OTHER
 
 
 # What a host starts that only trains: a run, the commands around it, and the proof of its GPUs, with what that starts by name.
@@ -175,15 +165,50 @@ def test_the_hall_needs_no_other_room():
     assert not beyond, "\n".join(beyond)
 
 
-def test_the_state_of_a_process_has_one_home():
-    """brigade/train/distributed/process.py. Two modules name their own process still: a host's readers, and a run's page."""
-    others = {"brigade.train.data.workers", "brigade.train.run.page"}
-    hall = {name: path.read_text() for name, path in MODULES.items() if name.startswith("brigade.train")}
-    own = {
-        name for name, text in hall.items() if any(isinstance(node, ast.Global) for node in ast.walk(ast.parse(text)))
-    }
-    assert own <= others
-    assert not [name for name, text in hall.items() if "contextvars" in text]
+CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "setdefault",
+           "sort", "update"}  # fmt: skip
+
+
+def changed(function):
+    """(name, line) of each object that a function changes, and does not make itself: by a method, an item, next() or `global`."""
+    nodes = [*ast.walk(function)]
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Global):
+            yield from ((name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield from named(node.value, own)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            yield from named(node.func.value, own)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next":
+            yield from named(node.args[0], own)
+
+
+def named(node, own):
+    if isinstance(node, ast.Name) and node.id not in own:
+        yield node.id, node.lineno
+
+
+def test_modules_keep_no_state():
+    """What changes is an object's; brigade/train/distributed/process.py has the one of the process. What a function returned
+    before, functools.cache may remember."""
+    kept = set()
+    for name, path in MODULES.items():
+        if name.startswith("brigade"):
+            module = ast.parse(path.read_text())
+            assert "contextvars" not in path.read_text(), name
+            names = {
+                node.id
+                for statement in module.body
+                if isinstance(statement, ast.Assign | ast.AnnAssign)
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found = {each for function in functions for each in changed(function)}
+            kept |= {f"{name}, line {line}: {each}" for each, line in found if each in names}
+    assert not kept
 
 
 def test_the_package_needs_neither_tests_nor_benchmarks():

@@ -43,9 +43,8 @@ def test_the_method_of_an_architecture(family, how):
 def test_a_state_that_goes_on_from_sample_to_sample_is_found(family, how, monkeypatch):
     """As where a new architecture's layers are not known to have one."""
     config = AutoConfig.for_model(family, **LACKING.get(family, {}))
-    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)  # no result of another test
     assert packed_samples.method_of(config, how)[0] != packed_samples.NOTHING
-    monkeypatch.setattr(packed_samples, "_KNOWN", {})
     monkeypatch.setattr(sample_by_sample, "is_stateful", lambda layer: False)
     assert packed_samples.method_of(config, how)[0] == packed_samples.NOTHING
 
@@ -53,9 +52,8 @@ def test_a_state_that_goes_on_from_sample_to_sample_is_found(family, how, monkey
 def test_tokens_that_are_counted_from_a_row_s_beginning_are_found(monkeypatch):
     """Llama 4 scales queries by the number of tokens before them, from the 8,192nd on."""
     config = AutoConfig.for_model("llama4_text")
-    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)  # no result of another test
     assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.POSITIONS
-    monkeypatch.setattr(packed_samples, "_KNOWN", {})
     monkeypatch.setattr(sample_by_sample, "count_within_samples", lambda model: None)
     assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.NOTHING
 
@@ -159,7 +157,7 @@ def test_a_leak_between_samples_is_found(leak, monkeypatch):
         )
     elif leak:
         monkeypatch.setattr(mistral.MistralMLP, "forward", lambda self, x: forward(self, LEAKS[leak](x)))
-    monkeypatch.setattr(packed_samples, "_KNOWN", {})
+    monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)  # no result of another test
     found, why = packed_samples.method_of(AutoConfig.for_model("mistral", sliding_window=4096), "sdpa")
     assert (found, why) == (
         (packed_samples.NOTHING, "nothing tells it where one begins") if leak else (packed_samples.POSITIONS, "")

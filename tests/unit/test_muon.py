@@ -10,9 +10,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.errors import UserError
 from brigade.train.engines.matrix_rounds import divide, rounds
-from brigade.train.engines.muon import ADJUSTMENTS, Muon
+from brigade.train.engines.muon import ADJUSTMENTS, MATRIX, Muon, matrices_of
 from brigade.train.engines.shares import shares_of
-from brigade.train.model.matrices import MATRIX, matrices_of
 from brigade.train.model.tiny import shrink
 from brigade.train.step.optimizers import parse_arguments
 

@@ -12,11 +12,10 @@ from brigade.train.data.answers import ANSWERS, MISMATCHED, REFERENCE, RUNS, WHI
 from brigade.train.data.collate import ABOUT, Collate, Layout, on_device
 from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel.sequence import DividedSequences
-from brigade.train.loss import tiled, token_losses
+from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
-from brigade.train.loss.objective.contract import Pairs, Result, means_of
+from brigade.train.loss.objective.contract import Pairs, Result, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
-from brigade.train.loss.objective.log_probabilities import sums
 from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
 from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
@@ -213,7 +212,7 @@ def inputs_of(batch):
 def test_log_probabilities_are_those_of_each_answer_by_itself(model, padding_free, tiles):
     twin = LlamaForCausalLM(CONFIG).eval()
     twin.load_state_dict(model.state_dict())
-    token_losses.apply(twin)
+    own_loss.return_token_losses(twin)
     if tiles:
         tiled.apply(twin, tiles, None, by_token=True)
     given = sequences()
@@ -278,8 +277,8 @@ def test_judged_answers_come_with_those_to_other_prompts():
 def test_a_model_that_makes_something_else_of_token_losses_is_found():
     from transformers import AutoConfig
 
-    assert not token_losses.why_not(CONFIG)
-    assert token_losses.why_not(AutoConfig.for_model("cpmant"))
+    assert not own_loss.why_no_token_losses(CONFIG)
+    assert own_loss.why_no_token_losses(AutoConfig.for_model("cpmant"))
 
 
 # ---- reward models -----------------------------------------------------------------------------------------------

@@ -346,6 +346,7 @@ def test_each_stage_knows_the_samples_of_its_own_micro_batch(family, order, slot
     some, (_, loss, theirs) = samples(), reference(family)
     assert not pipeline_split.tried(config_of(family), False)
     model = model_of(family, "eager", torch.float32)
+    pipeline_split.Decoder(model).inner.in_tuples = pipeline_split.layers_in_tuples(config_of(family))
     batches = [
         Collate(0, Layout(True, True, False, slots))((packed_rows(some, [[0, 1], [3]]), None)),
         Collate(0, Layout(False, False, False))((packed_rows(some, [[4], [5], [6]]), None)),

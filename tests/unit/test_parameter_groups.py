@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brigade.train.engines import parameter_groups
-from brigade.train.model.matrices import MATRIX
+from brigade.train.engines.muon import MATRIX
 
 PATTERNS = '{"embed_tokens|lm_head": 1e-5, "layers\\\\.0\\\\.": 3.0e-5, "layernorm": 1}'
 

@@ -21,7 +21,7 @@ from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, Replicas
 from brigade.plan.hardware import gpu
 from brigade.plan.shape.find import named_shape
-from brigade.train.local import encoding
+from brigade.train.local import peers
 from brigade.train.local.local_steps import OVERLAP
 from brigade.train.recipe import flags
 
@@ -72,8 +72,8 @@ def test_ranks_share_their_host_s_link():
 
 def test_constants_are_those_of_what_runs():
     assert CONSTANTS.replica_overlap == OVERLAP
-    values = torch.zeros(1, 4 * encoding.BLOCK)
-    widths = {name: encoding.encode(values, name).numel() / values.numel() for name in ("fp32", "bf16", "int8")}
+    values = torch.zeros(1, 4 * peers.BLOCK)
+    widths = {name: peers.encode(values, name).numel() / values.numel() for name in ("fp32", "bf16", "int8")}
     assert widths == CONSTANTS.replica_width
 
 

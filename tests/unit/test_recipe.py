@@ -19,8 +19,7 @@ from brigade.lint.together import without_filler
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.data_section import WeightedSource
-from brigade.train.recipe.identity import BEFORE, computed, identity
-from brigade.train.recipe.schema import SECTION_OF, SECTIONS, Recipe
+from brigade.train.recipe.schema import BEFORE, SECTION_OF, SECTIONS, Recipe, computed, identity
 from brigade.train.recipe.training_section import TrainingSection
 
 ROOT = Path(__file__).parents[2]
@@ -195,7 +194,7 @@ def test_identity_is_of_values_not_of_their_spelling(key, one, other):
 def test_identity_is_the_same_in_every_process():
     # Ranks and later commands compute it anew, with other hash seeds.
     code = (
-        "import json, sys; from brigade.train.recipe.identity import identity; from brigade.train.recipe.schema import Recipe;"
+        "import json, sys; from brigade.train.recipe.schema import Recipe, identity;"
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")

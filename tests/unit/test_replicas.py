@@ -11,10 +11,10 @@ import torch
 from brigade.hosts.usage import heartbeats
 from brigade.train.distributed.process import this_process
 from brigade.train.host.cluster import World
-from brigade.train.local import encoding
 from brigade.train.local import peers as replicas
 from brigade.train.local.local_steps import Rounds
 from brigade.train.local.outer import cut, fragment_of
+from brigade.train.local.peers import BLOCK, decode, encode
 from brigade.train.run import directory as runs
 from brigade.train.run import events, owner
 from brigade.train.strategy import choose
@@ -115,23 +115,21 @@ def test_nvme_is_told_by_its_file(load, mistake):
 )
 def test_bytes_and_rounding(precision, width, error):
     """bf16's error is relative to each value, int8's to the largest of its block."""
-    values = torch.randn(3, 4 * encoding.BLOCK, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+    values = torch.randn(3, 4 * BLOCK, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [[1.0], [1e-6], [1e4]]
     )
-    sent = encoding.encode(values, precision)
+    sent = encode(values, precision)
     assert sent.dtype == torch.uint8 and sent.numel() == width * values.numel()
-    blocks = (
-        values.view(3, -1, encoding.BLOCK).abs().amax(-1, keepdim=True).expand(-1, -1, encoding.BLOCK).reshape(3, -1)
-    )
+    blocks = values.view(3, -1, BLOCK).abs().amax(-1, keepdim=True).expand(-1, -1, BLOCK).reshape(3, -1)
     scale = values.abs() if precision == "bf16" else blocks
-    assert ((encoding.decode(sent, precision) - values).abs() <= (error + 1e-6 * bool(error)) * scale).all()
+    assert ((decode(sent, precision) - values).abs() <= (error + 1e-6 * bool(error)) * scale).all()
 
 
 def test_int8_hides_no_value_that_is_not_finite():
-    values = torch.ones(1, 2 * encoding.BLOCK)
+    values = torch.ones(1, 2 * BLOCK)
     values[0, 3] = float("inf")
-    assert encoding.decode(encoding.encode(values, "int8"), "int8")[0, : encoding.BLOCK].isnan().any()
-    assert not encoding.encode(torch.zeros(1, encoding.BLOCK), "int8").any()
+    assert decode(encode(values, "int8"), "int8")[0, :BLOCK].isnan().any()
+    assert not encode(torch.zeros(1, BLOCK), "int8").any()
 
 
 def test_layers_go_round_the_fragments():

@@ -12,7 +12,7 @@ from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, saving
 from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
-from brigade.train.run import leftovers, on_disk
+from brigade.train.run import on_disk
 from brigade.train.step import save_interval
 from brigade.train.strategy import Strategy
 
@@ -51,7 +51,7 @@ def test_the_newest_whole_checkpoint_and_the_best_one_stay(saver, tmp_path):
     for step in (2, 4, 6):
         save(step, best=tmp_path / "checkpoint-2")
     made.wait()
-    assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"] and not (tmp_path / leftovers.SAVING).exists()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"] and not (tmp_path / on_disk.SAVING).exists()
     made, save = saver(limit=2)
     (tmp_path / "checkpoint-6" / "optimizer_0" / "shard").unlink()
     save(8)
@@ -98,8 +98,8 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_whole(async_save, saver, t
     (tmp_path / "heartbeats").mkdir()
     (tmp_path / "heartbeats/rank-3.json").touch()  # of more ranks than there are now
     (tmp_path / "heartbeats/rank-3.stacks").touch()
-    leftovers.remove(tmp_path)
-    assert not (tmp_path / leftovers.SAVING).exists()
+    on_disk.remove_leftovers(tmp_path)
+    assert not (tmp_path / on_disk.SAVING).exists()
     assert [path.name for path in (tmp_path / "heartbeats").iterdir()] == ["rank-3.stacks"]
 
 
@@ -107,9 +107,9 @@ def test_a_checkpoint_that_was_about_to_be_replaced_has_its_name_again(saver, tm
     made, save = saver()
     save(2)
     made.wait()
-    (tmp_path / leftovers.SAVING).mkdir()
-    (tmp_path / "checkpoint-2").rename(tmp_path / leftovers.SAVING / f"checkpoint-2{leftovers.REPLACED}")
-    leftovers.remove(tmp_path)
+    (tmp_path / on_disk.SAVING).mkdir()
+    (tmp_path / "checkpoint-2").rename(tmp_path / on_disk.SAVING / f"checkpoint-2{on_disk.REPLACED}")
+    on_disk.remove_leftovers(tmp_path)
     assert names(tmp_path) == ["checkpoint-2"] and manifest.damage(tmp_path / "checkpoint-2") is None
 
 

@@ -12,7 +12,7 @@ from brigade.hosts import host_facts
 from brigade.train.checkpoint import manifest, resume, saved_weights
 from brigade.train.host import checksums
 from brigade.train.run import directory as runs
-from brigade.train.run import earlier, ending, on_disk, starts
+from brigade.train.run import ending, on_disk, same_run, starts
 
 
 def checkpoint(output, step):
@@ -179,5 +179,5 @@ def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, caps
     else:
         assert runs._is_finished(SETTINGS, output, resized=False) == (not problem)
     how = "from 12 to 20 steps"
-    kept = earlier.kept(how, True, output / runs.RECORD, output / runs.SUCCESS)
+    kept = same_run.kept(how, True, output / runs.RECORD, output / runs.SUCCESS)
     assert kept["lengthened"][0]["how"] == how

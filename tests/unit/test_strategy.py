@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.train.recipe.identity import identity
-from brigade.train.recipe.schema import Recipe
+from brigade.train.recipe.schema import Recipe, identity
 from brigade.train.step.environment import clear_accelerate_variables
 from brigade.train.strategy import choose
 from testing.strategies import ACCELERATE_CONFIGS, DS_CONFIGS, FSDP2, changed, hsdp, world

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from brigade.train.loss.summed_loss import is_doubtful, why_not_divided
+from brigade.train.loss.own_loss import is_doubtful, why_not_divided
 from brigade.train.model.tiny import shrink
 
 

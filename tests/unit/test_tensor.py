@@ -12,7 +12,7 @@ from brigade.train.engines.fsdp2_engine import TensorDDP
 from brigade.train.engines.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.model import parts
 from brigade.train.model.tiny import shrink
-from brigade.train.recipe.parts import LANGUAGE
+from brigade.train.recipe.images import LANGUAGE
 from brigade.train.recipe.value_types import Recomputation
 from brigade.train.strategy import Strategy, axis_rules, refusal
 from brigade.train.strategy.axes import Axes

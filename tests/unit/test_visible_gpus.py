@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brigade.errors import UserError
-from brigade.hosts.environment import forwarded
+from brigade.hosts.job import forwarded
 from brigade.hosts.probing import process_environment
 from brigade.train.distributed import launched, visible
 from brigade.train.host.cluster import World

@@ -21,7 +21,7 @@ from typing import TypeVar
 from ...hosts import Facts
 from ...hosts.held_port import listening_socket
 from ...hosts.host_facts import addresses, holder
-from ...hosts.way import loses_long_ones
+from ...hosts.ssh import loses_long_ones
 from .names import family_of, interfaces
 
 T = TypeVar("T")

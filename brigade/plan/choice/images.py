@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ...errors import UserError
 from ...errors.tables import Document
 from ...train.data.images import ImageRules
-from ...train.recipe.images import within
-from ...train.recipe.parts import trained_parts
+from ...train.recipe.images import trained_parts, within
 from ...train.recipe.schema import Recipe
 from ..costs.job import PROJECTOR, VISION_TOWER, Images
 from ..shape.image_tokens import image_of

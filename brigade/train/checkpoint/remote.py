@@ -26,7 +26,7 @@ from ..recipe.files import parse_yaml, read_yaml
 from ..recipe.settings import Settings
 from ..run import directory as runs
 from ..run import on_disk
-from ..run.leftovers import SAVING
+from ..run.on_disk import SAVING
 from . import manifest
 from .uploads import MARKERS, There, Uploads, best_of, checkpoints_there, is_record
 

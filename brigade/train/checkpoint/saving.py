@@ -9,7 +9,6 @@ each.
 """
 
 import errno
-import itertools
 import os
 import secrets
 import shutil
@@ -27,10 +26,10 @@ from ...errors import UserError, whose
 from ...errors.disk import of_disk
 from ...errors.tables import Document, Fields
 from ..distributed import ranks
-from ..distributed.board import Board, board
+from ..distributed.exchange import Board, board
 from ..run import directory as runs
 from ..run import events, mark, on_disk
-from ..run.leftovers import REPLACED, SAVING
+from ..run.on_disk import REPLACED, SAVING
 from ..upstream import file_modes
 from . import manifest, memory_stage
 
@@ -39,7 +38,6 @@ SEEN = 10.0  # seconds in which a network file system should show a file that an
 GRACE = 30.0  # seconds for finishing a checkpoint while the run ends with an error
 _BLOCK = 16 * 2**20
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
-_saves = itertools.count()  # saves of this process, which may do several runs; the same number on every rank
 
 
 @dataclass
@@ -65,6 +63,8 @@ class Saving:
         """expected: the most bytes that the first checkpoint may have on a host; 0: nobody knows"""
         self.run, self.world, self.blocked = run, run.world, 0.0
         given = ranks.gather((secrets.token_hex(8), run.world.host))
+        # In torch's store, which may outlive a run: this and all other Savings of a process have names of their own.
+        self._key, self._saves = f"brigade/checkpoint-{given[0][0]}", 0
         self.name = f"{given[0][0]}-{run.world.host}"
         self.hosts = [host for _, host in given]
         self.group = [rank for rank, (_, host) in enumerate(given) if run.shared or host == run.world.host]
@@ -102,7 +102,8 @@ class Saving:
             for name in mine:
                 (stage / name).unlink()
         base = {"base": self.run.base, "run": runs.written(self.run.directory) if self._closes else None}
-        key = f"brigade/checkpoint-{next(_saves)}"
+        self._saves += 1
+        key = f"{self._key}-{self._saves}"
         self._job = _Job(step, key, stage, sources, document | base, best, began, in_memory=in_memory)
         self._job.blocked = self.blocked = time.perf_counter() - began
         self._thread = threading.Thread(target=self._settle, args=(self._job,), daemon=True)

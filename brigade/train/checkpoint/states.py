@@ -360,5 +360,6 @@ class _Sharded(States):
         return self._optimizer.value(("optimizer", "param_groups", 0, "step"))
 
     def buffer(self, name: str) -> Tensor | None:
-        shape = self._weights.shapes.get(path := ("model", name))
+        path = ("model", name)
+        shape = self._weights.shapes.get(path)
         return None if shape is None else self._weights.read(path, 0, shape.numel()).view(shape)

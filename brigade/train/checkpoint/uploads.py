@@ -18,7 +18,7 @@ from ..distributed import heartbeat, stop
 from ..host import files, storage
 from ..run import directory as runs
 from ..run import events, on_disk, owner, starts
-from ..run.leftovers import SAVING
+from ..run.on_disk import SAVING
 from ..upstream.unpickling import is_inside
 from . import manifest
 
@@ -140,7 +140,8 @@ class Uploads:
         began = time.perf_counter()
         self.wait()
         try:
-            if self.late and (newest := self._newest()):
+            newest = self._newest() if self.late else None
+            if newest:
                 self._upload_with_best(newest)
             self._put_all()
         except Exception as error:

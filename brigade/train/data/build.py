@@ -108,7 +108,10 @@ def _refuse_files_on_both_sides(origins: list[sources.Origin]) -> None:
         for content in origin.train.digests()
     }
     for origin in origins:
-        if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
+        if not isinstance(origin.heldout, Files):
+            continue
+        same = trained.keys() & set(origin.heldout.digests())
+        if same:
             problem = f"it is held out, and has the content of {trained[same.pop()]}, which is trained on"
             split = "validation_split then holds some of the training rows out"
             raise UserError(

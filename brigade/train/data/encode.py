@@ -311,8 +311,10 @@ def no_panic(place: str) -> Iterator[None]:
 def _tokens_of(encoding: "Encoding", begin: int, stop: int) -> slice:
     """Return the tokens of characters [begin, stop). A token that began before them, at a blank for instance, belongs to them:
     who writes them writes that token."""
-    first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)
-    last = next((t for c in range(stop - 1, begin - 1, -1) if (t := encoding.char_to_token(c)) is not None), None)
+    tokens = map(encoding.char_to_token, range(begin, stop))
+    from_the_end = map(encoding.char_to_token, range(stop - 1, begin - 1, -1))
+    first = next((token for token in tokens if token is not None), None)
+    last = next((token for token in from_the_end if token is not None), None)
     if first is None or last is None:
         return slice(0, 0)
     # Bytes of one character are several tokens with the same characters: char_to_token names the first of them.

@@ -65,8 +65,9 @@ def unknown_place(text: str, paths: Iterable[str]) -> str:
     forum's markup shows the image of one of these paths. "": there is none."""
     for path in paths:
         shows = rf"(?:\]\(|\bsrc\s*=\s*[\"']?|\[img\])\s*{re.escape(path)}"
-        if path in text and (found := re.search(shows, text, re.IGNORECASE)):
-            return found[0]
+        shown = re.search(shows, text, re.IGNORECASE) if path in text else None
+        if shown:
+            return shown[0]
     for found in _MAYBE.finditer(text):
         word = re.search(r"\w+", found[0])
         if word and f"</{word[0]}>" not in text:

@@ -162,7 +162,8 @@ class Marks:
         where = "an answer" + (" with thoughts" if any(filled for _, filled in kind.thoughts) else "")
         found = self._judged(text, spans, prompt, where, kind.tools, kind.place == LAST)
         own = "".join(text[begin:end] for begin, end in spans)
-        if not found.problem and (others := [word for word in (_SYSTEM, _ASKED, _RESULT) if word in own]):
+        others = [word for word in (_SYSTEM, _ASKED, _RESULT) if word in own]
+        if not found.problem and others:
             turn = {_SYSTEM: "the system's", _ASKED: "the user's", _RESULT: "a tool's"}[others[0]]
             return Verdict(f"the chat template's generation marks hold {turn} turn, which would be learned", _CURE)
         if not found.problem and kind.says and _ANSWER in text and _ANSWER not in own:

@@ -49,7 +49,8 @@ class Shares:
     def meet(self, step: int, there: Collection[int]) -> None:
         """Note a meeting after so many steps of the run, of the replicas that have trained since the last one."""
         away = [replica for replica in range(self.replicas) if replica not in there]
-        lost = [share for each in range(self.at, step) for who in away if (share := self.share(each, who)) is not None]
+        shares = [self.share(each, who) for each in range(self.at, step) for who in away]
+        lost = [share for share in shares if share is not None]
         number = self.begun + step - self.at
         self.due = self.due[max(0, number - self.steps) * self.replicas :] + lost
         self.at, self.begun, self.missed = step, min(number, self.steps), self.missed + len(lost)

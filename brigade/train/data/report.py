@@ -44,7 +44,8 @@ def figures(
         *([f"weights from {facts['weights'][0]:g} to {facts['weights'][1]:g}"] if "weights" in facts else []),
         *([f"{facts['images']:,} images in {facts['with_images']:,} of them"] if "images" in facts else []),
     ]
-    if held < (stored := sum(samples.stored for samples in prepared.heldout.values())):
+    stored = sum(samples.stored for samples in prepared.heldout.values())
+    if held < stored:
         words.insert(1, f"spread evenly over the {stored:,} that are held out (max_eval_samples: null evaluates all)")
     if len(facts["by_source"]) > 1:
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
@@ -56,6 +57,16 @@ def figures(
             *losses(facts),
         ]
     )
+
+
+def lines(prepared: Prepared) -> dict[str, str]:
+    """Return what else is said of a run's data, by what it is about; {} where there is nothing to say."""
+    about = {
+        "chat template": chat_template(prepared),
+        "not read": unread(prepared.facts),
+        "answers": said(prepared.facts),
+    }
+    return {name: words for name, words in about.items() if words}
 
 
 def chat_template(prepared: Prepared) -> str:

@@ -138,7 +138,8 @@ class RowImages:
         places = [image.get("path") if isinstance(image, dict) else image for image in self.given]
         paths = [path for path in places if isinstance(path, str) and path]
         for turn in messages:
-            if turn["role"] in ASKING and (found := unknown_place(turn["content"], paths)):
+            found = unknown_place(turn["content"], paths) if turn["role"] in ASKING else ""
+            if found:
                 problem = f"{found} in a {turn['role']!r} turn may be the place of an image, and is not known as one"
                 raise BadRow(
                     problem, "write <image> where an image stands; to have it read as letters, put <image> first"

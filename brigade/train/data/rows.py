@@ -206,7 +206,8 @@ class Csv(Files):
             reader = csv.DictReader(file, strict=True)
             try:
                 names = reader.fieldnames or ()
-                if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
+                other = next((mark for mark in ";\t" if mark in names[0]), "") if len(names) == 1 else ""
+                if other:
                     problem = f"one column, {names[0]!r}: its cells are separated by {other!r}"
                     raise UserError(f"{path}, line 1", problem, "write it with commas")
                 refuse_twice([name for name in names if name], f"{path}, line 1")

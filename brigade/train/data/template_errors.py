@@ -12,7 +12,8 @@ def explained(error: Exception, messages: list[Message], template: str, images: 
     """Return the error to raise for what a template raised at a chat. template: its text; images: whether the chat has some"""
     from jinja2.exceptions import TemplateSyntaxError, UndefinedError
 
-    if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
+    token = re.match(r"'(\w+_token)' is undefined", str(error)) if isinstance(error, UndefinedError) else None
+    if token:
         problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
         return BadRow(problem, "name a chat_template without it, e.g. chatml, or a tokenizer that has it")
     if isinstance(error, TemplateSyntaxError):  # no row's fault

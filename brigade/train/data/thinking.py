@@ -92,7 +92,8 @@ def thoughts(message: Message) -> Iterator[str]:
         if isinstance(thought, str) and thought.strip():
             yield thought.strip()
     block = _BLOCK.match(message["content"])
-    if block and (thought := (block[2] or block[3] or block[4] or "").strip()):
+    thought = (block[2] or block[3] or block[4] or "").strip() if block else ""
+    if thought:
         yield thought
 
 

@@ -18,10 +18,9 @@ from .rows import Chunk
 AHEAD = (
     4  # chunks for each process, read and not yet asked for: a bound of memory, and a bridge over chunks of uneven cost
 )
+_ENCODER = "encoder"  # the attribute that multiprocessing's object of a process that tokenises has for it
 
 Job = tuple[Chunk, Columns, str | None]  # and Source.image_folder
-
-_machine: LoadedEncoder
 
 
 def encoded(jobs: Iterator[Job], encoder: LoadedEncoder, processes: int, place: str) -> Iterator[Encoded]:
@@ -49,10 +48,9 @@ def encoded(jobs: Iterator[Job], encoder: LoadedEncoder, processes: int, place: 
 
 
 def _set_up(encoder: LoadedEncoder) -> None:
-    global _machine
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its children
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _machine = encoder
+    vars(multiprocessing.current_process())[_ENCODER] = encoder
     if encoder.encoder.images is not None:  # it computes with torch, whose threads a fork does not take along
         import torch
 
@@ -68,4 +66,5 @@ def _end_with_parent() -> None:
 
 
 def _encode(job: Job) -> Encoded:
-    return _machine.encode(*job)
+    encoder: LoadedEncoder = vars(multiprocessing.current_process())[_ENCODER]
+    return encoder.encode(*job)

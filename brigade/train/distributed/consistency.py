@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError, shown
 from ..host.cluster import World
 from ..recipe.files import REPOSITORY
-from ..recipe.identity import difference
+from ..recipe.schema import difference
 from . import ranks
 
 if TYPE_CHECKING:

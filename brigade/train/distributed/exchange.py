@@ -7,14 +7,15 @@ pickles: a message is read into None, booleans, numbers, text, lists, tuples and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store
 
 LARGEST = 2**28  # bytes of a message: names and sizes of all files of the largest checkpoints take a tenth of it
 CURE = "see that all hosts run the same packages, and that nobody else can reach their ports (docs/security.md)"
@@ -98,3 +99,42 @@ def _made(found: dict[str, Any]) -> Any:
     if kind not in _MADE_OF or not isinstance(items, list):
         raise ValueError(kind)
     return _MADE_OF[kind](items)
+
+
+class Board:
+    """What background threads of all ranks tell each other: collectives there would come in another order on each rank than those
+    of the main threads. This is the board of a run of one process; others have torch's store."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+
+    def put(self, key: str, value: Mapping[str, object]) -> None:
+        self.entries[key] = value
+
+    def get(self, key: str) -> Any:
+        """What was put there, as soon as it is."""
+        return self.entries[key]
+
+
+class _Store(Board):
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def put(self, key: str, value: Mapping[str, object]) -> None:
+        self.store.set(key, json.dumps(value))
+
+    def get(self, key: str) -> Any:
+        pause = 0.002
+        while not self.store.check([key]):  # a waiting get() would keep the store from this process's main thread
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
+        return json.loads(self.store.get(key))
+
+
+def board(world_size: int) -> Board:
+    """The board of all ranks. Raise torch's errors, here and later, when rank 0 is gone."""
+    if world_size == 1:
+        return Board()
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _Store(_get_default_store())

@@ -12,7 +12,6 @@ pickles: whoever takes a rank's place runs code as this user. Hence, where all r
 
 from __future__ import annotations
 
-import itertools
 import os
 import pwd
 import re
@@ -37,7 +36,6 @@ NAME = "brigade-store"
 LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 ESTABLISHED, LISTENING = "01", "0A"  # net/tcp_states.h
 LOOKS = 3  # at a table that changes while it is read
-_joins = itertools.count()  # of this process, which may make several runs: as many on every rank
 
 
 class Connection(NamedTuple):
@@ -79,7 +77,7 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """The store of this run's ranks, once all are here. store: the launcher's, which nobody needs afterwards
 
     Raise RuntimeError where it leads to what is not this run's, or not all come within `timeout`."""
-    key = f"brigade/place-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(_joins)}"
+    key = f"brigade/place-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{this_process.turn('join')}"
     if rank == 0:
         file = os.memfd_create(NAME)
         os.fchmod(file, 0o600)
@@ -115,7 +113,8 @@ def nobody_else() -> Iterator[None]:
     Raise UserError that names another user."""
     before = _own_sockets()
     yield
-    if this_process.rank_0 is not None and (users := strangers(before)):
+    users = strangers(before) if this_process.rank_0 is not None else []
+    if users:
         problem = f"{' and '.join(users)} connected to this run's ranks while they found each other"
         cure = "the same command again goes on; if it comes back, speak with them, or train on a host of your own"
         raise UserError(f"the ranks on {socket.gethostname()}", problem, cure, "passing")

@@ -7,8 +7,10 @@ once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .heartbeat import Heartbeat
@@ -17,7 +19,7 @@ from .supervised import Agent
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import Store
+    from torch.distributed import ProcessGroup, Store
 
     from .exchange import T
 
@@ -67,7 +69,12 @@ class Process:
     rank_0: its process and when that began, where all ranks are on this host
     forward_pass: what layers deep inside of a model have to know of the one that runs
     store: that of all ranks, once a run had replicas; peers: while each replica of the run is a world of its own
+    sequence_group: over whose ranks a run divides sequences, where it does; attention reads it, also when it is computed again in
+        the backward pass, on GPUs in another thread
+    refused: files to which this process has said that it adds nothing
     """
+
+    sequence_group: ProcessGroup
 
     def __init__(self) -> None:
         self.agent = Agent()
@@ -77,6 +84,14 @@ class Process:
         self.rank_0: tuple[int, str] | None = None
         self.store: Store | None = None
         self.peers: Peers | None = None
+        self.refused: set[Path] = set()
+        self._turns: Counter[str] = Counter()
+
+    def turn(self, name: str) -> int:
+        """Return how often this was asked for `name` before: as often on every rank, where it makes a key of a store that other
+        runs of the process use, too."""
+        self._turns[name] += 1
+        return self._turns[name] - 1
 
 
 this_process = Process()

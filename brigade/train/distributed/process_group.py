@@ -1,7 +1,6 @@
 """Torch's process group: how the ranks of a run find each other."""
 
 import datetime
-import itertools
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from .process import this_process
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
-_waits = itertools.count()  # of wait_for_all: as many on every rank
+_WAITS = "brigade/waits"  # in its store: how often a rank came to a wait_for_all
 _RUN = "brigade/run"  # in its store: the name of the launch
 ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
 
@@ -87,8 +86,10 @@ def _of_this_launch(store: Store | None = None) -> dict[str, Any]:
     name = os.environ.get(supervised.RUN, "")
     if name and rank == 0:
         store.set(_RUN, name)
-    elif name and (other := store.get(_RUN).decode()) != name:
-        raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
+    elif name:
+        other = store.get(_RUN).decode()
+        if other != name:
+            raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
     return {"store": store, "rank": rank, "world_size": size}
 
 
@@ -96,14 +97,15 @@ def wait_for_all() -> None:
     """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
     it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
     # Where the run is divided into replicas, those of this one.
-    store, name = _get_default_store(), f"brigade/wait-{next(_waits)}"
-    here, pause = store.add(name, 1), 0.002
-    while here < dist.get_world_size():
+    store, size, pause = _get_default_store(), dist.get_world_size(), 0.002
+    came = store.add(_WAITS, 1)
+    all_here = -(-came // size) * size  # nobody comes to the next wait before all have come to this one
+    while came < all_here:
         if one_host.rank_0_is_gone():
             raise RuntimeError("rank 0 has ended")
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-        here = store.add(name, 0)
+        came = store.add(_WAITS, 0)
 
 
 def _impatient(world: World) -> None:

@@ -75,7 +75,9 @@ def _notes(directory: Path, token: str, wanted: int) -> list[int]:
 
 def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], in_parts: str) -> UserError:
     """away: the hosts that do not see the first one's note."""
-    if any(checkpoint for _, checkpoint in leaders.values()) and (behind := _other_checkpoint(directory, leaders)):
+    begun = any(checkpoint for _, checkpoint in leaders.values())
+    behind = _other_checkpoint(directory, leaders) if begun else None
+    if behind:
         return behind  # the directory is not mounted there: the run began in one that all shared
     (first, _), hosts = leaders[0], list(dict.fromkeys(away or [host for host, _ in leaders.values()]))
     others = f" (and {len(hosts) - 1} more)" if len(hosts) > 1 else ""

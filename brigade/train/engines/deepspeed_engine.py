@@ -45,7 +45,8 @@ class DeepSpeed(Engine):
         import deepspeed
 
         deepspeed_kernels.without_shared_memory()
-        if self.run.world.local_rank == 0 and (names := deepspeed_needs.uncompiled(self.run.strategy)):
+        names = deepspeed_needs.uncompiled(self.run.strategy) if self.run.world.local_rank == 0 else []
+        if names:
             print(
                 f"DeepSpeed compiles {' and '.join(names)} on host {self.run.world.host} (once; some minutes) ...",
                 flush=True,

@@ -12,10 +12,10 @@ from accelerate import ParallelismConfig
 
 from ..model import experts as of_config
 from ..model import load
-from ..model.finite import check_finite
+from ..model.base_weights import check_finite
 from ..run.directory import Run
 from ..upstream import fsdp2
-from ..upstream.mesh import WithoutShards
+from ..upstream.fsdp2 import WithoutShards
 from . import recomputing
 from .engine import Engine, Keywords, StepContext
 from .parallel import experts, tensor, tensor_plan, tensor_trial

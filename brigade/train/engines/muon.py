@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .. import upstream
 from ..distributed import ranks
-from ..model.matrices import MATRIX, matrices_of
 from ..upstream.torch_optim import ADJUSTMENTS, adjusted_rate, orthogonalised
 from .matrix_rounds import Matrix, Range, divide, rounds
 from .shares import Share, flat
 
 Group = dict[str, Any]  # of parameters, as torch's optimizers have them
+MATRIX = "use_muon"  # in a group, where Muon steps it
 
 
 class Muon(torch.optim.Optimizer):
@@ -190,3 +191,23 @@ class _Exchange:
                 found[matrix, (first, last)] = into[at : at + last - first]
                 at += last - first
         return found
+
+
+def matrices_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of the parameters that Muon steps: matrices of layers, and fused experts, which are a matrix for each.
+
+    AdamW keeps embeddings, the head, vectors, convolutions and whatever is no layer's `weight`.
+    """
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = [output, getattr(model, "score", None)]
+    heads += [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    others = {id(parameter) for head in heads if head is not None for parameter in head.parameters()}
+    found = dict[str, tuple[int, ...]]()
+    experts = {path for path, module in model.named_modules() if upstream.are_experts(module)}
+    for name, parameter in model.named_parameters():
+        path, _, last = name.rpartition(".")
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        is_matrix = (len(shape) == 2 and last == "weight") or (len(shape) == 3 and path in experts)
+        if is_matrix and min(shape[-2:]) > 1 and parameter.requires_grad and id(parameter) not in others:
+            found[name] = shape
+    return found

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, did_you_mean
 from ..model import parts
-from ..model.matrices import MATRIX, matrices_of
 from ..model.sizes import elements
-from ..recipe.parts import PARTS, has_own_rates, learning_rates
+from ..recipe.images import PARTS, has_own_rates, learning_rates
 from ..recipe.training_section import TrainingSection
+from .muon import MATRIX, matrices_of
 
-if TYPE_CHECKING:  # seconds, and the preflight and the summary import this module
+if TYPE_CHECKING:
     import torch
 
     from .engine import StepContext
@@ -108,3 +108,34 @@ def describe(trainer: StepContext) -> dict[str, str]:
         count = f"{counts[key]:,} parameters at {_rate(key, training, scaled):.3g}"
         words.append(" ".join(filter(None, (part, patterns[key[1]], count, stepped))))
     return {"parameter groups": "; ".join(words)}
+
+
+# In the names of parameters. PEFT's create_loraplus_optimizer counts DoRA's magnitudes to them too (peft/optimizers/loraplus.py).
+FASTER = ("lora_B", "lora_embedding_B", "lora_magnitude_vector")
+
+
+def learns_faster(name: str) -> bool:
+    """Whether a parameter is one of those that loraplus_lr_ratio is for."""
+    return any(part in FASTER for part in name.split("."))
+
+
+def divide_lora_plus(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ratio: float) -> None:
+    """Divide an optimizer's parameter groups in two for LoRA+ (arXiv 2402.12354), in which the matrices B of adapters have a rate
+    of their own: the rest as it was, and behind all of these what learns faster, at `ratio` times its group's rate. Whatever has
+    divided them before, order_lora_plus() is this order.
+
+    optimizer: one that has made no step
+    """
+    faster = {id(parameter) for name, parameter in model.named_parameters() if learns_faster(name)}
+    slow, fast = list[dict[str, Any]](), list[dict[str, Any]]()
+    for group in optimizer.param_groups:
+        for is_fast, groups in ((False, slow), (True, fast)):
+            members = [parameter for parameter in group["params"] if (id(parameter) in faster) is is_fast]
+            if members:
+                groups.append({**group, "params": members, "lr": group["lr"] * (ratio if is_fast else 1)})
+    optimizer.param_groups[:] = slow + fast
+
+
+def order_lora_plus(names: list[str]) -> list[str]:
+    """Return names of parameters as divide_lora_plus() orders them, of names in the order before it."""
+    return sorted(names, key=learns_faster)  # stable

@@ -14,7 +14,7 @@ from ...errors import UserError
 from ..checkpoint import states
 from ..model.adapter_weights import saved_names
 from ..upstream import unpickling
-from . import lora_plus, parameter_groups, shares
+from . import parameter_groups, shares
 from .engine import StepContext
 
 Part = tuple[int, int, slice | None]  # of a parameter: first element, last, and of each row only these columns
@@ -32,7 +32,8 @@ def reshard(trainer: StepContext, checkpoint: Path, moments: bool = True) -> Non
         for name, parameter in trainer.model.named_parameters()
         if parameter.requires_grad
     }
-    order = _order(whole := trainer.engine.whole_model(trainer), trainer)
+    whole = trainer.engine.whole_model(trainer)
+    order = _order(whole, trainer)
     source = trainer.engine.reading(states.of_checkpoint(checkpoint, order, saved_names(whole, order)), trainer)
     missing = [name for name in names.values() if name not in source.sizes]
     if missing:
@@ -84,7 +85,7 @@ def _order(model: torch.nn.Module, trainer: StepContext) -> list[str]:
     recipe = trainer.run.settings.recipe
     if parameter_groups.divides(recipe.training):
         names = parameter_groups.order(model, names, recipe.training)
-    return lora_plus.order(names) if recipe.model.loraplus_lr_ratio else names
+    return parameter_groups.order_lora_plus(names) if recipe.model.loraplus_lr_ratio else names
 
 
 def _load_loss_scale(trainer: StepContext, checkpoint: Path, source: states.States) -> None:

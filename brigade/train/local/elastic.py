@@ -23,7 +23,7 @@ from ...errors import UserError
 from ..distributed import exchange, process_group, ranks
 from ..host.cluster import ELASTIC, World
 from ..upstream import gloo
-from . import sealed
+from . import entrance
 from .entrance import GREETING, SAID, Message, longest
 from .peers import Peers
 
@@ -56,7 +56,7 @@ class Line:
         self.refused: UserError | None = None
         self.address = ""  # ours, as the others reach it
         self.socket: socket.socket | None = None
-        self.seal: sealed.Seal | None = None  # of what is sent over it
+        self.seal: entrance.Seal | None = None  # of what is sent over it
         threading.Thread(target=self._serve, daemon=True).start()
 
     def say(self, message: Message) -> Message:
@@ -109,11 +109,11 @@ class Line:
                 return socket.create_connection((address, self.where["port"]), timeout=GREETING)
         raise OSError("no address of the coordinator answers")
 
-    def _greet(self, line: socket.socket, lines: Any) -> sealed.Seal:
+    def _greet(self, line: socket.socket, lines: Any) -> entrance.Seal:
         """Say hello; the seal by which the two know each other. lines: what is read from the line"""
-        ours = sealed.nonce()
+        ours = entrance.nonce()
         line.sendall(ours)
-        seal = sealed.Seal(self.where["token"], "replica", (lines.readline(len(ours)), ours))
+        seal = entrance.Seal(self.where["token"], "replica", (lines.readline(len(ours)), ours))
         line.settimeout(self.where["patience"])
         with self.news:
             self.address = line.getsockname()[0].removeprefix("::ffff:")

@@ -24,9 +24,8 @@ from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..run import events
 from . import hand_over
-from .local_steps import LocalSteps
+from .local_steps import LocalSteps, Replica
 from .outer import Outer
-from .replica import Replica
 
 
 def replica_of(trainer: StepContext) -> Replica:

@@ -1,12 +1,66 @@
 """The entrance of an elastic run's coordinator: whoever shows soon, and in few bytes, that it knows the run's token may speak
-to it."""
+to it. From then on two who share the token know each other's lines, over a connection that others can read and write.
+
+First each sends a nonce. Then a line is `HMAC-SHA256 message`, under a key of the token, both nonces and the side that speaks,
+over the line's number and its message. So the token is never sent, and a line of somebody else, of another connection, of the
+other side, or said for the second time, or out of turn, is no line. It hides nothing: whoever is between the two reads what
+they say, and can keep it from arriving.
+"""
 
 import asyncio
+import hashlib
+import hmac
 import json
+import secrets
 from collections import Counter
 from typing import Any
 
-from . import sealed
+NONCE = 64  # letters
+SIDES = ("coordinator", "replica")
+OVERHEAD = 66  # bytes of a line beside its message
+
+
+def nonce() -> bytes:
+    """A line to begin with: what nobody has sent before."""
+    return secrets.token_hex(NONCE // 2).encode() + b"\n"
+
+
+class Seal:
+    """The seal of one connection: it seals the lines of `side`, and opens those of the other.
+
+    nonces: the line of the coordinator and the one of the replica. Raise ValueError where they are none.
+    """
+
+    def __init__(self, token: str, side: str, nonces: tuple[bytes, bytes]) -> None:
+        if any(len(line) != NONCE + 1 or not line.endswith(b"\n") for line in nonces):
+            raise ValueError("no nonce")
+        keys = {each: _mac(token.encode(), each.encode() + b" " + b"".join(nonces)) for each in SIDES}
+        self._ours = keys.pop(side)
+        (self._theirs,) = keys.values()
+        self._sent = self._got = 0
+
+    def seal(self, message: bytes) -> bytes:
+        """The next line, of a message without line breaks."""
+        line = _mark_of_line(self._ours, self._sent, message) + b" " + message + b"\n"
+        self._sent += 1
+        return line
+
+    def open(self, line: bytes) -> bytes:
+        """The message of the next line. Raise ValueError for any other line."""
+        mark, _, message = line.removesuffix(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or not hmac.compare_digest(mark, _mark_of_line(self._theirs, self._got, message)):
+            raise ValueError("a line of somebody else")
+        self._got += 1
+        return message
+
+
+def _mark_of_line(key: bytes, number: int, message: bytes) -> bytes:
+    return _mac(key, number.to_bytes(8, "big") + message).hex().encode()
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, hashlib.sha256)
+
 
 GREETING = 5.0  # seconds until `hello`
 FIRST = 2**12  # bytes of a line until then
@@ -25,7 +79,7 @@ class Line:
     """A replica's connection, once it is known to be one. write() and close() as a StreamWriter has them."""
 
     def __init__(
-        self, replica: int, seal: sealed.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int
+        self, replica: int, seal: Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int
     ) -> None:
         self.replica, self.most, self.close = replica, most, writer.close
         self._seal, self._reader, self._writer = seal, reader, writer
@@ -60,10 +114,10 @@ class Entrance:
             self._drop_one()
         try:
             async with asyncio.timeout(GREETING):
-                ours = sealed.nonce()
+                ours = nonce()
                 writer.write(ours)
                 theirs = await reader.readexactly(len(ours))
-                seal = sealed.Seal(self.token, "coordinator", (ours, theirs))
+                seal = Seal(self.token, "coordinator", (ours, theirs))
                 replica = json.loads(seal.open(await reader.readline()))["hello"]
         finally:
             self.waiting.pop(writer, None)

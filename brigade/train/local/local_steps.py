@@ -10,7 +10,7 @@ synchronised ones. Evaluations and checkpoints are of the synchronised weights.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +22,53 @@ from transformers import TrainerControl, TrainerState
 
 from ...errors.console import counted
 from ..checkpoint import manifest
+from ..data.sampling import GlobalBatches
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
+from ..run.hooks import Feature
 from .outer import Outer
-from .replica import Replica
 
 OVERLAP = 5  # steps at most (arXiv 2501.18512, section 3.2: tau)
 OWN_SHARE = 0.5  # alpha, there
 WAITS = ("should_evaluate", "should_save", "should_training_stop")
+
+
+class Replica(Feature):
+    """What a Trainer asks of the replica that it trains. This is the only one of its run, in which each step is common to all
+    ranks; LocalSteps is one of several.
+
+    own: whether the checkpoint that it continues from is this replica's
+    of_others: tokens that this rank's peers in other replicas have trained on
+    """
+
+    own = True
+    of_others = 0
+
+    def __init__(self, trainer: StepContext) -> None:
+        self.trainer = trainer
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this replica saves and tells what all have in common."""
+        return True
+
+    @property
+    def samples(self) -> int:
+        """How many samples all replicas together have trained on."""
+        return self.trainer.state.global_step * self.trainer.run.batch.global_size
+
+    def batches(self) -> Callable[..., GlobalBatches]:
+        """Return what makes its batches."""
+        return GlobalBatches
+
+    def epochs(self, asked: int) -> int:
+        """Return how many epochs Transformers is to begin where the recipe asks for so many."""
+        return asked
+
+    def summary(self) -> dict[str, str]:
+        """Return further lines of the run's summary."""
+        return {}
 
 
 class LocalSteps(Replica):

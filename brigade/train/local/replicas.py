@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..distributed import consistency, ranks
 from ..host import files
-from ..recipe.identity import computed, flat
-from ..run import leftovers, mark, versions
+from ..recipe.schema import computed, flat
+from ..run import mark, on_disk, versions
 from ..run.directory import RECORD, Run
 from . import coordinator
 from . import peers as replicas
@@ -30,7 +30,7 @@ def divide(run: Run) -> Run:
     with ranks.agreed(run.world):
         if own.world.replica and writes:
             own.directory.mkdir(exist_ok=True)
-            leftovers.remove(own.directory)
+            on_disk.remove_leftovers(own.directory)
             files.write(own.directory / RECORD, files.read(run.directory / RECORD))
             files.write(own.directory / mark.FILE, run.mark)
     peers = replicas.divide(run.replica, run.strategy.replicas)

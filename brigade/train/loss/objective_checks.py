@@ -6,7 +6,7 @@ from ...errors import UserError
 from ..model import packed_samples, scores
 from ..recipe.objectives import needs_second_model, objective_of, reference_of
 from ..run.directory import Run
-from . import reference_model, token_losses
+from . import own_loss, reference_model
 from .objective.load import loss_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     loss_of(settings)
     if objective_of(training).scores:
         _check_scores(run, config)
-    elif why := token_losses.why_not(config, settings.recipe.model.trust_remote_code):
+    elif why := own_loss.why_no_token_losses(config, settings.recipe.model.trust_remote_code):
         problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
         raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
     if needs_second_model(settings.recipe):

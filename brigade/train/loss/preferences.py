@@ -1,6 +1,6 @@
 """Objectives that compare answers, in training and in evaluations.
 
-A forward pass gives the loss of each target token (loss/token_losses.py); the rest of a step is about a number for each answer.
+A forward pass gives the loss of each target token (loss/own_loss.py); the rest of a step is about a number for each answer.
 What these are compared with is completed before the step: the reference by adapters off, and KTO's divergence, which is a mean
 over the global batch.
 """
@@ -24,8 +24,7 @@ from ..engines.parallel import sequence
 from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
 from ..run.hooks import Feature
 from .objective import load
-from .objective.contract import Result, margin_of, means_of
-from .objective.log_probabilities import compare, sums
+from .objective.contract import Result, compare, margin_of, means_of, sums
 from .reference import Reference
 
 _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch

@@ -115,11 +115,14 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     """Raise UserError where a model computes something else with these terms, as a tiny random one of its architecture shows."""
     training, place = settings.recipe.training, settings.place("token_loss")
     terms, vocabulary = Terms.of(settings), config.get_text_config().vocab_size
-    if terms.own and (why := _breaks_contract(lambda: own_function(settings, "token_loss"), vocabulary)):
+    why = _breaks_contract(lambda: own_function(settings, "token_loss"), vocabulary) if terms.own else ""
+    if why:
         cure = "return a tensor with a number for each token, by its own loss and target alone (docs/extending.md)"
         raise UserError(place, f"{training.token_loss}: {why}", cure)
     weighs = settings.recipe.data.weighs_samples
-    if (terms != PLAIN or weighs) and (why := _differs(config, settings.recipe.model.trust_remote_code)):
+    changes = terms != PLAIN or weighs
+    why = _differs(config, settings.recipe.model.trust_remote_code) if changes else ""
+    if why:
         key = "token_loss" if terms.own else "label_smoothing_factor" if terms.smoothing else "z_loss_coef"
         key = "columns" if terms == PLAIN else key
         raise UserError(

@@ -14,8 +14,8 @@ from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED
 from ..model import trial
-from ..recipe.layer_names import fits
 from ..recipe.settings import Settings
+from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
 from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 
@@ -110,7 +110,8 @@ def _tile_mlps(model: "PreTrainedModel", tokens: int) -> None:
     # Not a vision tower's, whose MLPs have patches where these have sequences.
     decoder = model.get_decoder()
     layers = [module for module in decoder.modules() if type(module).__name__ in upstream.layer_classes(model)]
-    mlps = [mlp for layer in layers for name in _MLPS if (mlp := getattr(layer, name, None)) is not None]
+    named = [getattr(layer, name, None) for layer in layers for name in _MLPS]
+    mlps = [mlp for mlp in named if mlp is not None]
     if not mlps:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
     for mlp in mlps:
@@ -144,14 +145,14 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     if training.tiled_loss and training.use_liger_kernel:
         raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
     targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
-    if training.tiled_loss and section.use_peft and any(fits("lm_head", target) for target in targets):
+    if training.tiled_loss and section.use_peft and any(fits_layer("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
     for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
-        if getattr(training, key) and (
-            why := _differs(config, key, section.trust_remote_code, settings.recipe.data.images)
-        ):
+        images, asked = settings.recipe.data.images, getattr(training, key)
+        why = _differs(config, key, section.trust_remote_code, images) if asked else ""
+        if why:
             raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")
 
 

@@ -102,7 +102,8 @@ def check(model: PreTrainedModel, settings: Settings) -> None:
     if name:
         raise UserError(place, f"{name} has the shape {theirs[name]}, and here {ours[name]}", cure)
     tokens = sorted(continued.tokens_of(Path(folder)))
-    if tokens != (named := token_rows.token_ids(settings, model.config.get_text_config().vocab_size)):
+    named = token_rows.token_ids(settings, model.config.get_text_config().vocab_size)
+    if tokens != named:
         problem = f"the adapters train the tokens {tokens}, and the recipe names {named}"
         raise UserError(settings.place(token_rows.KEY), problem, "leave the key out: the adapters decide it")
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError, first_line
 from ...errors.console import counted, millions
 from .. import upstream
-from ..recipe.layer_names import fits, is_pattern
+from ..recipe.images import LANGUAGE
 from ..recipe.method import method_name
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import objective_of
-from ..recipe.parts import LANGUAGE
 from ..recipe.settings import Settings
+from ..recipe.value_types import fits_layer, is_pattern
 from ..upstream.experts import beside_mamba, taken_for_experts
 from . import adapter_weights, parts, token_rows
 from .location import location
@@ -182,19 +182,19 @@ def check_targets(settings: Settings, config: PreTrainedConfig) -> None:
         f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken | past)}; or {ALL_LINEAR}"
     )
     for target in targets:
-        if not any(fits(layer, target) for layer in layers):
-            fused = next((path for path, _ in model.named_parameters() if fits(path, target)), None)
-            other = next((path for path in modules if fits(path, target)), None)
+        if not any(fits_layer(layer, target) for layer in layers):
+            fused = next((path for path, _ in model.named_parameters() if fits_layer(path, target)), None)
+            other = next((path for path in modules if fits_layer(path, target)), None)
             reason = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
             reason = f"{fused} is one parameter for all experts" if fused else reason
             raise UserError(place, f"{target!r} fits no linear layer of {name}: {reason}", cure)
-        if any(fits(layer, target) and _last(layer) in past for layer in layers):
+        if any(fits_layer(layer, target) and _last(layer) in past for layer in layers):
             raise UserError(
                 place, f"kernels of {name}'s Mamba layers read the weight of {target!r} past an adapter", cure
             )
     for part in section.lora_parts if targets else ():
         own = linear_layers(model, [part])
-        if not any(fits(layer, target) for layer in own for target in targets):
+        if not any(fits_layer(layer, target) for layer in own for target in targets):
             problem = f"none of {', '.join(map(repr, targets))} fits a linear layer of the {part.replace('_', ' ')}"
             raise UserError(
                 place,
@@ -202,14 +202,14 @@ def check_targets(settings: Settings, config: PreTrainedConfig) -> None:
                 f"its linear layers: {_grouped(own)}; or leave {part} out of lora_parts",
             )
     for wanted in section.lora_modules_to_save:
-        if not any(fits(module, wanted) for module in modules):
+        if not any(fits_layer(module, wanted) for module in modules):
             with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]
             problem = f"{wanted!r} fits no module of {name}"
             raise UserError(settings.place("lora_modules_to_save"), problem, f"its modules: {_grouped(with_weights)}")
     if ends[1] is not None and ends[0].weight is ends[1].weight:
         paths = [path for path, module in modules.items() if module in ends]
         for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
-            hit = next((wanted for wanted in named if any(fits(end, wanted) for end in paths)), None)
+            hit = next((wanted for wanted in named if any(fits_layer(end, wanted) for end in paths)), None)
             if hit:
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
@@ -233,7 +233,7 @@ def _gets_adapter(section: ModelSection, model: PreTrainedModel, layer: str, lef
     """Whether a linear layer gets an adapter. left_out: ends of names that all-linear leaves out"""
     if section.lora_target_modules == ALL_LINEAR:
         return _last(layer) not in left_out and model.get_submodule(layer) is not model.get_output_embeddings()
-    return any(fits(layer, target) for target in section.lora_target_modules)
+    return any(fits_layer(layer, target) for target in section.lora_target_modules)
 
 
 def _check_patterns(settings: Settings, adapted: Sequence[str]) -> None:
@@ -243,12 +243,12 @@ def _check_patterns(settings: Settings, adapted: Sequence[str]) -> None:
         table, place = getattr(section, key), settings.place(key)
         if table and section.lora_target_parameters:
             raise UserError(place, "nobody has compared it with adapters on fused experts", "leave one of the two out")
-        first = {next((pattern for pattern in table if fits(layer, pattern)), None) for layer in adapted}
+        first = {next((pattern for pattern in table if fits_layer(layer, pattern)), None) for layer in adapted}
         if section.adapter_name_or_path:  # whose own patterns these are
             continue
         idle = next((pattern for pattern in table if pattern not in first), None)
         if idle:
-            hit = any(fits(layer, idle) for layer in adapted)
+            hit = any(fits_layer(layer, idle) for layer in adapted)
             problem = f"{idle!r} fits no layer with an adapter" + " that no pattern before it fits" * hit
             raise UserError(place, problem, "put it first" if hit else f"layers with adapters: {_grouped(adapted)}")
 
@@ -308,7 +308,7 @@ def wrap(model: PreTrainedModel, settings: Settings, source: str) -> PeftModel:
         head, taken = model.get_output_embeddings(), taken_for_experts(model, layers) | beside_mamba(model, layers)
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
     elif untaught(model) or any(map(is_pattern, targets)):  # a vision tower has a q_proj too
-        targets = [name for name in layers if any(fits(name, target) for target in targets)]
+        targets = [name for name in layers if any(fits_layer(name, target) for target in targets)]
     rows = token_rows.of_ends(model, token_rows.token_ids(settings, model.config.get_text_config().vocab_size))
     lora = peft.LoraConfig(
         # As a classifier's, the head is trained whole beside the adapters, and saved with them.

@@ -172,8 +172,7 @@ def _amount(count: int) -> str:
 
 def places(names: Iterable[str]) -> str:
     """Return where tensors lie: "model.layers.46.*"."""
-    lie_in = dict.fromkeys(
-        name[: layer.end()] if (layer := _LAYER.search(name)) else f"{name.split('.')[0]}." for name in names
-    )
+    layers = [(name, _LAYER.search(name)) for name in names]
+    lie_in = dict.fromkeys(name[: layer.end()] if layer else f"{name.split('.')[0]}." for name, layer in layers)
     more = f" and {len(lie_in) - 3} more" if len(lie_in) > 3 else ""
     return ", ".join(f"{place}*" for place in [*lie_in][:3]) + more

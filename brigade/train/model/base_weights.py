@@ -1,4 +1,5 @@
-"""Whether a model's files are whole and hold its weights, before anything is loaded.
+"""Whether a model's files are whole and hold its weights, before anything is loaded; and whether the weights are finite, then and
+after a step.
 
 Transformers fills a weight that its files lack with random numbers and only reports it, drops tensors that it does not know, and
 under ZeRO-3 mentions neither (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
@@ -7,23 +8,24 @@ under ZeRO-3 mentions neither (modeling_utils.py: _load_pretrained_model assumes
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
+from ..distributed import ranks
 from ..host.files import refuse_lfs_pointers
 from ..recipe import remote_code
 from ..upstream import causal_models, unpickling, without_zero3
 from . import parts, scores
 from .config_json import published_quantization
-from .finite import AGAIN
 
 if TYPE_CHECKING:
     import torch
 
-
+AGAIN = "download or copy the model again"
 # Types of safetensors that a weight does not have outside a quantised model; a cast would take something from each of them.
 _NO_WEIGHTS = {
     **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL"), "integers"),
@@ -173,3 +175,40 @@ def _types(file: Path) -> dict[str, str]:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def check_finite(model: torch.nn.Module, source: str) -> None:
+    """Raise UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
+
+    model: None on a rank whose weights come from another
+    """
+    names = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
+    name = next(filter(None, names), None)
+    if name:
+        problem = f"the weight {name} holds NaN or infinity"
+        raise UserError(source, problem, f"{AGAIN}; what it was trained into is lost")
+
+
+def first_not_finite(model: torch.nn.Module, trained: bool = True) -> str | None:
+    """Return the name of the first parameter (of those that are trained, or of all) whose part on this rank is not finite, or
+    None.
+
+    Weights in 4 bits are left out: the bits in their containers are no numbers.
+    """
+    for name, parameter in model.named_parameters():
+        number = parameter.is_floating_point() and not hasattr(parameter, "quant_state")
+        if number and parameter.requires_grad >= trained:
+            part = own_part(parameter).detach()
+            # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
+            if part.numel() and not all(map(math.isfinite, map(float, part.aminmax()))):
+                return name
+    return None
+
+
+def own_part(parameter: torch.nn.Parameter) -> Any:
+    """Return what this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
+    if hasattr(parameter, "ds_tensor"):
+        from ..upstream import zero_shares
+
+        return zero_shares.own_part(parameter)
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -108,7 +108,8 @@ def check_causal(config: PreTrainedConfig, place: str) -> None:
 
     kind = config.model_type
     encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if (encodes or kind not in upstream.causal_models()) and (description := _described(config)):
+    description = _described(config) if encodes or kind not in upstream.causal_models() else ""
+    if description:
         problem = f"train.py trains causal language models, and {kind!r} {description}"
         cure = "name a decoder, such as Qwen/Qwen3-8B"
         if takes_images(config):

@@ -20,9 +20,8 @@ from ..recipe.settings import Settings
 from ..upstream import fsdp2, model_loading
 from ..upstream.experts import biases_in_fp32, compute_as_autocast_says
 from . import attention, base_weights, grown, parts, scores
-from .base_weights import of_two_matrices
+from .base_weights import check_finite, of_two_matrices
 from .config_json import published_quantization
-from .finite import check_finite
 from .location import load_config, location
 from .rope import stretch
 from .sizes import model_class

@@ -17,7 +17,7 @@ from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of
 from ..recipe.settings import Settings
 from ..upstream import peft_layers
 from . import adapter_weights, base_weights, scores
-from .finite import AGAIN
+from .base_weights import AGAIN
 from .load import load_base, weights
 from .location import load_config
 from .sizes import half_or_full

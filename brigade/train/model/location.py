@@ -116,7 +116,8 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
     for field in SHAPES:
         names = (field, *ALIASES.get(field, ()))
         there = next((text[name] for name in names if text.get(name) is not None), None)
-        here = next((value for name in names if (value := per_layer.common(ours, name)) is not None), None)
+        values = (per_layer.common(ours, name) for name in names)
+        here = next((value for value in values if value is not None), None)
         if field == "vocab_size" and there is not None and _has_grown(settings, there, here):
             continue
         if there is not None and here is not None and there != here:

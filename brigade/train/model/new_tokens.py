@@ -122,7 +122,8 @@ def grow(settings: Settings, location: str, config: PreTrainedConfig) -> NewToke
     ids, text = read_tokenizer(settings, location)[1], config.get_text_config()
     if not ids:
         return None
-    if ids[0] > (words := text.vocab_size):
+    words = text.vocab_size
+    if ids[0] > words:
         place = settings.place("tokenizer_name_or_path")
         problem = f"the tokenizer has {ids[0]} tokens before new ones, but the model's vocabulary {words}"
         raise UserError(place, problem, "name the model's own tokenizer")

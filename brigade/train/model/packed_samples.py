@@ -6,6 +6,7 @@ are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
-_KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def check(settings: Settings, config: PreTrainedConfig, how: str) -> None:
@@ -73,10 +73,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
 
 def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, POSITIONS, MASKS or NOTHING, for the attention `how`; why it is NOTHING)."""
-    key = how, config.to_json_string(use_diff=False)
-    if key not in _KNOWN:
-        _KNOWN[key] = _try(config, how, trust_remote_code)
-    return _KNOWN[key]
+    return _tried(trial.Architecture.of(config), how, trust_remote_code)
 
 
 def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -93,7 +90,8 @@ def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dty
     return of_kind
 
 
-def _try(config: PreTrainedConfig, how: str, trust_remote_code: bool) -> tuple[str, str]:
+@lru_cache(maxsize=16)
+def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
     tiny random model of the architecture.
 
@@ -101,7 +99,7 @@ def _try(config: PreTrainedConfig, how: str, trust_remote_code: bool) -> tuple[s
     begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
     for flex attention: they learn it in the same way.
     """
-    by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
+    config, by_lengths = architecture.config, how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
         tiny = type(config).from_dict(shrink(config.to_dict()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...errors.tables import table
-from ..recipe.parts import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
+from ..recipe.images import FREEZES, LANGUAGE, PARTS, PROJECTOR, VISION_TOWER
 from ..recipe.settings import Settings
 from .sizes import elements, untaught
 

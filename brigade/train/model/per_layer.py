@@ -135,7 +135,7 @@ def _kinds(config: Config, count: int) -> Iterator[str]:
     lists = [
         value for value in lists if len({*map(str, value)}) <= MOST or any(isinstance(entry, str) for entry in value)
     ]
-    nested = [part for key in NESTED if isinstance(part := config.get(key), dict)]
+    nested = [part for part in map(config.get, NESTED) if isinstance(part, dict)]
     numbers = [
         (part[key], base)
         for part in (config, *nested)

@@ -114,7 +114,8 @@ def _change(change: Config, config: Config, divisor: int) -> Config:
     """Return the changes to a layer with tiny sizes."""
     tiny = {key: _scaled(key, value, config) for key, value in change.items() if value is not None}
     heads = (config | change).get("num_attention_heads")
-    if heads and (shared := tiny.get("num_key_value_heads")):
+    shared = tiny.get("num_key_value_heads")
+    if heads and shared:
         wanted = tiny.get("num_attention_heads", TINY["num_attention_heads"])
         tiny["num_key_value_heads"] = max(divisor, wanted * shared // heads)
     return tiny

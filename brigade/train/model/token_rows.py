@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..recipe.layer_names import fits
 from ..recipe.model_section import ModelSection
 from ..recipe.settings import Settings
+from ..recipe.value_types import fits_layer
 from .location import location
 from .new_tokens import read_tokenizer
 from .sizes import parameter_count
@@ -93,7 +93,7 @@ def check(settings: Settings, model: PreTrainedModel) -> None:
         problem = f"the output layer of {type(model).__name__} ({type(outer).__name__}) is none that only multiplies"
         raise UserError(place, problem, "use lora_modules_to_save")
     targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
-    if outer is not None and any(fits(names[id(outer)], target) for target in targets):
+    if outer is not None and any(fits_layer(names[id(outer)], target) for target in targets):
         problem = "lora_target_modules puts an adapter on the output layer, whose rows would be trained"
         raise UserError(place, problem, "keep one of the two keys")
 
@@ -110,7 +110,7 @@ def check_new(settings: Settings, model: PreTrainedModel) -> None:
     names = {id(module): name for name, module in model.named_modules()}
     ends = {names[id(end)] for end in (inner, outer) if end is not None}
     whole = settings.recipe.model.lora_modules_to_save
-    if all(any(fits(end, wanted) for wanted in whole) for end in ends):
+    if all(any(fits_layer(end, wanted) for wanted in whole) for end in ends):
         return
     untrained = sorted({*new} - {*token_ids(settings, inner.num_embeddings)})
     if untrained:

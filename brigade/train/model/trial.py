@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,18 @@ def alone() -> Iterator[None]:
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         yield
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A config, for functions that remember what they have tried (functools.lru_cache): two are the same whose texts are."""
+
+    text: str
+    config: PreTrainedConfig = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Architecture:
+        return cls(config.to_json_string(use_diff=False), config)
 
 
 def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: Any) -> PreTrainedModel:

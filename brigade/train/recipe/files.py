@@ -67,7 +67,8 @@ def _cure_of_name(name: str) -> str:
     with suppress(OSError, RuntimeError, ValueError):
         for root in (Path(), REPOSITORY):
             folder = root / path.parent
-            if folder.is_dir() and (best := nearest(path.name, [file.name for file in folder.iterdir()])):
+            best = nearest(path.name, [file.name for file in folder.iterdir()]) if folder.is_dir() else None
+            if best:
                 return f"{cure}: did you mean {path.parent / best}?"
         for recipe in (REPOSITORY / "recipes" / name / "full.yaml", REPOSITORY / "recipes" / name):
             if recipe.exists() and name:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ...errors import UserError, shortened
 from ...errors.tables import Fields
 from ..host.urls import checked, is_remote, local_of
-from . import continued, images, objectives, parts, remote_code
+from . import continued, images, objectives, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_section
@@ -158,7 +158,6 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     check_schedule(recipe.training, settings.place)
     objectives.check(recipe, settings.place)
     images.check(recipe, settings.place)
-    parts.check(recipe, settings.place)
     settings = continued.fold(settings, downloads=loads_model)
     if settings.needs_code and "trust_remote_code" not in flags:
         if loads_model:

@@ -189,7 +189,8 @@ def describe(recipe: OfRecipe) -> dict[str, str]:
     if not known.compares:
         return {}
     words = [known.title]
-    words += [f"loss_type {loss_type}"] if (loss_type := loss_type_of(training)) else []
+    loss_type = loss_type_of(training)
+    words += [f"loss_type {loss_type}"] if loss_type else []
     words += [f"beta {beta_of(training):g}"] if "beta" in known.keys else []
     when = "computed before training" if precomputes(recipe) else "computed in each step"
     return {"objective": ", ".join(words) + (f"; reference: {reference}, {when}" if reference else "")}

@@ -35,7 +35,10 @@ def own_program() -> Path | None:
     """Return the user's file that this process runs, None where it is train.py, a prompt or a program that is installed, as
     Jupyter's and pytest's are. Raises UserError for one that no file holds, as of `python -`."""
     named = getattr(sys.modules["__main__"], "__file__", None)
-    if not named or (path := Path(named).resolve()) in (REPOSITORY / STORY, RUNNER):
+    if not named:
+        return None
+    path = Path(named).resolve()
+    if path in (REPOSITORY / STORY, RUNNER):
         return None
     if not path.is_file():
         problem = (

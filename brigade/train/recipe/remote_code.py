@@ -102,7 +102,8 @@ def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, Fields]]:
     for file in CONFIGS if name else ():
         with suppress(OSError, ValueError, RecursionError):  # broken ones run nothing
             path = folder / file if folder else cached(name, file, revision)
-            if path and isinstance(config := json.loads(path.read_text(encoding="utf-8")), dict):
+            config = json.loads(path.read_text(encoding="utf-8")) if path else None
+            if path and isinstance(config, dict):
                 yield path, config
 
 

@@ -4,13 +4,13 @@ Where a validator raises ValueError, its text says what is wanted: the user read
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ...errors.tables import Document, Fields
-from .layer_names import check_patterns
 
 # A number to everyone but YAML 1.1, which reads it as text: it wants a point in a number, and a sign in its exponent.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -216,3 +216,28 @@ Column = Literal[
 ]  # fmt: skip
 Columns = Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)]
 not_empty = BeforeValidator(_not_empty)
+
+
+# ---- names of layers: the end of a name, or a regular expression for it ----------------------------------------------
+_METACHARACTERS = frozenset("\\^$*+?[](){}|")  # a dot is in ordinary names too
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name is a regular expression: it has another metacharacter than a dot."""
+    return not _METACHARACTERS.isdisjoint(name)
+
+
+def fits_layer(layer: str, name: str) -> bool:
+    """Whether a layer of the model is meant: by its whole name, or by its end after a dot (PEFT's get_pattern_key)."""
+    if is_pattern(name):
+        return re.match(rf"(.*\.)?({name})$", layer) is not None
+    return layer == name or layer.endswith(f".{name}")
+
+
+def check_patterns(names: Iterable[str]) -> None:
+    """Raise ValueError for a regular expression that is none."""
+    for name in names:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise ValueError(f"names of layers, or regular expressions: {name!r} is none ({error})") from None

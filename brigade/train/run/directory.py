@@ -22,12 +22,11 @@ from ..host.cluster import World
 from ..recipe.batch import Batch, length
 from ..recipe.files import another_output, find, read_yaml
 from ..recipe.hostfile import read_hostfile
-from ..recipe.identity import identity
 from ..recipe.program import own_code, started_as
-from ..recipe.schema import BY_PROOF
+from ..recipe.schema import BY_PROOF, identity
 from ..recipe.settings import Settings
 from ..strategy import Strategy
-from . import best_checkpoint, earlier, leftovers, mark, on_disk, owner, page, same_run, starts, versions
+from . import best_checkpoint, mark, on_disk, owner, page, same_run, starts, versions
 from .offers import Offers
 
 RECORD = "run.yaml"
@@ -163,7 +162,8 @@ def open_directory(settings: Settings, strategy: Strategy, world: World) -> Open
     asked = world.is_main_rank and not opened.finished and (opened.directory / stop.FILE).exists()
     if asked and not this_process.agent.watches:
         raise stop.refusal(opened.directory / stop.FILE)
-    if world.is_main_rank and not opened.finished and (job := os.environ.get(JOB)):
+    job = os.environ.get(JOB)
+    if world.is_main_rank and not opened.finished and job:
         with suppress(OSError):  # whoever trains here says that it cannot be written
             starts.count(
                 opened.directory / starts.FILE, job, max(on_disk.whole_checkpoints(opened.directory), default=0)
@@ -292,9 +292,9 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         kept: Fields = {}
         if occupied or run.lengthened:
             if occupied and run.settings.fresh:
-                owned, aside = earlier.move_aside(directory, owned)
-            kept = earlier.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
-        leftovers.remove(directory)
+                owned, aside = same_run.move_aside(directory, owned)
+            kept = same_run.kept(run.lengthened, run.resized, directory / RECORD, directory / SUCCESS)
+        on_disk.remove_leftovers(directory)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
         (directory / STOPPED).unlink(missing_ok=True)
     except OSError as error:
@@ -344,7 +344,8 @@ def written(directory: Path) -> Fields:  # run.yaml, as this process wrote it
 def add_to_record(run: Run, key: str, value: object) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `prediction`."""
     if run.world.is_main_rank:
-        (document := written(run.directory))["run"][key] = json.loads(json.dumps(value, default=str))
+        document = written(run.directory)
+        document["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 
@@ -356,7 +357,7 @@ def _write_record(directory: Path, document: Document) -> None:
 def check_data(run: Run, fingerprint: str) -> None:
     """Raise UserError when the directory's run was trained on other data than there is now."""
     if not run.settings.fresh and (run.directory / RECORD).exists():
-        earlier.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
+        same_run.check_data(run.directory / RECORD, fingerprint, versions.git_commit())
 
 
 def release(run: Run) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...errors.disk import exists
 from ...errors.tables import Fields
+from ..distributed.process import this_process
 from ..host import files
 from . import typed
 
@@ -23,7 +24,6 @@ FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
 MOST = 2**30  # bytes of it that are read
 SLOW = 0.7  # the score below which a rank is slow (watch/slow_ranks.py)
-_refused: set[Path] = set()  # files to which this process has said that it adds nothing
 
 
 def add(directory: Path, event: str, **fields: object) -> None:
@@ -42,8 +42,8 @@ def append(file: Path, **fields: object) -> None:
         with files.append(file) as lines:
             lines.write((json.dumps(line, default=str) + "\n").encode())
     except OSError as error:
-        if error.errno == errno.ELOOP and file not in _refused:
-            _refused.add(file)
+        if error.errno == errno.ELOOP and file not in this_process.refused:
+            this_process.refused.add(file)
             text = f"warning: nothing is added to {file}: {error.strerror}. Move it away, and a new one is begun"
             print(text, file=sys.stderr, flush=True)
 

@@ -1,16 +1,20 @@
-"""The checkpoints in a run's directory: which there are, whole or not, and the step of each. Needs only the standard library, for
-launch asks it on hosts, and a job's script before any rank starts."""
+"""The checkpoints in a run's directory: which there are, whole or not, the step of each, and what a run that died left of one.
+Needs only the standard library, for launch asks it on hosts, and a job's script before any rank starts."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..distributed import heartbeat
 from ..host import files
 
 MANIFEST = "brigade.json"  # the last file of a checkpoint (checkpoint/manifest.py)
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
+SAVING = ".saving"  # in the output directory: what is being written, and what is being removed
+REPLACED = ".replaced"  # the suffix of a checkpoint that another of the same step takes the place of
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,17 @@ def is_named(name: str) -> bool:
 def named_step(name: str) -> int:
     """The N of checkpoint-N."""
     return int(name.rpartition("-")[2])
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what no checkpoint became, and old heartbeats. Call it when this process has the directory, before ranks train."""
+    for folder in SAVING, heartbeat.FOLDER:
+        if (directory / folder).is_symlink():  # others made it, and what lies behind it is not this run's
+            (directory / folder).unlink()
+    for old in (directory / SAVING).glob(f"*{REPLACED}"):
+        name = directory / old.name.removesuffix(REPLACED)
+        if not name.exists():
+            old.rename(name)  # the run died between two renames: the new one had no name yet
+    for old in (directory / heartbeat.FOLDER).glob("rank-*.json"):
+        old.unlink(missing_ok=True)
+    shutil.rmtree(directory / SAVING, ignore_errors=True)

@@ -9,7 +9,7 @@ from ..engines.engine import Engine
 from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
-from ..upstream import swanlab_run
+from ..upstream.trainer import let_swanlab_have_no_run
 from .schedule import run_length, schedule_arguments, warmup
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
         if tracker in training.report_to:
             os.environ.setdefault(name, place.format(run.directory.absolute()))
     if "swanlab" in training.report_to:
-        swanlab_run.answer_none_before_a_run()
+        let_swanlab_have_no_run()
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
     if run.world.replica:
         options["report_to"] = []  # the first replica reports

@@ -26,7 +26,7 @@ from ..data.collate import FILLER
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines import resharding
-from ..model.finite import first_not_finite
+from ..model.base_weights import first_not_finite
 from ..run import events, on_disk
 from ..upstream import checkpoint_files
 from .context import TrainingContext

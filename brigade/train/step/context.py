@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..engines.engine import StepContext
-from ..local.replica import Replica
+from ..local.local_steps import Replica
 from ..run.hooks import Feature
 
 if TYPE_CHECKING:

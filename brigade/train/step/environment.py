@@ -1,6 +1,11 @@
 """The process before any engine is imported: its environment, and what it prints."""
 
+import io
+import logging
 import os
+import sys
+import warnings
+from typing import TextIO
 
 from .. import upstream
 from ..distributed import devices, ranks
@@ -8,7 +13,6 @@ from ..host import cpu_threads
 from ..host.cluster import OWN_NUMBER, World
 from ..strategy import Strategy
 from ..upstream import deepspeed_kernels as kernels
-from ..watch import rank_marks
 
 DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both alike (runtime/engine.py:1960)
 
@@ -63,13 +67,50 @@ def clear_accelerate_variables() -> None:
 
 def _silence(world: World) -> None:
     """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
-    import logging
-    import warnings
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if not world.is_main_rank:
-        rank_marks.mark(world.rank)
+        _mark_as(world.rank)
+
+
+class _Marked(io.TextIOBase):
+    """Writes whole lines to `stream`, each after a mark, but for empty ones."""
+
+    def __init__(self, stream: TextIO, mark: str) -> None:
+        self.stream, self.mark, self.begun = stream, mark, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self.stream.write(f"{self.mark}{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self.begun:
+            self.write("\n")
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+
+def _mark_as(rank: int) -> None:
+    """Mark whose word it is: what this process prints, logs or warns of from now on begins with its rank."""
+    mark = f"rank {rank}: "
+    if not isinstance(sys.stdout, _Marked):
+        sys.stdout = _Marked(sys.stdout, mark)
+    formatted = warnings.formatwarning
+    if not formatted("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
+        warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
+        record = logging.getLogRecordFactory()
+
+        def marked(*args: object, **options: object) -> logging.LogRecord:
+            one = record(*args, **options)
+            one.msg = f"{mark}{one.msg}"
+            return one
+
+        logging.setLogRecordFactory(marked)

@@ -1,4 +1,4 @@
-"""Evaluation while training: held-out loss and perplexity per source, and answers to held-out questions."""
+"""Evaluation while training: held-out loss and perplexity per source, answers to held-out questions, and early stopping."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
 
+from ...errors.console import counted
 from ..data.sampling import Loader
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import Engine
 from ..loss.preferences import Preferences
-from ..recipe.objectives import objective_of
+from ..recipe.objectives import ACCURACY, objective_of, to_minimise
 from ..run.directory import Run
 from ..upstream.trainer import HookedTrainer
 from ..watch.throughput import Meter
 from . import sample_answers
-from .early_stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainerCallback, TrainerState
+    from transformers import PreTrainedModel
 
     from ..data.prepare import Prepared
 
@@ -165,3 +167,49 @@ def forget_other_samples(state: TrainerState, callbacks: list[TrainerCallback], 
             f"Held-out losses are of {evaluated:,} samples from here on, and were of {before.get('eval_samples', stored):,}: "
             "the best one is looked for anew (max_eval_samples)."
         )
+
+
+class EarlyStopping(TrainerCallback, ExportableState):
+    """Stops after `patience` evaluations in a row without a better held-out figure; the one before the first step is none.
+
+    metric: the figure, as metric_for_best_model names it
+    Checkpoints hold its count, so that a resumed run stops at the same step.
+    """
+
+    def __init__(self, patience: int, metric: str = "eval_loss") -> None:
+        self.patience, self.metric = patience, metric
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as before the first evaluation."""
+        self.best, self.without = math.inf, 0
+
+    def on_evaluate(
+        self, args: object, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **_: object
+    ) -> None:
+        if not state.global_step or state.global_step >= state.max_steps:
+            return
+        figure = to_minimise(self.metric, metrics)
+        better = figure < self.best  # and NaN is not
+        self.best, self.without = (figure, 0) if better else (self.best, self.without + 1)
+        if self.without >= self.patience:
+            control.should_training_stop = True
+            if state.is_world_process_zero:
+                than = f"loss below {self.best:.4f}"
+                if self.metric == ACCURACY:
+                    than = f"accuracy above {-self.best:.4f}"
+                tqdm.write(
+                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out {than} "
+                    f"in {counted(self.without, 'evaluation')}."
+                )
+
+    def on_epoch_begin(self, args: object, state: object, control: TrainerControl, **_: object) -> None:
+        # Also where a run resumes that had stopped, and died before its model was saved.
+        control.should_training_stop = control.should_training_stop or self.without >= self.patience
+
+    def state(self) -> dict[str, object]:
+        """Return what a checkpoint keeps."""
+        return {
+            "args": {"patience": self.patience, "metric": self.metric},
+            "attributes": {"best": self.best, "without": self.without},
+        }

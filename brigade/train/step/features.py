@@ -8,7 +8,7 @@ from ..upstream.trainer import resume_tensorboard
 from ..watch.profile import profiled
 from . import nonfinite
 from .context import TrainingContext
-from .early_stopping import EarlyStopping
+from .evaluation import EarlyStopping
 from .neftune import Neftune
 from .progress import Progress
 from .report_events import ReportEvents

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...errors.console import counted
+from .. import upstream
 from ..distributed import devices, ranks
 from ..engines import deepspeed_needs
 from ..engines.kernels import has_compiler
-from ..engines.parallel import checks
 from ..host.cluster import World
 from ..loss import supervised_loss, tiled
 from ..loss.objective_checks import check as check_objective
-from ..model import adapters, attention, experts, layer_classes, packed_samples
+from ..model import adapters, attention, experts, packed_samples, parts
 from ..model.location import check_beside
+from ..model.sizes import empty_model
 from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
 from ..recipe.program import check_code
@@ -26,6 +27,7 @@ from ..recipe.schedules import check_last_rate
 from ..recipe.settings import Settings
 from ..run.directory import RECORD, Run
 from ..strategy import Strategy
+from ..strategy.accelerate_config import LAYERS, layer_classes
 from ..strategy.replicas import check_length
 from . import task_loading
 from .optimizers import parse_arguments
@@ -33,7 +35,6 @@ from .schedule import check_phases, run_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, TrainerCallback
-
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
@@ -72,13 +73,13 @@ def check_strategy(run: Run, config: PreTrainedConfig) -> None:
             "its compressors get no gradient from sequences that are shorter than what they compress, as DDP demands"
         )
         raise UserError(run.strategy.source, problem, "use FSDP2 or ZeRO")
-    layer_classes.check(settings, config, run.strategy)
+    check_layer_classes(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
     supervised_loss.check(settings, config)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:
-        checks.check(run, config)
+        check_axes(run, config)
 
 
 def _check_altup(strategy: Strategy) -> None:
@@ -215,3 +216,51 @@ def check_steps(run: Run, train_samples: int) -> None:
     check_phases(run, in_parts)
     if training.sync_every:
         check_length(settings, steps, -(-train_samples // run.batch.global_size))
+
+
+def check_layer_classes(settings: Settings, config: PreTrainedConfig, strategy: Strategy) -> None:
+    """Raise UserError where the strategy names a class that no module of the model has: Accelerate looks for it only once the
+    weights are loaded (utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
+    named = layer_classes(strategy.fsdp)
+    if not named:
+        return
+    model = empty_model(settings, config)
+    classes = {type(module).__name__ for module in model.modules()}
+    own = sorted(upstream.layer_classes(model))
+    for name in named:
+        if name not in classes:
+            problem = f"{type(model).__name__} has no layer of class {name!r}"
+            cure = f"leave the line out; the model's own layers are then taken: {', '.join(own) or 'it names none'}"
+            raise UserError(f"{strategy.source}: fsdp_config.{LAYERS}", problem, cure)
+
+
+def check_axes(run: Run, config: PreTrainedConfig) -> None:
+    """Raise UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
+    settings, strategy = run.settings, run.strategy
+    axes = strategy.axes
+    if axes.tensor > 1:
+        from ..engines.parallel import tensor
+
+        besides = experts.plan(config) if axes.experts > 1 else ()
+        why = parts.why_undivided(config) if settings.recipe.data.images else ""
+        if why:
+            problem = f"{type(config).__name__} cannot be divided beside its tower: {why}"
+            raise UserError(strategy.place("tensor"), problem, tensor.CURE)
+        model, shards = settings.recipe.model, strategy.shards(run.world.part(strategy.replicas).size)
+        mistake = tensor.check(config, axes.tensor, besides, model.load_in_4bit, shards, model.trust_remote_code)
+        if mistake:
+            raise UserError(strategy.place("tensor"), *mistake)
+    if axes.sequence > 1:
+        from ..engines.parallel import sequence_checks
+
+        ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
+        how = run.kernels.attention, run.kernels.why
+        sequence_checks.check(settings, config, how, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
+    if axes.experts > 1:
+        in_whole = strategy.kind == "ddp" or axes.stages > 1
+        ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
+        experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))
+    if axes.stages > 1:
+        from ..engines.parallel import pipeline_rules
+
+        pipeline_rules.check(run, config, run.batch)

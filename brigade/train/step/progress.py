@@ -55,7 +55,8 @@ class Progress(TrainerCallback):
             self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **_):
-        if self.bar is not None and (parts := figures(state.global_step, state.max_steps, logs or {})):
+        parts = figures(state.global_step, state.max_steps, logs or {})
+        if self.bar is not None and parts:
             if self.bar.disable and state.global_step > self.began[0]:
                 parts += self._times(state.global_step - self.began[0], state.max_steps - state.global_step)
             width = shutil.get_terminal_size().columns if has_width() else None

@@ -22,7 +22,6 @@ from ..data.store import IGNORED, TokenSequence
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..host import files
-from ..model.images.prompts import inputs_of, with_one_token_each
 from ..run.directory import ANSWERS
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _greedy(
     }
     if processor:
         images = [image for question in asked for image in question.images]
-        inputs |= inputs_of(processor, inputs["input_ids"], images)
+        inputs |= processor.of_prompts(inputs["input_ids"], images)
     tokens = model.generate(
         **on_device(inputs, device),
         max_new_tokens=longest,
@@ -227,7 +226,7 @@ def entries(
     for asked, answer in zip(questions, given, strict=True):
         prompt, pictures = asked.prompt, {}
         if processor and asked.images:
-            prompt = with_one_token_each(processor, prompt)
+            prompt = processor.with_one_token_each(prompt)
             pictures = {"images": [thumbnail(image.open()) for image in asked.images]}
         texts = tokenizer.batch_decode([prompt, asked.reference, answer])
         named = dict(zip(("question", "reference", "answer"), texts, strict=True))

@@ -4,9 +4,11 @@ train: a user's mistake and a finished run are told without those seconds."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
+from .. import upstream
 from ..checkpoint.resume import agree as agree_on_checkpoint
 from ..checkpoint.resume import how_to_continue
 from ..data.places import name_row
@@ -14,7 +16,7 @@ from ..data.prepare import Prepared
 from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
-from ..engines.kernels import choose_kernels, prove_kernels
+from ..engines.kernels import choose_kernels, compile_layers, prove_kernels
 from ..local.replicas import divide as divide_into_replicas
 from ..model.adapter_weights import find as find_adapters
 from ..model.images.features import load_checked as load_processor
@@ -25,7 +27,6 @@ from ..model.tokenizer import load_tokenizer
 from ..run.directory import Run
 from ..watch.out_of_memory import explain as explain_out_of_memory
 from ..watch.watch_thread import watched
-from .build import build_trainer
 from .environment import prepare_environment
 from .lengthening import how_lengthened
 from .micro_batch import settle_batch
@@ -34,7 +35,43 @@ from .summary import summary as print_summary
 from .task_loading import prepare as prepare_tasks
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+
+    from .trainer import Trainer
+
+
+def build_trainer(
+    run: Run,
+    data: Prepared,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: str,
+    checkpoint: Path | None,
+    callbacks: tuple[TrainerCallback, ...],
+) -> Trainer:
+    """The run's Trainer, whose model has these weights: a directory, or what else model/load.py has found.
+
+    checkpoint: from which it goes on; callbacks: further TrainerCallbacks
+    """
+    with upstream.quick_imports():  # seconds, all the same
+        from ..engines import choose_engine
+        from ..loss import own_loss
+        from . import arguments
+
+        if run.strategy.axes.stages > 1:
+            from .pipeline_trainer import PipelineTrainer as Trainer
+        else:
+            from .trainer import Trainer
+    engine = choose_engine.engine_of(run)
+    args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
+    model = engine.load_model(weights)
+    own_loss.apply(model, run.settings)
+    if run.settings.recipe.model.use_peft:
+        model = engine.with_adapters(model, weights)
+    if run.settings.recipe.training.torch_compile:
+        compile_layers(model)
+    trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
+    trainer.weights = weights
+    return trainer
 
 
 def explain(

@@ -15,7 +15,7 @@ from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
 from ..recipe import objectives
-from ..recipe.parts import has_own_rates, learning_rates
+from ..recipe.images import has_own_rates, learning_rates
 from ..recipe.program import own_code
 from ..run.directory import Kernels, Run
 from ..upstream.stateful_layers import missing_packages
@@ -52,9 +52,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         **_frozen(trainer.model, run.settings.recipe.data.images),
         **objectives.describe(run.settings.recipe),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.layout.squares),
-        **({"chat template": template} if (template := report.chat_template(data)) else {}),
-        **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
-        **({"answers": said} if (said := report.said(data.facts)) else {}),
+        **report.lines(data),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}{_allocator(trainer.args.device.type)}",
         "strategy": f"{strategy.label} (from {strategy.source})",
@@ -76,10 +74,8 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         before = (
             f", which {compatibility.written_by(checkpoint)} wrote" if not trainer.loads_by_itself(checkpoint) else ""
         )
-        notes = (
-            f", written by other code: {others}" if others else "",
-            f", {odd}" if (odd := oddity(checkpoint)) else "",
-        )
+        odd = oddity(checkpoint)
+        notes = (f", written by other code: {others}" if others else "", f", {odd}" if odd else "")
         lines["continues"] = f"from {checkpoint}{before}{''.join(notes)}"
     if run.lengthened:
         lines["lengthened"] = run.lengthened

@@ -24,15 +24,16 @@ from ..data.collate import ABOUT, REAL, WEIGHTS, Inputs, MicroBatch, WithFiller,
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
-from ..engines import lora_plus, parameter_groups, resharding
+from ..engines import parameter_groups, resharding
 from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
-from ..loss import summed_loss
+from ..loss import own_loss
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
-from ..model import base_files, packed_samples, processor_files, sample_by_sample, tower_inputs
+from ..model import base_files, packed_samples, processor_files, sample_by_sample
 from ..model.base_files import BaseFiles
 from ..model.experts import router_loss_coef
+from ..model.images import tower
 from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from ..data.prepare import Prepared
 
 
-NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower_inputs.TOWER)  # keys of a micro-batch
+NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower.TOWER)  # keys of a micro-batch
 
 
 class Trainer(EvaluatingTrainer):
@@ -104,9 +105,9 @@ class Trainer(EvaluatingTrainer):
         objective = objective_of(training)
         if objective.compares:  # checks.py has tried it
             self.model_accepts_loss_kwargs = True
-        elif summed_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
+        elif own_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code
-            why = summed_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images)
+            why = own_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images)
             if why:
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
                 raise UserError(place, problem, "choose a causal language model of Transformers")
@@ -161,7 +162,7 @@ class Trainer(EvaluatingTrainer):
         self.sample_boundaries, _ = packed_samples.method_of(config, how, settings.recipe.model.trust_remote_code)
         self.samples = sample_by_sample.divide(self.model)
         if self.data.images:
-            tower_inputs.take_over(self.model)
+            tower.take_over(self.model)
         layout = packed_samples.layout_of(settings, config, how, marks, self.data.images)
         self.collate = self.engine.collate(self.pad_token_id, layout)
         # The model would add its own loss for its routers, of a micro-batch.
@@ -179,7 +180,7 @@ class Trainer(EvaluatingTrainer):
             parameter_groups.divide(optimizer, whole, training, self.run.batch.learning_rate)
         ratio = self.run.settings.recipe.model.loraplus_lr_ratio
         if ratio and not is_made:
-            lora_plus.divide_groups(optimizer, whole, ratio)
+            parameter_groups.divide_lora_plus(optimizer, whole, ratio)
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:
@@ -317,7 +318,7 @@ class Trainer(EvaluatingTrainer):
         self, model: PreTrainedModel, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None
     ) -> ModelOutput:
         """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
-        about, made, weights = inputs.get(ABOUT), inputs.get(tower_inputs.TOWER), inputs.get(WEIGHTS)
+        about, made, weights = inputs.get(ABOUT), inputs.get(tower.TOWER), inputs.get(WEIGHTS)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         with this_process.forward_pass.told(about and about.end_to_end, made, weights):
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:

@@ -263,7 +263,8 @@ def _strategy(document: Document) -> AccelerateStrategy:
         document.get("mixed_precision") or ("fp16" if document.get("fp16") else "no")
     )  # YAML: `no` is false
     zero, options, mesh = sections(document)
-    kind, axes = document["distributed_type"], of_mesh(sizes := mesh_sizes(mesh))
+    sizes = mesh_sizes(mesh)
+    kind, axes = document["distributed_type"], of_mesh(sizes)
     if kind == "DEEPSPEED":
         source = zero.get("deepspeed_config_file") or _ds_config(zero)
         return AccelerateStrategy(source, mixed_precision=precision, axes=axes)

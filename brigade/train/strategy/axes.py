@@ -65,7 +65,7 @@ class Axes:
     @property
     def used(self) -> dict[str, int]:
         """The axes that go over more than one rank."""
-        return {axis: size for axis in NAMES if (size := getattr(self, axis)) > 1}
+        return {axis: getattr(self, axis) for axis in NAMES if getattr(self, axis) > 1}
 
     @property
     def chosen_schedule(self) -> str:

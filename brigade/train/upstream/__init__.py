@@ -50,6 +50,16 @@ def forget_earlier_run() -> None:
         sys.modules["accelerate.state"].GradientState._reset_state()
 
 
+def forget_world() -> None:
+    """The number of this rank and of all, where the ranks of this process are divided anew (accelerate/state.py: _shared_state;
+    deepspeed/comm/comm.py: cdb, utils/groups.py: _WORLD_GROUP)."""
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+    for name, kept in (("deepspeed.comm.comm", "cdb"), ("deepspeed.utils.groups", "_WORLD_GROUP")):
+        if name in sys.modules:
+            setattr(sys.modules[name], kept, None)
+
+
 @contextmanager
 def without_zero3() -> Iterator[None]:
     """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers shards each of them (as above)."""
@@ -85,7 +95,8 @@ def quick_imports() -> Iterator[None]:
     """
     stand_ins = {}
     for name in ("bitsandbytes", "datasets"):
-        if name not in sys.modules and (found := importlib.util.find_spec(name)):
+        found = importlib.util.find_spec(name) if name not in sys.modules else None
+        if found:
             stand_ins[name] = sys.modules[name] = _Later(name)
             stand_ins[name].__spec__ = found  # by which Transformers and PEFT know that it is installed
     gc.disable()
@@ -223,7 +234,8 @@ def own_frozen_parameters() -> Iterator[None]:
         owner, _, name = target_name.rpartition(".")
         before = getattr(model.get_submodule(owner), name, None)
         plain(model, target_name, *args, **options)
-        if before is not None and name in (now := model.get_submodule(owner)._parameters) and not before.requires_grad:
+        now = model.get_submodule(owner)._parameters
+        if before is not None and name in now and not before.requires_grad:
             now[name].requires_grad_(False)
 
     loading.set_param_for_module = keeping

@@ -132,7 +132,7 @@ def routers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, int]]:
     """The modules of a model whose outputs Transformers records as router_logits, and which output of each that is
     (utils/output_capturing.py: OutputRecorder)."""
     modules = dict(model.named_modules())
-    recorders = next((found for module in modules.values() if (found := _recorders(type(module)))), [])
+    recorders = next(filter(None, (_recorders(type(module)) for module in modules.values())), [])
     return [
         (module, recorder.index)
         for name, module in modules.items()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import ParallelismConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -217,3 +218,19 @@ def hold_places(model: torch.nn.Module) -> None:
                 place = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
                 place = places.setdefault(id(parameter), place)
                 module._parameters[name] = place
+
+
+class WithoutShards(ParallelismConfig):  # type: ignore[misc]
+    """dp_shard_size 1 beside tensor groups: every group holds a whole model.
+
+    Accelerate 1.15.0 refuses more than one such group (parallelism_config.py:336), and has no FSDP2 where the dimension that
+    shards is not enabled. FSDP2 itself takes a dimension of one rank.
+    """
+
+    dp_shard_enabled = True
+
+    def __post_init__(self) -> None:
+        replicate = vars(self)["dp_replicate_size"]
+        self.dp_replicate_size = 1
+        super().__post_init__()
+        self.dp_replicate_size = self._sizes["dp_replicate"] = replicate

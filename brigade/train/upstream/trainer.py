@@ -148,6 +148,22 @@ def resume_tensorboard(callbacks: list[transformers.TrainerCallback]) -> None:
     callbacks[own] = ResumedTensorBoard()
 
 
+def let_swanlab_have_no_run() -> None:
+    """Let swanlab.get_run() return None while there is no run: SwanLab 0.10 raises then, and Transformers' callback asks before
+    it begins one (integration_utils.py: SwanLabCallback.setup). Each run with `--report_to swanlab` would end there."""
+    import swanlab
+
+    ask = swanlab.get_run
+
+    def get_run() -> Any:
+        try:
+            return ask()
+        except RuntimeError:
+            return None
+
+    swanlab.get_run = get_run
+
+
 # ---- processes that read ahead --------------------------------------------------------------------------------------
 # The processes of torch's DataLoader that read ahead.
 def end_workers(loader: DataLoader) -> None:

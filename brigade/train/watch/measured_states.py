@@ -155,7 +155,8 @@ def _shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
     shape = list(getattr(parameter, "ds_shape", parameter.shape))
     names = (isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names) or ()
     if "tp" in names:
-        placement = parameter.placements[number := names.index("tp")]
+        number = names.index("tp")
+        placement = parameter.placements[number]
         if not placement.is_replicate():
             shape[placement.dim] //= parameter.device_mesh.size(number)
     return tuple(shape)

@@ -50,7 +50,10 @@ def explain(run: Run, config: PreTrainedConfig, resumed: bool, error: BaseExcept
     the memory.
     """
     cause = _cause(error)
-    if cause is None or (memory := Memory.read(cause)).has_room:
+    if cause is None:
+        return None
+    memory = Memory.read(cause)
+    if memory.has_room:
         return None
     step = int(this_process.heartbeat.page[heartbeat.STEP])
     frames = traceback.extract_tb(cause.__traceback__)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from brigade.errors import UserError
-from brigade.hosts import environment, ssh
+from brigade.hosts import ssh
 from brigade.hosts.connection import CURES, cure_of, transport
-from brigade.hosts.job import make
+from brigade.hosts.job import forwarded, make
 from brigade.launch import launchers
 from testing.launches import REPOSITORY, SECRET, launch, launch_here
 
@@ -129,10 +129,10 @@ def test_training_needs_travel_and_nothing_else():
         "TORCHELASTIC_RUN_ID",
         "DISPLAY",
     }
-    assert set(env) - set(environment.forwarded(env, [])) == kept
-    assert environment.forwarded(env, ["AWS_SECRET_ACCESS_KEY"])["AWS_SECRET_ACCESS_KEY"] == "a"
+    assert set(env) - set(forwarded(env, [])) == kept
+    assert forwarded(env, ["AWS_SECRET_ACCESS_KEY"])["AWS_SECRET_ACCESS_KEY"] == "a"
     with pytest.raises(UserError, match="ABSENT is not set"):
-        environment.forwarded(env, ["ABSENT"])
+        forwarded(env, ["ABSENT"])
 
 
 def test_ssh_is_the_users_own_and_is_not_asked_for_this_host():

@@ -14,7 +14,7 @@ import pytest
 from brigade.check.checks import Wanted
 from brigade.check.run import Session, _login
 from brigade.errors import UserError
-from brigade.hosts import ssh, way
+from brigade.hosts import ssh
 from brigade.hosts.connection import Channel
 
 AGENT = f"{sys.executable} -m brigade.hosts.agent"
@@ -134,7 +134,7 @@ def sshd(monkeypatch):
 
 
 def fault(**how):
-    return asyncio.run(way.fault("node2", **how))
+    return asyncio.run(ssh.fault_on_the_way("node2", **how))
 
 
 def test_a_way_without_fault_is_none(sshd, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_way_without_fault_is_none(sshd, monkeypatch):
     said = ssh.said()
     for by in ("proxyjump bastion", "proxycommand nc %h %p"):
         monkeypatch.setattr(ssh, "said", lambda *words, by=by: f"{said}{by}\n")
-        monkeypatch.setattr(way, "_connect", None)  # nobody is asked: that is another host's port
+        monkeypatch.setattr(ssh, "_connect", None)  # nobody is asked: that is another host's port
         assert fault() == ""
 
 
@@ -158,7 +158,7 @@ def test_a_way_on_which_long_packets_are_lost_is_named_while_the_login_waits(ssh
     """As behind a tunnel with a smaller MTU that says nothing: ssh hangs in its exchange of keys. Here nobody reads, and little
     has room."""
     sshd.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    monkeypatch.setattr(way, "SECONDS", 0.3)
+    monkeypatch.setattr(ssh, "SECONDS", 0.3)
     said = fault(hopeless=True)
     assert said.startswith("long packets are lost on the way: its port") and said.endswith(
         "takes short ones, and not 8 KiB"
@@ -182,13 +182,13 @@ def _as_sh(start):
 
 def test_lost_packets_are_named_before_a_host_is_said_to_be_down(sshd, monkeypatch):
     """A connection whose first packet was lost comes about a second later."""
-    real, late = way._connect, iter([1.02, 0.0, 0.0, 3.1, 0.0, 1.0])
+    real, late = ssh._connect, iter([1.02, 0.0, 0.0, 3.1, 0.0, 1.0])
 
     async def slow(name, port):
         connection, seconds = await real(name, port)
         return connection, seconds + next(late)
 
-    monkeypatch.setattr(way, "_connect", slow)
+    monkeypatch.setattr(ssh, "_connect", slow)
     assert fault().startswith("packets are lost on the way: 2 of 5 connections to its port")
     assert fault(hopeless=True) == "", "TCP gets through"
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from brigade.train.data.images import ImageSource
-from brigade.train.model.images import processor as processors
+from brigade.train.model.images.load import read_processor
+from brigade.train.model.images.processor import Processor
 from testing.vision_models import write_vision_model
 
 
@@ -20,7 +21,7 @@ class Written:
     folder: Any
     tokenizer: Any
     config: Any
-    processor: processors.Processor
+    processor: Processor
     sources: list[Any] = field(default_factory=list)
     models: dict[str, Any] = field(default_factory=dict)
 
@@ -48,9 +49,7 @@ def written(tmp_path_factory):
     def call(kind):
         folder = write_vision_model(tmp_path_factory.mktemp(kind.replace("/", "-")), kind)
         tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
-        return Written(
-            folder, tokenizer, config, processors.read_processor("model", str(folder), None, config, tokenizer)
-        )
+        return Written(folder, tokenizer, config, read_processor("model", str(folder), None, config, tokenizer))
 
     return call
 

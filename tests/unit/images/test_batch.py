@@ -12,9 +12,8 @@ from brigade.errors import UserError
 from brigade.train.data.collate import ABOUT, Collate, Layout
 from brigade.train.distributed.process import this_process
 from brigade.train.engines.parallel.sequence import DividedSequences, cut_before_decoder
-from brigade.train.model import tower_inputs
-from brigade.train.model.images import processor as processors
-from brigade.train.model.tower_inputs import TOWER
+from brigade.train.model.images.processor import models
+from brigade.train.model.images.tower import TOWER, take_over
 from brigade.train.recipe.objectives import ANSWERS
 from brigade.train.upstream import samples_end_to_end
 from testing.marks import cases
@@ -25,7 +24,7 @@ from testing.vision_kinds import KINDS
 SAMPLES = [[], [(32, 32), (48, 20)], [(17, 60)], [(32, 32)]]
 NOT_FOR_LOGITS = {ABOUT, TOWER, "labels", "logits_to_keep", "shift_labels"}
 # Of Llama 4 varlen is refused, which computes no chunks (model/attention.py: BEYOND_VARLEN).
-BY_VARLEN = [kind for kind in MODELS if not processors.models()[kind].masks and kind != "llama4"]
+BY_VARLEN = [kind for kind in MODELS if not models()[kind].masks and kind != "llama4"]
 EVERY = [(kind, how) for kind in MODELS for how in ("sdpa", "varlen") if how == "sdpa" or kind in BY_VARLEN]
 WAYS = cases(*(way for way in EVERY if way[0] in QUICK), slow=[way for way in EVERY if way[0] not in QUICK])
 
@@ -138,7 +137,7 @@ def test_padded_samples_have_the_logits_that_they_have_alone(kind, vision):
     assert are_equal(got, parts(model, numbers))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if processors.models()[kind].masks])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if models()[kind].masks])
 def test_masks_of_transformers_own_are_wrong_behind_the_first_sample(kind, vision, monkeypatch):
     """Once this fails, brigade/train/upstream/samples_end_to_end.py is needed no longer."""
     model = vision(kind)
@@ -224,13 +223,13 @@ def test_a_token_of_images_without_an_image_is_refused(kind, vision):
         collated(model, [sequence(model, 0), lonely])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if processors.models()[kind].grids])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if models()[kind].grids])
 def test_a_tower_that_is_told_of_its_grids_computes_the_same(kind, vision):
     """Bit for bit; and it reads what it is told."""
     model = vision(kind)
     made, batch = model.model(), flat(model)
     told = batch[TOWER]
-    tower_inputs.take_over(made)
+    take_over(made)
     with torch.no_grad():
         alone = logits_of(made, batch)
         with this_process.forward_pass.told(of_tower=told):

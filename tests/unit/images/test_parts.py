@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from brigade.train.engines import parameter_groups
-from brigade.train.engines.parallel import checks
-from brigade.train.loss.summed_loss import why_not_divided
+from brigade.train.loss.own_loss import why_not_divided
 from brigade.train.model import adapters, attention, parts, processor_files
 from brigade.train.model.load import load_base, load_model, materialise, weights
 from brigade.train.model.load_trained import load_trained
 from brigade.train.model.location import load_config
 from brigade.train.model.packed_samples import NOTHING, method_of
 from brigade.train.model.sizes import empty_model
-from brigade.train.recipe.parts import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
+from brigade.train.recipe.images import LANGUAGE, PARTS, PROJECTOR, VISION_TOWER, learning_rates
+from brigade.train.step import preflight
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
 from brigade.train.upstream import attention_of
@@ -322,7 +322,7 @@ def test_models_that_ranks_cannot_divide(kind, axis, why, settings_of, mistake):
     strategy = Strategy("ddp", "ddp", "here", axes=Axes(**{axis: 2}))
     kernels = SimpleNamespace(attention="sdpa" if kind in ("gemma3", "llama4") else attention.VARLEN, why="")
     run = SimpleNamespace(settings=settings, strategy=strategy, world=world(), kernels=kernels)
-    assert why in mistake(checks.check, run, config)
+    assert why in mistake(preflight.check_axes, run, config)
 
 
 def test_a_model_without_a_tower(load, mistake, tmp_path):

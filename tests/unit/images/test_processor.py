@@ -11,6 +11,7 @@ import torch
 from brigade.errors import UserError
 from brigade.train.data.rows import BadRow
 from brigade.train.model.images import processor as processors
+from brigade.train.model.images.load import load, read_processor
 from brigade.train.upstream.image_processors import read_image_processor
 from testing.vision_configs import MODELS
 from testing.vision_kinds import KINDS
@@ -104,9 +105,9 @@ def changed(model, tmp_path, name, **keys):
 def test_another_setting_is_another_identity(name, keys, written, tmp_path):
     model = written("internvl")
     folder = str(changed(model, tmp_path, name, **keys))
-    other = processors.read_processor("model", folder, None, model.config, model.tokenizer)
+    other = read_processor("model", folder, None, model.config, model.tokenizer)
     assert other.identity() != model.processor.identity()
-    again = processors.read_processor("model", str(model.folder), None, model.config, model.tokenizer)
+    again = read_processor("model", str(model.folder), None, model.config, model.tokenizer)
     assert again.identity() == model.processor.identity()
 
 
@@ -121,17 +122,17 @@ def settings(**keys):
 
 def test_a_processor_is_loaded_where_rows_have_images(written):
     model = written("gemma3")
-    assert processors.load(settings(images=False), model.tokenizer, model.config, str(model.folder)) is None
-    loaded = processors.load(settings(), model.tokenizer, model.config, str(model.folder))
+    assert load(settings(images=False), model.tokenizer, model.config, str(model.folder)) is None
+    loaded = load(settings(), model.tokenizer, model.config, str(model.folder))
     assert loaded.identity() == model.processor.identity() and loaded.image_token == "<start_of_image>"
     named = settings(processor_name_or_path=str(model.folder))
-    assert processors.load(named, model.tokenizer, model.config, "elsewhere").identity() == loaded.identity()
+    assert load(named, model.tokenizer, model.config, "elsewhere").identity() == loaded.identity()
 
 
 def test_a_model_that_is_not_proven_is_refused(written):
     model, config = written("gemma3"), SimpleNamespace(model_type="mllama", vision_config={})
     with pytest.raises(UserError, match="mllama") as caught:
-        processors.load(settings(), model.tokenizer, config, str(model.folder))
+        load(settings(), model.tokenizer, config, str(model.folder))
     assert caught.value.place == "recipe.yaml: model_name_or_path" and "qwen2_5_vl" in caught.value.cure
 
 
@@ -141,14 +142,14 @@ def test_files_of_another_processor_are_refused(kind, other, written, tmp_path):
     model = written(kind)
     folder = changed(model, tmp_path, "processor_config.json", processor_class=other)
     with pytest.raises(UserError, match=other):
-        processors.read_processor("model", str(folder), None, model.config, model.tokenizer)
+        read_processor("model", str(folder), None, model.config, model.tokenizer)
 
 
 def test_a_model_without_files_of_a_processor_is_refused(written, tmp_path):
     model = written("gemma3")
     shutil.copy(model.folder / "config.json", tmp_path)
     with pytest.raises(UserError, match="no processor of images") as caught:
-        processors.read_processor("model", str(tmp_path), None, model.config, model.tokenizer)
+        read_processor("model", str(tmp_path), None, model.config, model.tokenizer)
     assert "processor_name_or_path" in caught.value.cure
 
 
@@ -160,4 +161,4 @@ def test_a_tokenizer_without_the_tokens_of_images_is_refused(kind, written):
 
     other = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
     with pytest.raises(UserError, match="tokenizer"):
-        processors.read_processor("model", str(written(kind).folder), None, written(kind).config, other)
+        read_processor("model", str(written(kind).folder), None, written(kind).config, other)

@@ -12,8 +12,9 @@ from brigade.train.data.image_store import ImageWriter, StoredImages
 from brigade.train.data.images import ImageReader, ImageRules, ImageSource
 from brigade.train.host.checksums import write_manifest
 from brigade.train.model import processor_files
-from brigade.train.model.images import processor as processors
 from brigade.train.model.images import saved
+from brigade.train.model.images.load import load
+from brigade.train.model.images.processor import BLANKS
 from brigade.train.recipe.images import within
 
 
@@ -24,7 +25,7 @@ def own_processor(model, **pixels):
     recipe["model"]["model_name_or_path"] = str(model.folder)
     sections = SimpleNamespace(**{name: SimpleNamespace(**keys) for name, keys in recipe.items()})
     settings = SimpleNamespace(recipe=sections, place=lambda key: f"recipe.yaml: {key}")
-    return processors.load(settings, model.tokenizer, model.config, str(model.folder)), settings
+    return load(settings, model.tokenizer, model.config, str(model.folder)), settings
 
 
 def written_to(folder, model, settings):
@@ -79,7 +80,7 @@ def prepared_size(limits, processor):
     """How many pixels of an image the tower sees."""
     grid = processor.tensors([Image.new("RGB", (90, 50))])["image_grid_thw"][0]
     pixels = int(grid.prod()) * 4**2
-    for size in processors.BLANKS:  # which have been expanded before anybody asks
+    for size in BLANKS:  # which have been expanded before anybody asks
         alone = processor.tensors([Image.new("RGB", size)])["image_grid_thw"][0]
         assert processor.expansion(*size).count(processor.image_token) == int(alone.prod()) // 4
     assert pixels >= limits.get("min_pixels", 0) or "max_pixels" in limits

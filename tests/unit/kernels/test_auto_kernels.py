@@ -9,8 +9,7 @@ import yaml
 from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.train.host.cluster import World
-from brigade.train.recipe.identity import identity, recorded
-from brigade.train.recipe.schema import BY_PROOF
+from brigade.train.recipe.schema import BY_PROOF, identity, recorded
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes
 from testing.made_up_kernels import H100, LLAMA, RUN, SHAPES, WORLD

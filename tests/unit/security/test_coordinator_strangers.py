@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brigade.train.host.cluster import World
-from brigade.train.local import elastic, entrance, sealed
+from brigade.train.local import elastic, entrance
 
 TOKEN, FILES = "of this run", 256  # that it may open, as on hosts with a low limit
 
@@ -24,9 +24,9 @@ class Replica:
     def __init__(self, port, number=0, token=TOKEN):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
         self.lines = self.socket.makefile("rb")
-        ours, self.theirs = sealed.nonce(), self.lines.readline()
+        ours, self.theirs = entrance.nonce(), self.lines.readline()
         self.socket.sendall(ours)
-        self.seal = sealed.Seal(token, "replica", (self.theirs, ours))
+        self.seal = entrance.Seal(token, "replica", (self.theirs, ours))
         self.say({"hello": number})
         with contextlib.suppress(ConnectionError):  # whoever is not believed may have been cut off by now
             self.say({"runs": {}, "members": [], "last": None})
@@ -169,22 +169,22 @@ def test_a_line_that_is_said_again_ends_its_connection(coordinator):
 def test_a_line_of_another_connection_is_none_of_this(coordinator):
     """Whoever heard all of it can say it again, but not on a line of his own."""
     port, _ = coordinator
-    heard = sealed.nonce()
+    heard = entrance.nonce()
     with stranger(port) as own, own.makefile("rb") as lines, Replica(port) as replica:
         lines.readline()
-        seal = sealed.Seal(TOKEN, "replica", (replica.theirs, heard))
+        seal = entrance.Seal(TOKEN, "replica", (replica.theirs, heard))
         own.sendall(heard + seal.seal(b'{"hello": 0}') + seal.seal(b'{"runs": {}, "members": [], "last": null}'))
         assert lines.readline() == b""
 
 
 def test_the_token_is_never_sent():
-    seals = [sealed.Seal(TOKEN, side, (nonce := sealed.nonce(), nonce)) for side in sealed.SIDES]
+    seals = [entrance.Seal(TOKEN, side, (nonce := entrance.nonce(), nonce)) for side in entrance.SIDES]
     assert TOKEN.encode() not in b"".join(seal.seal(b"{}") for seal in seals)
 
 
 def test_each_side_opens_the_other_s_lines_in_their_order_and_none_of_its_own():
-    nonces = sealed.nonce(), sealed.nonce()
-    ours, theirs = (sealed.Seal(TOKEN, side, nonces) for side in sealed.SIDES)
+    nonces = entrance.nonce(), entrance.nonce()
+    ours, theirs = (entrance.Seal(TOKEN, side, nonces) for side in entrance.SIDES)
     first, second = ours.seal(b"1"), ours.seal(b"2")
     for line in (second, first[:-1], first.replace(b"1\n", b"3\n"), b"\n", b""):
         with pytest.raises(ValueError):
@@ -193,7 +193,7 @@ def test_each_side_opens_the_other_s_lines_in_their_order_and_none_of_its_own():
     with pytest.raises(ValueError):
         ours.open(theirs.seal(b"")[:-1] + b"\n\n")
     with pytest.raises(ValueError):
-        sealed.Seal(TOKEN, "replica", (b"\n", b"\n")).open(sealed.Seal(TOKEN, "replica", nonces).seal(b"1"))
+        entrance.Seal(TOKEN, "replica", (b"\n", b"\n")).open(entrance.Seal(TOKEN, "replica", nonces).seal(b"1"))
 
 
 @pytest.mark.parametrize("says", [b"", b"{}\n", b"0" * 64 + b"\n" + b"0" * 64 + b' {"refused": "by a stranger"}\n'])

@@ -19,7 +19,7 @@ from brigade.train.checkpoint import memory_stage
 from brigade.train.host import files
 from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
-from brigade.train.run import earlier, events, leftovers, mark, other_owner, owner, starts, status
+from brigade.train.run import events, mark, on_disk, other_owner, owner, same_run, starts, status
 from brigade.train.run import page as run_page
 from brigade.train.step import sample_answers
 from brigade.train.strategy import Strategy
@@ -107,7 +107,7 @@ def test_a_start_removes_folders_that_are_links(run, tmp_path):
     (other / "rank-0.json").write_text("{}")
     for name in (".saving", "heartbeats"):
         (run / name).symlink_to(other)
-    leftovers.remove(run)
+    on_disk.remove_leftovers(run)
     assert not (run / ".saving").exists() and not (run / "heartbeats").exists() and (other / "rank-0.json").exists()
 
 
@@ -125,7 +125,7 @@ READERS = {
     "run.yaml": [
         status.of,
         lambda run: records.read_records([run]),
-        lambda run: earlier.check_data(run / "run.yaml", "", ""),
+        lambda run: same_run.check_data(run / "run.yaml", "", ""),
     ],
     "events.jsonl": [
         events.read,

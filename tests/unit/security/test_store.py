@@ -1,6 +1,5 @@
 """Ranks of one host meet where no other user of it can join them, and no other user takes a rank's place."""
 
-import itertools
 import os
 import socket
 import subprocess
@@ -36,7 +35,7 @@ def stranger(script: str, **how) -> subprocess.Popen:
 @pytest.fixture
 def fresh(monkeypatch):
     """A process that has not met anybody."""
-    monkeypatch.setattr(one_host, "_joins", itertools.repeat(0))  # two ranks are threads of one process
+    monkeypatch.setattr(this_process, "turn", lambda name: 0)  # two ranks are threads of one process
     monkeypatch.setattr(this_process, "rank_0", None)
     monkeypatch.setattr(one_host.gloo, "around_each_group", lambda guard: None)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

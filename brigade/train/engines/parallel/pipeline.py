@@ -138,11 +138,13 @@ class Pipeline(nn.Module):
         compute = compute or self.compute
         hidden: Tensor | None = None
         for stage, part in self.parts.items():
-            if stage and (before := schedules.rank_of(self.axes, stage - 1)) != self.rank:
+            before = schedules.rank_of(self.axes, stage - 1) if stage else self.rank
+            if before != self.rank:
                 hidden = torch.empty(self._shape(micro_batch), dtype=self.dtype, device=self.device)
                 dist.recv(hidden, self.groups.ranks[before], group=self.groups.stages)
             hidden = compute(part, micro_batch, supervised, hidden)
-            if stage != self.last and (after := schedules.rank_of(self.axes, stage + 1)) != self.rank:
+            after = schedules.rank_of(self.axes, stage + 1) if stage != self.last else self.rank
+            if after != self.rank:
                 dist.send(hidden.contiguous(), self.groups.ranks[after], group=self.groups.stages)
         return hidden if self.last in self.parts else None
 
@@ -159,7 +161,8 @@ class Pipeline(nn.Module):
         # They are already sums over the batches of the ranks that divide them, and in tensor groups over parts of batches.
         if experts:
             mean_([local(each.grad) for each in experts], self.groups.same, size)
-        if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
+        tied = self.tied() if self.groups.ends is not None else None
+        if tied is not None and tied.requires_grad:
             dist.all_reduce(local(tied.grad), group=self.groups.ends)
 
     def tied(self) -> nn.Parameter | None:

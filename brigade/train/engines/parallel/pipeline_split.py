@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from ...data.collate import MicroBatch
 
 
-# Classes of layers that return their output in a tuple (Falcon-H1's), as tried() has seen: their annotations are not reliable.
-_IN_TUPLES: set[type] = set()
-
-
 class HandsOn(nn.Module):
     """What takes the place of a module that another stage has."""
 
@@ -38,12 +35,12 @@ class HandsOn(nn.Module):
         self.in_tuple = in_tuple
 
     @classmethod
-    def instead_of(cls, layer: nn.Module) -> HandsOn:
+    def instead_of(cls, layer: nn.Module, in_tuples: frozenset[type]) -> HandsOn:
         """Return one that returns its input as this layer returns its output, with the layer's own plain attributes (its
-        kind)."""
+        kind). in_tuples: layers_in_tuples() of the model"""
         if isinstance(layer, HandsOn):
             return layer
-        hands_on = cls(type(layer) in _IN_TUPLES)
+        hands_on = cls(type(layer) in in_tuples)
         for key, value in vars(layer).items():
             if isinstance(value, str | int) and not key.startswith("_"):
                 setattr(hands_on, key, value)
@@ -57,6 +54,7 @@ class Decoder:
     """The parts of a causal language model, found by what they are, for names differ.
 
     whole: computes logits and loss; outer: the same without the head; inner: holds the embedding, the layers and the last norm
+    in_tuples: layers_in_tuples(), where keep() has left them
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -65,6 +63,7 @@ class Decoder:
         # keep() leaves the names of the parts, for what it puts into their places has none of their properties.
         names: tuple[str, str, str] = getattr(self.inner, "names_of_parts", None) or self._found()
         self.embedding_name, self.layers_name, self.norm_name = names
+        self.in_tuples: frozenset[type] = getattr(self.inner, "in_tuples", frozenset())
 
     def _found(self) -> tuple[str, str, str]:
         """Return the names of embedding, layers and norm. Raises ValueError for a model that does not have exactly one of
@@ -126,7 +125,8 @@ class Part(nn.Module):
         self._decoder = (decoder,)  # in a tuple, so that it is no submodule
         self.first, self.last = first, last
         self.layers = nn.ModuleList(
-            layer if number in layers else HandsOn.instead_of(layer) for number, layer in enumerate(decoder.layers)
+            layer if number in layers else HandsOn.instead_of(layer, decoder.in_tuples)
+            for number, layer in enumerate(decoder.layers)
         )
         self.norm = decoder.norm if last else hands_on
         self.embedding = decoder.embedding if first else None
@@ -213,11 +213,11 @@ def class_of_stage(config: PreTrainedConfig, layers: set[int], first: bool, last
 
     Tied embeddings lie on the first and on the last stage. What texts do not reach (a vision tower) lies on the first.
     """
-    base = upstream.model_class(config)
+    base, in_tuples = upstream.model_class(config), layers_in_tuples(config)
 
     def __init__(self: torch.nn.Module, config: PreTrainedConfig, *args: object, **options: object) -> None:
         base.__init__(self, config, *args, **options)
-        keep(self, layers, first, last)
+        keep(self, layers, first, last, in_tuples)
 
     def tied(self: torch.nn.Module, *args: object, **options: object) -> dict[str, str]:
         keys = base.get_expanded_tied_weights_keys(self, *args, **options)
@@ -246,8 +246,8 @@ def away(model: torch.nn.Module) -> dict[str, HandsOn]:
     return {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
 
 
-def keep(model: torch.nn.Module, layers: set[int], first: bool, last: bool) -> None:
-    """Leave a model only its own parts, in place."""
+def keep(model: torch.nn.Module, layers: set[int], first: bool, last: bool, in_tuples: frozenset[type]) -> None:
+    """Leave a model only its own parts, in place. in_tuples: layers_in_tuples() of it"""
     decoder = Decoder(model)
     tied = bool(model.all_tied_weights_keys)
     both = tied and (first or last)
@@ -255,9 +255,10 @@ def keep(model: torch.nn.Module, layers: set[int], first: bool, last: bool) -> N
         outer, _, own = name.rpartition(".")
         setattr(model.get_submodule(outer), own, HandsOn())
     decoder.inner.names_of_parts = decoder.embedding_name, decoder.layers_name, decoder.norm_name
+    decoder.inner.in_tuples = in_tuples
     for number, layer in enumerate(decoder.layers):
         if number not in layers:
-            decoder.layers[number] = HandsOn.instead_of(layer)
+            decoder.layers[number] = HandsOn.instead_of(layer, in_tuples)
     upstream.init_own_layers_alone(decoder.inner, decoder.layers_name, [decoder.layers[number] for number in layers])
     if not last:
         setattr(decoder.inner, decoder.norm_name, HandsOn())
@@ -276,23 +277,36 @@ def tried(config: PreTrainedConfig, trust_remote_code: bool) -> str:
     It is tried with a tiny random model and a stage for each of its layers. Some models scale what they take for embeddings, or
     look back at them, or at another layer, in each layer.
     """
+    return _tried(trial.Architecture.of(config), trust_remote_code)[0]
+
+
+def layers_in_tuples(config: PreTrainedConfig) -> frozenset[type]:
+    """Return the classes of layers that return their output in a tuple (Falcon-H1's), as tried() sees them: their annotations are
+    not reliable."""
+    return _tried(trial.Architecture.of(config), False)[1]
+
+
+@lru_cache(maxsize=16)
+def _tried(architecture: trial.Architecture, trust_remote_code: bool) -> tuple[str, frozenset[type]]:
+    """Return (tried(), layers_in_tuples())."""
     ids = torch.arange(7, 19).view(1, -1)
     inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
-    also = ""
+    also, in_tuples = "", frozenset[type]()
     with trial.alone(), torch.inference_mode():
         try:
-            model = trial.tiny_model(config, trust_remote_code=trust_remote_code)
+            model = trial.tiny_model(architecture.config, trust_remote_code=trust_remote_code)
             decoder = Decoder(model)
             dropouts = decoder.dropouts
             if dropouts:
-                return f"each of them would drop again what its {' and '.join(dropouts)} drops"
+                return f"each of them would drop again what its {' and '.join(dropouts)} drops", in_tuples
             others = decoder.others
             if others:
                 also = f": besides embedding, layers and norm its decoder has {', '.join(others)}"
             whole, returned = _run(model, decoder.layers, inputs)
             if any(isinstance(each, tuple) and len(each) > 1 for each in returned.values()):
-                return "its layers hand each other more than one result"
-            _IN_TUPLES.update(kind for kind, each in returned.items() if isinstance(each, tuple))
+                return "its layers hand each other more than one result", in_tuples
+            in_tuples = frozenset(kind for kind, each in returned.items() if isinstance(each, tuple))
+            decoder.inner.in_tuples = in_tuples
             last = len(decoder.layers) - 1
             hidden: Any = None
             for number in range(last + 1):
@@ -300,10 +314,10 @@ def tried(config: PreTrainedConfig, trust_remote_code: bool) -> str:
                 hidden = part(hidden, **inputs) if number else part(**inputs)
             divided = hidden.loss
         except Exception as error:  # what cannot be tried is not trusted
-            return f"{type(error).__name__}: {first_line(error)}{also}"
+            return f"{type(error).__name__}: {first_line(error)}{also}", in_tuples
     if torch.equal(whole, divided):
-        return ""
-    return f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}{also}"
+        return "", in_tuples
+    return f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}{also}", in_tuples
 
 
 def _run(model: torch.nn.Module, layers: torch.nn.ModuleList, inputs: MicroBatch) -> tuple[Tensor, dict[type, Any]]:

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 from ...data.answers import ANSWERS, RUNS, in_part
 from ...data.collate import ABOUT, REAL, WEIGHTS, About, Collate, Layout, MicroBatch
 from ...data.store import IGNORED, TokenSequence
+from ...distributed.process import this_process
 from ...distributed.process_group import COLLECTIVE_TIMEOUT
 from ...host.cluster import World
 from ...strategy.axes import Axes
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 
 IN_PARTS = "in_parts"  # key of a micro-batch and option of attention: whether ranks have parts of its sequences
-# Not by a ContextVar: activation checkpointing computes attention again in the backward pass, on GPUs in another thread.
-_groups: list[Any] = []  # the one over which this run divides sequences
-_installed: set[str] = set()
 
 
 class DividedSequences(Collate):
@@ -160,7 +158,7 @@ def around(attention: Callable[..., Any]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, None]:
         if not options.pop(IN_PARTS, False):
             return attention(module, query, key, value, attention_mask, **options)
-        group = _groups[-1]
+        group = this_process.sequence_group
         if attention_mask is not None:
             raise RuntimeError("sequences in parts have no attention mask: cumulative lengths say where samples begin")
         if torch.is_autocast_enabled(query.device.type):  # rotary embeddings and norms hand over fp32: twice the bytes
@@ -181,11 +179,12 @@ def install(name: str, group: ProcessGroup) -> None:
     """Let the attention `name` take sequences that the ranks of `group` have in parts."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if name not in _installed:  # an earlier run of this process may have
-        # Not register(): attention.register() would undo it.
-        ALL_ATTENTION_FUNCTIONS[name] = torch.compiler.disable(around(ALL_ATTENTION_FUNCTIONS[name]))
-        _installed.add(name)
-    _groups[:] = [group]
+    attention = ALL_ATTENTION_FUNCTIONS[name]
+    if not hasattr(attention, IN_PARTS):  # an earlier run of this process may have
+        divided = torch.compiler.disable(around(attention))
+        setattr(divided, IN_PARTS, True)
+        ALL_ATTENTION_FUNCTIONS[name] = divided  # not register(): attention.register() would undo it
+    this_process.sequence_group = group
 
 
 class _Sum(torch.autograd.Function):
@@ -208,7 +207,7 @@ def summed(own: torch.Tensor) -> torch.Tensor:
 
     Its gradient is right where each rank goes on to the same loss, divided by their number.
     """
-    total: torch.Tensor = _Sum.apply(own, _groups[-1])
+    total: torch.Tensor = _Sum.apply(own, this_process.sequence_group)
     return total
 
 

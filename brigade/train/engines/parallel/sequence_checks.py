@@ -86,7 +86,8 @@ def _depend_on_others(settings: Settings, config: PreTrainedConfig) -> str:
     images = settings.recipe.data.images
     own = config if images else config.get_text_config()
     sequence, places = torch.arange(7, 15)[None], torch.arange(8)[None]
-    if images and (rows := parts.position_rows(config)) > 1:
+    rows = parts.position_rows(config) if images else 1
+    if rows > 1:
         places = places.expand(rows, *places.shape)
     options: dict[str, Any] = {
         "attn_implementation": _APART,

@@ -10,9 +10,8 @@ from ...data.store import IGNORED, TokenSequence
 from ...recipe.objectives import objective_of
 from ...recipe.settings import Settings
 from ...recipe.training_section import TrainingSection
-from .contract import means_of
+from .contract import compare, means_of
 from .load import loss_of, options_of
-from .log_probabilities import compare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,4 +1,4 @@
-"""Images beside texts: a model's own processor of images (processor.py), micro-batches with images (batch.py).
+"""Images beside texts: a model's own processor of images (processor.py) and what a tower is told of them (tower.py).
 
 model/vision_models.yaml says which models are trained on images, and where their parts stand.
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ....errors import UserError, first_line
 from .. import trial
 from ..tiny import shrink
-from .processor import Processor, load
+from .load import load
+from .processor import Processor
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ CURE = "check that the processor's files (processor_config.json, preprocessor_co
 
 
 def load_checked(settings: Settings, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> Processor | None:
-    """Load the processor of the recipe's model as processor.load() does, and compare it with the model: a tiny random one of the
+    """Load the processor of the recipe's model as load() does, and compare it with the model: a tiny random one of the
     architecture makes features of a blank image. Raises UserError where it cannot, or where it makes another number of them than
     the processor writes tokens for."""
     processor = load(settings, tokenizer, config)

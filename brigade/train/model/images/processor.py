@@ -1,4 +1,4 @@
-"""A model's own processor of images: the text and the tensors that an image becomes.
+"""A model's own processor of images: the text and the tensors that an image becomes, in micro-batches and in prompts.
 
 Image processors compute with PIL and numpy, never with torchvision, so that an image's pixels are the same on all hosts.
 """
@@ -9,31 +9,29 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ....errors import UserError, first_line
-from ...data.images import DROP, NO_RULES, ImageRules, ImageSource
+from ...data.images import DROP, ImageRules, ImageSource
 from ...data.rows import BadRow
 from ...data.store import IGNORED, TokenSequence
-from ...host.hub import hub_is_away
 from ...recipe.images import within
-from ...recipe.settings import Settings
 from .. import parts
-from ..location import location
-from .batch import add_images
+from .tower import TOWER, told_of
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+    from transformers import PreTrainedConfig, ProcessorMixin
 
     from ...data.collate import MicroBatch
 
+IMAGE = 1  # the type of an image's tokens; a text's is 0
 # What a processor gives besides an image's tensors: they are about its text, which is ours.
 OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 # Sizes among which is an image of few tokens: some models divide an image by its sides' ratio, and enlarge small ones.
@@ -153,75 +151,97 @@ class Processor:
         return self._blank
 
     def add_to(self, batch: MicroBatch, sequences: Sequence[TokenSequence]) -> None:
-        """Add to a micro-batch of these sequences what forward() takes of their images; see batch.py."""
-        add_images(batch, sequences, self)
+        """Add to a micro-batch, whose tokens are laid out, what forward() takes of the images of its sequences.
+
+        batch: "input_ids" of shape (1, tokens), where sequences lie end to end, or (sequences, longest); "position_ids" of that
+        shape become (4, ...) where the model wants M-RoPE: the position in the sample's text, and the three of time, height and
+        width. What the tower is told of grids of patches stands under TOWER, and is not forward()'s.
+        Raises UserError where an image cannot be read any more, where tokens of images have no image, and where one image's
+        tokens follow another's directly, so that nothing tells where their positions begin.
+        """
+        images = [source.open() for sequence in sequences for source in sequence.get("images", ())]
+        made = self.tensors(images) if images else {}
+        batch.update(made)
+        if self.model.grids and images:
+            batch[TOWER] = told_of(made["image_grid_thw"], self.config.vision_config, self.model.grids)
+        is_image = batch["input_ids"] == self.image_token_id
+        if not images and is_image.any():
+            problem = f"a text without an image has the token of images, {self.image_token!r}"
+            raise UserError("data.images", problem, "take it out of the text")
+        if self.model.token_types:
+            batch[self.model.token_types] = is_image.long() * IMAGE
+        if self.model.positions:
+            batch["position_ids"] = self._rope_positions(batch, sequences, is_image)
+
+    def _rope_positions(
+        self, batch: MicroBatch, sequences: Sequence[TokenSequence], is_image: torch.Tensor
+    ) -> torch.Tensor:
+        """Return positions of shape (4, *input_ids.shape), each sample's as if it were alone. A text's are four times the
+        same."""
+        ids = batch["input_ids"]
+        of_text = batch["position_ids"] if "position_ids" in batch else torch.arange(ids.shape[1]).expand(ids.shape)
+        positions = of_text.expand(4, *ids.shape).clone()
+        grids, used = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.long)), 0
+        place = self._placer()
+        for row, tokens in _samples(batch, sequences):
+            marks = is_image[row, tokens]
+            count = sum(is_one for is_one, _ in itertools.groupby(marks.tolist()))
+            if not count:
+                continue
+            own = grids[used : used + count]
+            used += count
+            needed = int((own.prod(dim=-1) // self.config.vision_config.spatial_merge_size**2).sum())
+            if needed != int(marks.sum()):
+                _refuse()
+            places, _ = place(
+                ids[row : row + 1, tokens], mm_token_type_ids=marks[None].int() * IMAGE, image_grid_thw=own
+            )
+            positions[1:, row, tokens] = places[:, 0]
+        if used != len(grids):
+            _refuse()
+        return positions
+
+    def _placer(self) -> Any:
+        """Return get_rope_index of the model's own class, bound to a model without parameters: it only reads the
+        configuration."""
+        from transformers import MODEL_MAPPING
+
+        kind = MODEL_MAPPING[type(self.config)]
+        empty = kind.__new__(kind)
+        torch.nn.Module.__init__(empty)
+        empty.config = self.config
+        return empty.get_rope_index
+
+    def of_prompts(self, ids: torch.Tensor, images: Sequence[ImageSource]) -> dict[str, Any]:
+        """Return what generate() takes besides token ids and their mask, where prompts have images; {} where they have none.
+
+        ids: (prompts, longest), padded on the left; images: of all prompts, in the order of their tokens
+        The model finds positions by itself: one that has three for each token is told which tokens are an image's.
+        """
+        if not images:
+            return {}
+        made: dict[str, Any] = self.tensors([image.open() for image in images])
+        told = self.model.token_types or ("mm_token_type_ids" if self.model.positions else None)
+        return made | ({told: (ids == self.image_token_id).long()} if told else {})
+
+    def with_one_token_each(self, ids: Sequence[int]) -> list[int]:
+        """Return token ids in which one image token stands for all that follow each other."""
+        image = self.image_token_id
+        return [token for at, token in enumerate(ids) if token != image or at == 0 or ids[at - 1] != image]
 
 
-def load(
-    settings: Settings, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, source: str = ""
-) -> Processor | None:
-    """Load the processor of the recipe's model, or return None where data.images is false.
-
-    config: the model's; source: a directory with its files; default: where the recipe's model lies, or its name on the Hub.
-    processor_name_or_path goes before both
-    Raises UserError for a model that parts.check_model() refuses, and where its processor's files are missing or cannot be used.
-    """
-    if not settings.recipe.data.images:
-        return None
-    model = settings.recipe.model
-    parts.check_model(settings, config)
-    other = model.processor_name_or_path
-    place, revision = settings.place("processor_name_or_path" if other else "model_name_or_path"), model.revision
-    source = source or location(settings)
-    if not Path(other or source).is_dir():
-        hub_is_away()
-    # The model's revision is not another repository's.
-    rules = ImageRules(settings.recipe.data.max_pixels, settings.recipe.data.min_pixels)
-    return read_processor(place, other or source, None if other else revision, config, tokenizer, rules)
+def _samples(batch: MicroBatch, sequences: Sequence[TokenSequence]) -> Iterator[tuple[int, slice]]:
+    """Yield (row, its tokens) of each sample, in the order of their images. Padding is none."""
+    end_to_end, begin = batch["input_ids"].shape[0] == 1, 0
+    for number, sequence in enumerate(sequences):
+        row, begin = (0, begin) if end_to_end else (number, 0)
+        for length in sequence["lengths"].tolist():
+            yield row, slice(begin, begin + length)
+            begin += length
 
 
-def read_processor(
-    place: str,
-    source: str,
-    revision: str | None,
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    rules: ImageRules = NO_RULES,
-) -> Processor:
-    """Read the processor's files of a directory or a repository on the Hub; place: the key of the recipe that names it; rules:
-    what the recipe says of images.
-
-    Raises UserError where there are none, or where they are another class's or cannot compute without torchvision.
-    """
-    from transformers.image_processing_backends import PilBackend
-
-    from ...upstream import image_processors, samples_end_to_end
-
-    model = models()[parts.kind_of(config)]
-    if model.masks:
-        samples_end_to_end.correct_masks()
-    kind = image_processors.processor_class(model.processor)
-    try:
-        arguments, _ = kind.get_processor_dict(source, revision=revision or "main")
-        image_processor = image_processors.read_image_processor(source, revision, config)
-    except Exception as error:
-        problem = f"no processor of images at {source!r}: {first_line(error)}"
-        cure = "name a directory or a repository with a preprocessor_config.json: model.processor_name_or_path"
-        raise UserError(place, problem, cure) from None
-    named = arguments.get("processor_class", kind.__name__)
-    if named != kind.__name__ or not isinstance(image_processor, PilBackend):
-        other = named if named != kind.__name__ else type(image_processor).__name__
-        problem = f"{source!r} computes images by {other}, which is not known to be exact here"
-        raise UserError(place, problem, f"name one for {kind.__name__}, whose images are computed with PIL")
-    try:
-        processor = Processor(image_processors.build_processor(kind, arguments, tokenizer, image_processor), config)
-        processor.limit(rules)
-        known = bool((processor.blank()["input_ids"] == processor.image_token_id).any())
-    except Exception as error:  # a tokenizer without the tokens of images, above all
-        problem = f"{kind.__name__} cannot be built of the files at {source!r}: {first_line(error)}"
-        raise UserError(place, problem, "name the model's own processor and tokenizer") from None
-    if not known:
-        problem = f"an image becomes {processor.expansion(*BLANKS[0])[:80]!r} by {source!r}, in which the model's image token, "
-        problem += f"{processor.image_token_id}, does not occur"
-        raise UserError(place, problem, "name the model's own processor and tokenizer")
-    return processor
+def _refuse() -> None:
+    problem = "two images follow each other without a token between them, so that their positions cannot be told apart"
+    raise UserError(
+        "data.chat_template", problem, "use the model's own template, which writes tokens around each image"
+    )

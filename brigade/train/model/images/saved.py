@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ....errors import UserError
 from ...data.image_store import StoredImages
-from .processor import Processor, read_processor
+from .load import read_processor
+from .processor import Processor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
