@@ -6,7 +6,6 @@ import json
 import pytest
 from deepspeed.utils.config import get_timers_config
 
-from brigade.errors import UserError
 from brigade.train.strategy import deepspeed_config
 from brigade.train.strategy.ds_keys import key_table
 from testing.strategies import DS_CONFIGS, ZERO3, changed
@@ -34,10 +33,9 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
     "training", [{"bf16": True}, {"fp16": True}, {"max_grad_norm": 0.5}, {"per_device_train_batch_size": 4}]
 )
 @pytest.mark.parametrize("name", DS_CONFIGS)
-def test_each_ds_config_fits_any_recipe(pick, name, training):
+def test_each_ds_config_fits_any_recipe(pick, name, training, mistake):
     if "_pp" in name and "fp16" in training:  # the one pair that does not go together
-        with pytest.raises(UserError, match="fp16's loss scale"):
-            pick("--ds_config", f"ds_configs/{name}", size=4, training=training)
+        assert "fp16's loss scale" in mistake(pick, "--ds_config", f"ds_configs/{name}", size=4, training=training)
         return
     assert pick("--ds_config", f"ds_configs/{name}", size=4, training=training).is_deepspeed
 
@@ -222,8 +220,7 @@ def test_a_value_at_odds_with_the_recipe(pick_config, mistake, path, value, key,
 
 
 def test_a_value_at_odds_with_a_flag_names_the_flag(pick, mistake, write_json):
-    message = mistake(pick, "--ds_config", write_json(changed("bf16.enabled", False)), "--bf16")
-    assert "flag --bf16" in message
+    assert "flag --bf16" in mistake(pick, "--ds_config", write_json(changed("bf16.enabled", False)), "--bf16")
 
 
 @pytest.mark.parametrize("path, value, training", [

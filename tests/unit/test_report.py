@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from brigade.__main__ import main
-from brigade.errors import UserError
 from brigade.report import charts, comparing, facts, figures, page, records
 from brigade.train.run import events
 from brigade.train.run import page as run_page
@@ -322,6 +321,5 @@ def test_an_evaluation_after_training_is_an_event_too(tmp_path):
     assert [line["event"] for line in events.read(tmp_path)] == ["started", "evaluation"]
 
 
-def test_an_error_of_the_command_is_one_message(run):
-    with pytest.raises(UserError):
-        page.write_files(read(run), run / "run.yaml")
+def test_an_error_of_the_command_is_one_message(run, mistake):
+    mistake(lambda: page.write_files(read(run), run / "run.yaml"))

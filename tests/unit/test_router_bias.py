@@ -13,7 +13,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brigade.errors import UserError
 from brigade.train.checkpoint import states
 from brigade.train.data.collate import REAL
 from brigade.train.loss.router_loss import RouterLoss
@@ -293,14 +292,13 @@ def test_a_model_in_half_precision_gets_it_as_its_files_have_it(name, rate, tmp_
         assert same(biases(model), biases(whole))
 
 
-def test_a_wrapper_that_casts_it_is_refused():
+def test_a_wrapper_that_casts_it_is_refused(mistake):
     model = of("deepseek_v3")
     update = attached(model)
     update.trainer.run = SimpleNamespace(strategy=SimpleNamespace(source="ds.json"))
     update.begin(None)
     model.bfloat16()
-    with pytest.raises(UserError, match="buffer_dtype"):
-        update.begin(None)
+    assert "buffer_dtype" in mistake(update.begin, None)
 
 
 @pytest.mark.parametrize("name", ["minimax_m2", "qwen3_moe", "ernie4_5_moe", "llama"])
@@ -339,13 +337,15 @@ ASKED = ["--router_bias_update_rate", "0.001"]
         ("deepseek_v3", [], "pipeline", "each stage of a pipeline"),
     ],
 )
-def test_what_cannot_have_it_is_refused_by_name(model, words, kind, said):
+def test_what_cannot_have_it_is_refused_by_name(model, words, kind, said, mistake):
     axes = Axes(stages=2) if kind == "pipeline" else NONE
-    with pytest.raises(UserError, match=said) as told:
-        experts.check_router_bias(
+    message = mistake(
+        lambda: experts.check_router_bias(
             flags.load([*ASKED, *words]), config_of(model), Strategy(kind, kind, "a test", axes=axes)
         )
-    assert "router_bias_update_rate" in str(told.value)
+    )
+    assert said in message
+    assert "router_bias_update_rate" in message
 
 
 @pytest.mark.parametrize("name, kind", [("deepseek_v3", "zero3"), ("afmoe", "fsdp2"), ("ernie4_5_moe", "zero2")])

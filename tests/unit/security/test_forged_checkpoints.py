@@ -130,7 +130,7 @@ def test_what_every_engine_keeps_is_looked_at_before_it_is_loaded(name, checkpoi
             read()
 
 
-def test_what_changes_between_the_look_and_the_load_runs_nothing_either(checkpoint, marker, monkeypatch):
+def test_what_changes_between_the_look_and_the_load_runs_nothing_either(checkpoint, marker, monkeypatch, mistake):
     """DeepSpeed and torch ask for weights_only=False, and torch for pickle."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     unpickling.data_only()
@@ -139,14 +139,12 @@ def test_what_changes_between_the_look_and_the_load_runs_nothing_either(checkpoi
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
         torch.load(folder / OPTIM, weights_only=False)
     forge(folder / ".metadata", marker, "torch.save")
-    with pytest.raises(UserError, match=r"posix\.mkdir"):
-        dcp.FileSystemReader(folder).read_metadata()
+    assert "posix.mkdir" in mistake(lambda: dcp.FileSystemReader(folder).read_metadata())
 
 
-def test_objects_among_the_shards_of_fsdp2_are_not_built(tmp_path, marker):
+def test_objects_among_the_shards_of_fsdp2_are_not_built(tmp_path, marker, mistake):
     save_fsdp2(tmp_path / "checkpoint-2", object=Forged(marker))
-    with pytest.raises(UserError, match=r"cannot be read"):
-        saved_weights.load(tmp_path / "checkpoint-2")
+    assert "cannot be read" in mistake(saved_weights.load, tmp_path / "checkpoint-2")
 
 
 @pytest.mark.parametrize("engine", SAVE)
@@ -182,35 +180,32 @@ def test_shards_of_fsdp2_lie_in_their_own_directory(outside, checkpoint):
 
 
 @pytest.mark.parametrize("outside", ["..", "../checkpoint-1/global_step1", "/tmp", "global_step9", ""])
-def test_latest_names_a_directory_of_the_checkpoint(outside, checkpoint):
+def test_latest_names_a_directory_of_the_checkpoint(outside, checkpoint, mistake):
     folder = checkpoint("ZeRO-3")
     (folder / "latest").write_text(outside)
     for name in ("trainer_state.json", "scheduler.pt"):
         (folder / name).write_text("{}")
     assert "latest names" in manifest.flaw(folder)
     for read in (states_of, saved_weights.load):
-        with pytest.raises(UserError, match="latest names"):
-            read(folder)
+        assert "latest names" in mistake(read, folder)
 
 
 @pytest.mark.parametrize("outside", ["../model.safetensors", "/etc/hostname", "a/../../b", "", 7])
 @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
-def test_an_index_names_files_of_its_own_directory(outside, kind, tmp_path):
+def test_an_index_names_files_of_its_own_directory(outside, kind, tmp_path, mistake):
     (folder := tmp_path / "model").mkdir()
     save_file({"weight": torch.ones(4)}, tmp_path / "model.safetensors")
     (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": {"weight": outside}}))
-    with pytest.raises(UserError, match="names files that are not in its directory"):
-        base_weights.check(str(folder), False)
+    assert "names files that are not in its directory" in mistake(base_weights.check, str(folder), False)
 
 
 @pytest.mark.parametrize("form", ["torch.save", "before torch 1.6", "a bare pickle"])
-def test_weights_in_pytorch_model_bin_run_nothing(form, tmp_path, marker):
+def test_weights_in_pytorch_model_bin_run_nothing(form, tmp_path, marker, mistake):
     from brigade.train.recipe.files import REPOSITORY
 
     shutil.copy(REPOSITORY / "recipes/tiny/config.json", tmp_path)
     forge(tmp_path / "pytorch_model.bin", marker, form)
-    with pytest.raises(UserError, match="safetensors"):
-        base_weights.check(str(tmp_path), False)
+    assert "safetensors" in mistake(base_weights.check, str(tmp_path), False)
 
 
 @pytest.mark.slow  # to import PEFT takes seconds
@@ -241,7 +236,7 @@ def test_a_manifest_names_files_of_its_own_checkpoint(name, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["pipe", "global_step2/pipe", "optimizer_0/pipe", "a link to a device"])
-def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
+def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path, mistake):
     folder = recorded(tmp_path / "checkpoint-2", **{place: 0})
     (folder / place).parent.mkdir(exist_ok=True)
     if place.endswith("pipe"):
@@ -250,8 +245,7 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
         (folder / place).symlink_to("/dev/zero")
     assert "is a pipe, a socket or a device, and no file" in manifest.flaw(folder)
     (tmp_path / "run.yaml").write_text("{}")
-    with pytest.raises(UserError, match="is a pipe, a socket or a device"):
-        saved_weights.find(tmp_path, 2)
+    assert "is a pipe, a socket or a device" in mistake(saved_weights.find, tmp_path, 2)
 
 
 @pytest.mark.parametrize(
