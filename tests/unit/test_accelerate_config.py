@@ -155,29 +155,26 @@ def test_fsdp1_is_refused(pick, mistake, fsdp):
     assert "fsdp_version: 2" in mistake(pick, env=env)
 
 
-@pytest.mark.parametrize(
-    "more, at, cure",
-    [
-        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config.dynamo_backend", "torch_compile: true"),
-        ({"dynamo_backend": "INDUCTOR"}, "dynamo_backend", "torch_compile: true"),
-        ({"fp8_config": {"backend": "TE"}}, "fp8_config", "bf16: true"),
-        ({"megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config", "docs/parallelism.md"),
-        (
-            {"parallelism_config": {"parallelism_config_sp_attn_implementation": "flash_attention_2"}},
-            "sp_attn_implementation",
-            "attn_implementation",
-        ),
-        ({"fsdp_activation_checkpointing_offload": True}, "fsdp_activation_checkpointing_offload", "the recipe"),
-        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy", "fsdp_reshard_after_forward: false"),
-        ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy", "MULTI_GPU"),
-        ({"fp16": True}, "mixed_precision", "fp16"),
-        ({"dynamo_config": {}, "fp8_config": {}, "megatron_lm_config": {}}, "", ""),
-        ({"dynamo_config": {"dynamo_backend": "NO"}, "fp16": False}, "", ""),
-        ({"dynamo_config": {"dynamo_backend": False, "dynamo_mode": "default"}}, "", ""),  # `no`, as YAML reads it
-        ({"fsdp_sharding_strategy": "FULL_SHARD"}, "", ""),
-        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_reshard_after_forward": False}, "", ""),
-    ],
-)
+@pytest.mark.parametrize("more, at, cure", [
+    ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config.dynamo_backend", "torch_compile: true"),
+    ({"dynamo_backend": "INDUCTOR"}, "dynamo_backend", "torch_compile: true"),
+    ({"fp8_config": {"backend": "TE"}}, "fp8_config", "bf16: true"),
+    ({"megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config", "docs/parallelism.md"),
+    (
+        {"parallelism_config": {"parallelism_config_sp_attn_implementation": "flash_attention_2"}},
+        "sp_attn_implementation",
+        "attn_implementation",
+    ),
+    ({"fsdp_activation_checkpointing_offload": True}, "fsdp_activation_checkpointing_offload", "the recipe"),
+    ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy", "fsdp_reshard_after_forward: false"),
+    ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy", "MULTI_GPU"),
+    ({"fp16": True}, "mixed_precision", "fp16"),
+    ({"dynamo_config": {}, "fp8_config": {}, "megatron_lm_config": {}}, "", ""),
+    ({"dynamo_config": {"dynamo_backend": "NO"}, "fp16": False}, "", ""),
+    ({"dynamo_config": {"dynamo_backend": False, "dynamo_mode": "default"}}, "", ""),  # `no`, as YAML reads it
+    ({"fsdp_sharding_strategy": "FULL_SHARD"}, "", ""),
+    ({"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_reshard_after_forward": False}, "", ""),
+])  # fmt: skip
 def test_what_nothing_in_a_run_reads_is_refused(pick, mistake, more, at, cure):
     fsdp = {key: value for key, value in more.items() if key.startswith("fsdp_")}
     document = {**FSDP2, **more, "fsdp_config": {**FSDP2["fsdp_config"], **fsdp}}
@@ -214,13 +211,10 @@ def test_other_meshes_are_refused(pick, mistake, key):
     )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
-        {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}},
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    {"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
+    {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}},
+])  # fmt: skip
 def test_rows_go_over_a_divisor_of_the_ranks(pick, mistake, kind):
     assert pick(size=8, cluster=kind).axes.sequence == 4
     assert pick(size=8, cluster=kind).axes.data(8) == 2

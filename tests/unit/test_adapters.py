@@ -62,16 +62,13 @@ def settings_of(folder, *words):
     return flags.load(["--model_name_or_path", str(folder), "--use_peft", *words])
 
 
-@pytest.mark.parametrize(
-    "words, place, said",
-    [
-        (["--lora_r", "8"], "flag --lora_r", "use_peft is false"),
-        (["--load_in_4bit"], "flag --load_in_4bit", "use_peft is false"),
-        (["--use_dora"], "flag --use_dora", "use_peft is false"),
-        (["--use_peft", "--load_in_4bit", "--use_dora", "--ds_config", "ds_configs/zero3.json"], "flag --use_dora",
-         "QDoRA does not run under zero3"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words, place, said", [
+    (["--lora_r", "8"], "flag --lora_r", "use_peft is false"),
+    (["--load_in_4bit"], "flag --load_in_4bit", "use_peft is false"),
+    (["--use_dora"], "flag --use_dora", "use_peft is false"),
+    (["--use_peft", "--load_in_4bit", "--use_dora", "--ds_config", "ds_configs/zero3.json"], "flag --use_dora",
+     "QDoRA does not run under zero3"),
+])  # fmt: skip
 def test_keys_that_contradict_each_other_or_the_strategy(words, place, said, mistake):
     message = mistake(lambda: choose(flags.load(words), World(0, 0, 2, 2, "host", "torchrun"), env={}))
     assert place in message and said in message
@@ -84,51 +81,45 @@ def test_keys_at_their_defaults_are_no_contradiction():
     )
 
 
-@pytest.mark.parametrize(
-    "model, words, said",
-    [
-        ("tied", ["--lora_target_modules", "q_proj,query"],
-         ["'query' fits no linear layer of LlamaForCausalLM", "q_proj (4)", "down_proj (4)", "lm_head (1)"]),
-        ("tied", ["--lora_target_modules", "self_attn"], ["'self_attn'", "model.layers.0.self_attn is a LlamaAttention"]),
-        ("tied", ["--lora_target_modules", "embed_tokens"], ["model.embed_tokens is a Embedding"]),
-        ("tied", ["--lora_target_modules", "q_proj,lm_head"], ["'lm_head'", "tie_word_embeddings"]),
-        ("tied", ["--lora_modules_to_save", "lm_head"], ["lora_modules_to_save", "tie_word_embeddings"]),
-        ("tied", ["--lora_modules_to_save", "head"], ["'head' fits no module", "embed_tokens (1)", "q_proj (4)"]),
-        ("moe", ["--lora_target_modules", "q_proj,down_proj"],
-         ["'down_proj'", "model.layers.0.mlp.experts.down_proj is one parameter for all experts", "q_proj (2)"]),
-        ("dense and moe", ["--lora_target_modules", "gate_proj,up_proj,down_proj"], ["fused experts", "q_proj"]),
-        ("dense and moe", ["--lora_target_modules", "gate_proj"], ["PEFT refuses", "fused"]),
-        ("deepseek_v3", ["--lora_target_modules", "gate_proj,up_proj"], ["fused experts", "q_b_proj (2)", "all-linear"]),
-        ("gemma3", ["--lora_target_modules", "fc1"], ["'fc1' fits no linear layer", "q_proj (2)"]),
-        ("falcon", ["--load_in_4bit"], ["load_in_4bit", "no layer of FalconForCausalLM", "FalconLinear", "without load_in_4bit"]),
-        ("gemma3", ["--lora_modules_to_save", "vision_tower"], ["'vision_tower' fits no module", "embed_tokens (1)"]),
-        ("tied", ["--lora_target_parameters", "experts"], ["lora_target_parameters", "LlamaForCausalLM has no fused experts"]),
-        ("moe", ["--lora_target_parameters", "experts.up_proj"], ["'experts.up_proj'", "experts.gate_up_proj"]),
-        ("moe", ["--lora_target_parameters", "experts", "--lora_dropout", "0.1"], ["PEFT refuses", "lora_dropout != 0"]),
-        ("moe", ["--lora_target_parameters", "experts", "--use_dora"], ["flag --lora_target_parameters", "use_dora=True"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("model, words, said", [
+    ("tied", ["--lora_target_modules", "q_proj,query"],
+     ["'query' fits no linear layer of LlamaForCausalLM", "q_proj (4)", "down_proj (4)", "lm_head (1)"]),
+    ("tied", ["--lora_target_modules", "self_attn"], ["'self_attn'", "model.layers.0.self_attn is a LlamaAttention"]),
+    ("tied", ["--lora_target_modules", "embed_tokens"], ["model.embed_tokens is a Embedding"]),
+    ("tied", ["--lora_target_modules", "q_proj,lm_head"], ["'lm_head'", "tie_word_embeddings"]),
+    ("tied", ["--lora_modules_to_save", "lm_head"], ["lora_modules_to_save", "tie_word_embeddings"]),
+    ("tied", ["--lora_modules_to_save", "head"], ["'head' fits no module", "embed_tokens (1)", "q_proj (4)"]),
+    ("moe", ["--lora_target_modules", "q_proj,down_proj"],
+     ["'down_proj'", "model.layers.0.mlp.experts.down_proj is one parameter for all experts", "q_proj (2)"]),
+    ("dense and moe", ["--lora_target_modules", "gate_proj,up_proj,down_proj"], ["fused experts", "q_proj"]),
+    ("dense and moe", ["--lora_target_modules", "gate_proj"], ["PEFT refuses", "fused"]),
+    ("deepseek_v3", ["--lora_target_modules", "gate_proj,up_proj"], ["fused experts", "q_b_proj (2)", "all-linear"]),
+    ("gemma3", ["--lora_target_modules", "fc1"], ["'fc1' fits no linear layer", "q_proj (2)"]),
+    ("falcon", ["--load_in_4bit"], ["load_in_4bit", "no layer of FalconForCausalLM", "FalconLinear", "without load_in_4bit"]),
+    ("gemma3", ["--lora_modules_to_save", "vision_tower"], ["'vision_tower' fits no module", "embed_tokens (1)"]),
+    ("tied", ["--lora_target_parameters", "experts"], ["lora_target_parameters", "LlamaForCausalLM has no fused experts"]),
+    ("moe", ["--lora_target_parameters", "experts.up_proj"], ["'experts.up_proj'", "experts.gate_up_proj"]),
+    ("moe", ["--lora_target_parameters", "experts", "--lora_dropout", "0.1"], ["PEFT refuses", "lora_dropout != 0"]),
+    ("moe", ["--lora_target_parameters", "experts", "--use_dora"], ["flag --lora_target_parameters", "use_dora=True"]),
+])  # fmt: skip
 def test_targets_that_the_model_does_not_have(model, words, said, config_of, mistake):
     settings = settings_of(config_of(model), *words)
     message = mistake(lambda: adapters.check_targets(settings, load_config(settings)))
     assert all(word in message for word in said), message
 
 
-@pytest.mark.parametrize(
-    "model, words",
-    [
-        ("tied", []),
-        ("moe", []),
-        ("untied", ["--lora_target_modules", "q_proj,lm_head"]),
-        ("untied", ["--lora_modules_to_save", "embed_tokens,lm_head"]),
-        ("moe", ["--lora_target_modules", "self_attn.q_proj"]),
-        ("dense and moe", []),
-        ("moe", ["--lora_target_parameters", "experts"]),
-        ("moe", ["--lora_target_parameters", "experts.gate_up_proj", "--lora_target_modules", "q_proj"]),
-        ("qwen3_next", ["--lora_target_parameters", "experts"]),  # its convolutions have three dimensions too
-        ("gemma3", ["--lora_target_modules", "q_proj"]),
-    ],
-)
+@pytest.mark.parametrize("model, words", [
+    ("tied", []),
+    ("moe", []),
+    ("untied", ["--lora_target_modules", "q_proj,lm_head"]),
+    ("untied", ["--lora_modules_to_save", "embed_tokens,lm_head"]),
+    ("moe", ["--lora_target_modules", "self_attn.q_proj"]),
+    ("dense and moe", []),
+    ("moe", ["--lora_target_parameters", "experts"]),
+    ("moe", ["--lora_target_parameters", "experts.gate_up_proj", "--lora_target_modules", "q_proj"]),
+    ("qwen3_next", ["--lora_target_parameters", "experts"]),  # its convolutions have three dimensions too
+    ("gemma3", ["--lora_target_modules", "q_proj"]),
+])  # fmt: skip
 def test_targets_that_it_has(model, words, config_of):
     settings = settings_of(config_of(model), *words)
     adapters.check_targets(settings, load_config(settings))
@@ -139,14 +130,11 @@ OF_NEXT = ["in_proj_ba", "in_proj_qkvz", "out_proj", "shared_expert_gate", *OF_A
 OF_DEEPSEEK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"]
 
 
-@pytest.mark.parametrize(
-    "model, on, left",
-    [
-        ("deepseek_v3", OF_DEEPSEEK, ["down_proj", "gate_proj", "up_proj"]),
-        ("glm4_moe", OF_ATTENTION, ["down_proj", "gate_proj", "up_proj"]),
-        ("qwen3_next", OF_NEXT, ["down_proj", "gate_proj", "up_proj"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("model, on, left", [
+    ("deepseek_v3", OF_DEEPSEEK, ["down_proj", "gate_proj", "up_proj"]),
+    ("glm4_moe", OF_ATTENTION, ["down_proj", "gate_proj", "up_proj"]),
+    ("qwen3_next", OF_NEXT, ["down_proj", "gate_proj", "up_proj"]),
+])  # fmt: skip
 def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on, left, config_of, tmp_path):
     """PEFT takes shared experts' names for the fused ones', also when it loads adapters."""
     from peft import PeftConfig, get_peft_model
@@ -276,16 +264,13 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     assert f"; {four:.0%} of them are in 4 bits" in adapters.describe(settings.recipe.model, model)["method"]
 
 
-@pytest.mark.parametrize(
-    "model, trained, past",
-    [
-        ("falcon_h1", {"q_proj", "in_proj", "down_proj"}, {"out_proj"}),
-        ("mamba2", {"in_proj"}, {"out_proj"}),
-        ("bamba", {"in_proj", "down_proj"}, {"out_proj"}),  # of which PEFT does not know it
-        ("jamba", {"in_proj", "x_proj", "out_proj", "q_proj"}, {"dt_proj"}),  # nor of dt_proj
-        ("mamba", {"in_proj"}, {"dt_proj", "out_proj", "x_proj"}),
-    ],
-)
+@pytest.mark.parametrize("model, trained, past", [
+    ("falcon_h1", {"q_proj", "in_proj", "down_proj"}, {"out_proj"}),
+    ("mamba2", {"in_proj"}, {"out_proj"}),
+    ("bamba", {"in_proj", "down_proj"}, {"out_proj"}),  # of which PEFT does not know it
+    ("jamba", {"in_proj", "x_proj", "out_proj", "q_proj"}, {"dt_proj"}),  # nor of dt_proj
+    ("mamba", {"in_proj"}, {"dt_proj", "out_proj", "x_proj"}),
+])  # fmt: skip
 def test_what_mambas_kernels_read_past_an_adapter_gets_none(model, trained, past, config_of):
     """It would not be trained: at all, or with mamba-ssm."""
     one = min(past)

@@ -121,16 +121,13 @@ def of(device, seconds, ranks=16, hosts=2):
     return Sweep("nccl", ranks, hosts, device, [("all_reduce", 2**30, seconds)])
 
 
-@pytest.mark.parametrize(
-    ("device", "seconds", "level"),
-    [
-        ("NVIDIA H100 80GB HBM3", 0.004, "green"),  # 503 GB/s
-        ("NVIDIA H100 80GB HBM3", 0.008, "yellow"),  # 252
-        ("NVIDIA H100 80GB HBM3", 0.02, "red"),
-        ("NVIDIA A100-SXM4-80GB", 0.008, "green"),  # of 185
-        ("NVIDIA GeForce RTX 4090", 0.008, "green"),  # no floor: a share of the fabric's speed
-    ],
-)
+@pytest.mark.parametrize("device, seconds, level", [
+    ("NVIDIA H100 80GB HBM3", 0.004, "green"),  # 503 GB/s
+    ("NVIDIA H100 80GB HBM3", 0.008, "yellow"),  # 252
+    ("NVIDIA H100 80GB HBM3", 0.02, "red"),
+    ("NVIDIA A100-SXM4-80GB", 0.008, "green"),  # of 185
+    ("NVIDIA GeForce RTX 4090", 0.008, "green"),  # no floor: a share of the fabric's speed
+])  # fmt: skip
 def test_gpus_on_a_fabric_are_held_against_the_floor_of_their_kind(device, seconds, level):
     assert judged_sweep("node1", of(device, seconds), met(["node1"], fabric=3200.0)).level == level
 

@@ -112,18 +112,15 @@ def test_what_nccl_and_gloo_take_without_launch():
     assert names.of_gloo(found | {"own": []}, {}) == ["lo"], "gloo falls back to it"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "takes"),
-    [
-        ("eth0", True),
-        ("eth", True),
-        ("=eth", False),
-        ("=eth0", True),
-        ("^docker,lo", True),
-        ("^eth", False),
-        ("ib", False),
-    ],
-)
+@pytest.mark.parametrize("pattern, takes", [
+    ("eth0", True),
+    ("eth", True),
+    ("=eth", False),
+    ("=eth0", True),
+    ("^docker,lo", True),
+    ("^eth", False),
+    ("ib", False),
+])  # fmt: skip
 def test_nccls_patterns(pattern, takes):
     assert names.takes(pattern, "eth0") is takes
 

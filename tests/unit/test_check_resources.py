@@ -44,52 +44,49 @@ def test_a_usual_host_is_sound(name):
     assert {result.level for result in of_host(name, {}).values()} == {"green"}
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "level", "says"),
-    [
-        ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
-        ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
-        (
-            "memory",
-            {"memory": {"total": 2**33, "available": 2**32}},
-            "red",
-            "4.0 of 8.0 GiB are free for 8 ranks, which need 8.0 GiB",
-        ),
-        (
-            "memory",
-            {"memory": {"total": 2**37, "available": 2**37}},
-            "yellow",
-            "128 GiB of memory, the median host has 256",
-        ),
-        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 8.0 GiB at least"),
-        (
-            "memory",
-            {"memory": {"total": 2**35, "available": 2**34, "limit": "/sys/fs/cgroup/job_7/memory.max"}},
-            "yellow",
-            "26.4 GiB at least; /sys/fs/cgroup/job_7/memory.max allows no more",
-        ),
-        ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
-        ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
-        ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
-        ("/dev/shm", {"shm": None, "shm_fails": "no such file or directory"}, "red", "made in /dev/shm: no such file"),
-        ("/dev/shm", {"shm_fails": "permission denied"}, "red", "no file can be made in /dev/shm: permission denied"),
-        ("limits", {"limits": {"f": 2**20}}, "red", "a file may have 0.00098 GiB there (ulimit -f)"),
-        ("limits", {"limits": {"f": 2**33}}, "yellow", "a file may have 8.0 GiB there (ulimit -f)"),
-        ("limits", {"limits": {"f": 2**40, "v": 2**40, "u": 63_000}}, "green", ""),
-        ("limits", {"limits": {"v": 2**29}}, "red", "a process may map 0.5 GiB there (ulimit -v)"),
-        ("limits", {"limits": {"v": 2**35, "f": 2**36}}, "yellow", "a process may map 32.0 GiB there (ulimit -v)"),
-        ("limits", {"limits": {"d": 2**29, "f": 2**33}}, "red", "a process may allocate 0.5 GiB there (ulimit -d)"),
-        ("limits", {"limits": {"u": 100}}, "red", "a user may have 100 processes there (ulimit -u)"),
-        ("limits", {"limits": {"t": 1800}}, "red", "a process may compute for 1,800 s there (ulimit -t)"),
-        ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
-        ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
-        ("open files", {"open_files": [180, 524288]}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
-        ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
-    ],
-)
+@pytest.mark.parametrize("name, own, level, says", [
+    ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
+    ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
+    (
+        "memory",
+        {"memory": {"total": 2**33, "available": 2**32}},
+        "red",
+        "4.0 of 8.0 GiB are free for 8 ranks, which need 8.0 GiB",
+    ),
+    (
+        "memory",
+        {"memory": {"total": 2**37, "available": 2**37}},
+        "yellow",
+        "128 GiB of memory, the median host has 256",
+    ),
+    ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 8.0 GiB at least"),
+    (
+        "memory",
+        {"memory": {"total": 2**35, "available": 2**34, "limit": "/sys/fs/cgroup/job_7/memory.max"}},
+        "yellow",
+        "26.4 GiB at least; /sys/fs/cgroup/job_7/memory.max allows no more",
+    ),
+    ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
+    ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
+    ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
+    ("/dev/shm", {"shm": None, "shm_fails": "no such file or directory"}, "red", "made in /dev/shm: no such file"),
+    ("/dev/shm", {"shm_fails": "permission denied"}, "red", "no file can be made in /dev/shm: permission denied"),
+    ("limits", {"limits": {"f": 2**20}}, "red", "a file may have 0.00098 GiB there (ulimit -f)"),
+    ("limits", {"limits": {"f": 2**33}}, "yellow", "a file may have 8.0 GiB there (ulimit -f)"),
+    ("limits", {"limits": {"f": 2**40, "v": 2**40, "u": 63_000}}, "green", ""),
+    ("limits", {"limits": {"v": 2**29}}, "red", "a process may map 0.5 GiB there (ulimit -v)"),
+    ("limits", {"limits": {"v": 2**35, "f": 2**36}}, "yellow", "a process may map 32.0 GiB there (ulimit -v)"),
+    ("limits", {"limits": {"d": 2**29, "f": 2**33}}, "red", "a process may allocate 0.5 GiB there (ulimit -d)"),
+    ("limits", {"limits": {"u": 100}}, "red", "a user may have 100 processes there (ulimit -u)"),
+    ("limits", {"limits": {"t": 1800}}, "red", "a process may compute for 1,800 s there (ulimit -t)"),
+    ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
+    ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
+    ("open files", {"open_files": [180, 524288]}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
+    ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
+])  # fmt: skip
 def test_a_host_that_lacks_something_is_named(name, own, level, says):
     found = of_host(name, own)
     assert found["node1"].level == "green"
@@ -191,21 +188,18 @@ def control_groups(monkeypatch, files):
     )
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {
-            "memory.max": "MOST",
-            "memory.current": "NOW",
-            "memory.stat": "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40",
-        },
-        {
-            "memory.limit_in_bytes": "MOST",
-            "memory.usage_in_bytes": "NOW",
-            "memory.stat": "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250",
-        },
-    ],
-)
+@pytest.mark.parametrize("files", [
+    {
+        "memory.max": "MOST",
+        "memory.current": "NOW",
+        "memory.stat": "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40",
+    },
+    {
+        "memory.limit_in_bytes": "MOST",
+        "memory.usage_in_bytes": "NOW",
+        "memory.stat": "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250",
+    },
+])  # fmt: skip
 def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
     """It looks full: the kernel keeps what was read until somebody wants the memory."""
     said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
@@ -235,21 +229,18 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
     assert groups.memory_left() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
 
 
-@pytest.mark.parametrize(
-    ("files", "available", "limit"),
-    [
-        ({"memory.max": ["1000", "4000"], "memory.current": ["100", "3900"]}, 100, "1/memory.max"),
-        ({"memory.max": ["4000", "1000"], "memory.current": ["100", "100"]}, 900, "1/memory.max"),
-        ({"memory.max": ["max"], "memory.high": ["500"], "memory.current": ["100"]}, 400, "0/memory.high"),
-        (
-            {"memory.limit_in_bytes": ["1000", "1500"], "memory.usage_in_bytes": ["0", "1400"]},
-            100,
-            "1/memory.limit_in_bytes",
-        ),
-        ({"memory.limit_in_bytes": [str(2**63 - 4096)], "memory.usage_in_bytes": ["0"]}, None, ""),
-        ({"memory.max": ["1000"], "memory.current": ["1100"]}, 0, "0/memory.max"),
-    ],
-)
+@pytest.mark.parametrize("files, available, limit", [
+    ({"memory.max": ["1000", "4000"], "memory.current": ["100", "3900"]}, 100, "1/memory.max"),
+    ({"memory.max": ["4000", "1000"], "memory.current": ["100", "100"]}, 900, "1/memory.max"),
+    ({"memory.max": ["max"], "memory.high": ["500"], "memory.current": ["100"]}, 400, "0/memory.high"),
+    (
+        {"memory.limit_in_bytes": ["1000", "1500"], "memory.usage_in_bytes": ["0", "1400"]},
+        100,
+        "1/memory.limit_in_bytes",
+    ),
+    ({"memory.limit_in_bytes": [str(2**63 - 4096)], "memory.usage_in_bytes": ["0"]}, None, ""),
+    ({"memory.max": ["1000"], "memory.current": ["1100"]}, 0, "0/memory.max"),
+])  # fmt: skip
 def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})

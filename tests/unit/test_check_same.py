@@ -105,15 +105,12 @@ def test_grave_and_other_differences_are_two_results():
     assert found[0].fix == found[1].fix
 
 
-@pytest.mark.parametrize(
-    ("own", "level", "says"),
-    [
-        ({"torch": LOOK["torch"] | {"nccl": "2.20.5"}}, "red", "nccl 2.20.5, elsewhere 2.27.3"),
-        ({"torch": {"cuda": None}}, "red", "cuda is missing, elsewhere 12.8"),
-        ({"torch": LOOK["torch"] | {"cudnn": "9.1"}}, "yellow", "cudnn 9.1, elsewhere 9.10.2.21"),
-        ({"driver": "535.1"}, "yellow", "driver 535.1, elsewhere 570.86.15"),
-    ],
-)
+@pytest.mark.parametrize("own, level, says", [
+    ({"torch": LOOK["torch"] | {"nccl": "2.20.5"}}, "red", "nccl 2.20.5, elsewhere 2.27.3"),
+    ({"torch": {"cuda": None}}, "red", "cuda is missing, elsewhere 12.8"),
+    ({"torch": LOOK["torch"] | {"cudnn": "9.1"}}, "yellow", "cudnn 9.1, elsewhere 9.10.2.21"),
+    ({"driver": "535.1"}, "yellow", "driver 535.1, elsewhere 570.86.15"),
+])  # fmt: skip
 def test_other_cuda_libraries(own, level, says):
     result = odd("CUDA libraries", own)
     assert result.level == level

@@ -152,16 +152,13 @@ def test_disks_with_room_are_sound():
     assert levels(rooms()) == ["green"] * 3
 
 
-@pytest.mark.parametrize(
-    ("disks", "level", "says"),
-    [
-        ({"cache": GIB}, "yellow", "/its/cache has 1.0 GiB free"),
-        ({"cache": 0}, "red", "/its/cache has 0.0 GiB"),
-        ({"tmp": GIB // 1000}, "red", "/its/tmp has"),
-        ({"output": GIB}, "yellow", "has 1.0 GiB free"),
-        ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
-    ],
-)
+@pytest.mark.parametrize("disks, level, says", [
+    ({"cache": GIB}, "yellow", "/its/cache has 1.0 GiB free"),
+    ({"cache": 0}, "red", "/its/cache has 0.0 GiB"),
+    ({"tmp": GIB // 1000}, "red", "/its/tmp has"),
+    ({"output": GIB}, "yellow", "has 1.0 GiB free"),
+    ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
+])  # fmt: skip
 def test_a_disk_without_room_is_named(disks, level, says):
     found = rooms(**disks)
     assert levels(found) == ["green", level, "green"]
@@ -305,18 +302,15 @@ def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("found", "level", "says"),
-    [
-        (
-            {"path": "/var/tmp", "passed_by": "/tmp"},
-            "yellow",
-            "/tmp is not there, or cannot be written; Python takes /var/tmp",
-        ),
-        ({"path": "", "passed_by": "/scratch"}, "red", "/scratch is not there, or cannot be written"),
-        ({"path": "/tmp", "passed_by": ""}, "green", ""),
-    ],
-)
+@pytest.mark.parametrize("found, level, says", [
+    (
+        {"path": "/var/tmp", "passed_by": "/tmp"},
+        "yellow",
+        "/tmp is not there, or cannot be written; Python takes /var/tmp",
+    ),
+    ({"path": "", "passed_by": "/scratch"}, "red", "/scratch is not there, or cannot be written"),
+    ({"path": "/tmp", "passed_by": ""}, "green", ""),
+])  # fmt: skip
 def test_a_directory_for_temporary_files_that_cannot_be_written_is_named(found, level, says):
     disk = {"free": 2**40, "size": 2**41, "inodes": None}
     facts = {"node1": {"tmp": disk | found, "cache": disk | {"path": "/c"}}}

@@ -69,17 +69,14 @@ def test_experts_of_an_unknown_architecture():
     assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 64
 
 
-@pytest.mark.parametrize(
-    "family, values",
-    [
-        ("llama", SMALL),
-        ("qwen3", SMALL),
-        ("gpt2", OLD),
-        ("qwen3_moe", SMALL | EXPERTS),
-        ("gpt_neox", NEOX),
-        ("phi3", SMALL | {"pad_token_id": 0}),
-    ],
-)
+@pytest.mark.parametrize("family, values", [
+    ("llama", SMALL),
+    ("qwen3", SMALL),
+    ("gpt2", OLD),
+    ("qwen3_moe", SMALL | EXPERTS),
+    ("gpt_neox", NEOX),
+    ("phi3", SMALL | {"pad_token_id": 0}),
+])  # fmt: skip
 def test_measured_and_known_shapes_agree(family, values):
     document = {"model_type": family, **values}
     known, seen = shape_of(document, "x"), shape_from_code.shape_from_model(document)
@@ -97,14 +94,11 @@ def test_norms_without_weights_are_described():
     assert described({"model_type": "diffllama"}, "x").family.norms == 2
 
 
-@pytest.mark.parametrize(
-    "family, says",
-    [
-        ("mamba", "linear_attention"),
-        ("rwkv", "RwkvBlock"),
-        ("t5", "has an encoder and a decoder"),
-        ("none", "not known"),
-    ],
-)
+@pytest.mark.parametrize("family, says", [
+    ("mamba", "linear_attention"),
+    ("rwkv", "RwkvBlock"),
+    ("t5", "has an encoder and a decoder"),
+    ("none", "not known"),
+])  # fmt: skip
 def test_what_cannot_be_described_says_so(family, says, mistake):
     assert says in mistake(described, {"model_type": family}, "x")

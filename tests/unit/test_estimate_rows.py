@@ -26,22 +26,19 @@ def test_torchtune_s_ladder_is_climbed():
         assert float(found["pred_mem_allocated_gib"]) == pytest.approx(float(row["peak_mem_gib"]), rel=0.16), row["id"]
 
 
-@pytest.mark.parametrize(
-    "source, median, worst",
-    [
-        ("fms-acceleration", 0.005, 0.06),  # HF Trainer: full, LoRA and QLoRA, dense and experts, alone and under FSDP1
-        ("qwen", 0.05, 0.13),  # HF Trainer alone and under ZeRO-3: memory of the whole card
-        ("ml-engineering", 0.04, 0.14),  # DeepSpeed up to 262,144 tokens: what torch reserved
-        ("torchao-2025", 0.01, 0.01),  # FSDP2 of torchtitan: what torch reserved
-        ("lambda-qwen3-moe", 0.03, 0.05),  # FSDP2 and expert parallelism of torchtitan, some of it computed again
-        (
-            "arctic-training",
-            0.10,
-            0.14,
-        ),  # Ulysses over 64 GPUs, with tiles and activations on the host: of the whole card
-        ("simumax", 0.01, 0.015),  # Megatron-Core with tensor, pipeline and context groups: what torch allocated
-    ],
-)
+@pytest.mark.parametrize("source, median, worst", [
+    ("fms-acceleration", 0.005, 0.06),  # HF Trainer: full, LoRA and QLoRA, dense and experts, alone and under FSDP1
+    ("qwen", 0.05, 0.13),  # HF Trainer alone and under ZeRO-3: memory of the whole card
+    ("ml-engineering", 0.04, 0.14),  # DeepSpeed up to 262,144 tokens: what torch reserved
+    ("torchao-2025", 0.01, 0.01),  # FSDP2 of torchtitan: what torch reserved
+    ("lambda-qwen3-moe", 0.03, 0.05),  # FSDP2 and expert parallelism of torchtitan, some of it computed again
+    (
+        "arctic-training",
+        0.10,
+        0.14,
+    ),  # Ulysses over 64 GPUs, with tiles and activations on the host: of the whole card
+    ("simumax", 0.01, 0.015),  # Megatron-Core with tensor, pipeline and context groups: what torch allocated
+])  # fmt: skip
 def test_memory_of_published_runs(source, median, worst):
     rows = [row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == source]
     off = [table.errors(row | table.predict(row))[0] for row in rows if row["status"] == "ok"]

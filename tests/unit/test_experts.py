@@ -58,42 +58,36 @@ def test_it_is_fsdp2_and_every_rank_has_rows_of_its_own(file):
     assert strategy.identity() == chosen(file(FSDP2)).identity()
 
 
-@pytest.mark.parametrize(
-    "document, words, size, said",
-    [
-        (FSDP2 | {"parallelism_config": MESH}, [], 3, ["expert 2 needs a multiple of 2 ranks"]),
-        (DDP, [], 1, ["expert 2 needs a multiple of 2 ranks, and there are 1"]),
-        (
-            DDP,
-            ["--ddp_comm_hook", "bf16"],
-            4,
-            ["flag --ddp_comm_hook", "where experts are divided FSDP2 reduces gradients"],
-        ),
-        (DDP, ["--optim", "adamw_8bit"], 4, ["flag --optim", "knows no DTensors"]),
-        (FSDP2 | {"parallelism_config": MESH | HSDP}, [], 8, ["dp_replicate_size 2 x dp_shard_size 2 is not"]),
-        (
-            FSDP2 | {"parallelism_config": MESH | {"parallelism_config_tp_size": 2, "parallelism_config_pp_size": 2}},
-            [],
-            4,
-            ["pipeline parallelism does not run under fsdp2"],
-        ),
-        (FSDP2 | {"parallelism_config": MESH}, ["--torch_compile"], 4, ["flag --torch_compile", "expert"]),
-    ],
-)
+@pytest.mark.parametrize("document, words, size, said", [
+    (FSDP2 | {"parallelism_config": MESH}, [], 3, ["expert 2 needs a multiple of 2 ranks"]),
+    (DDP, [], 1, ["expert 2 needs a multiple of 2 ranks, and there are 1"]),
+    (
+        DDP,
+        ["--ddp_comm_hook", "bf16"],
+        4,
+        ["flag --ddp_comm_hook", "where experts are divided FSDP2 reduces gradients"],
+    ),
+    (DDP, ["--optim", "adamw_8bit"], 4, ["flag --optim", "knows no DTensors"]),
+    (FSDP2 | {"parallelism_config": MESH | HSDP}, [], 8, ["dp_replicate_size 2 x dp_shard_size 2 is not"]),
+    (
+        FSDP2 | {"parallelism_config": MESH | {"parallelism_config_tp_size": 2, "parallelism_config_pp_size": 2}},
+        [],
+        4,
+        ["pipeline parallelism does not run under fsdp2"],
+    ),
+    (FSDP2 | {"parallelism_config": MESH}, ["--torch_compile"], 4, ["flag --torch_compile", "expert"]),
+])  # fmt: skip
 def test_strategies_that_it_does_not_go_with(file, document, words, size, said, mistake):
     message = mistake(lambda: chosen([*file(document), *words], size))
     assert all(word in message for word in said), message
 
 
-@pytest.mark.parametrize(
-    "document, kind, data",
-    [
-        (FSDP2 | {"parallelism_config": MESH | HSDP}, "hsdp", 4),
-        (DDP, "ddp", 4),
-        (FSDP2 | {"parallelism_config": {**MESH, "parallelism_config_tp_size": 2}}, "fsdp2", 2),
-        (DDP | {"parallelism_config": {**MESH, "parallelism_config_pp_size": 2}}, "ddp", 2),
-    ],
-)
+@pytest.mark.parametrize("document, kind, data", [
+    (FSDP2 | {"parallelism_config": MESH | HSDP}, "hsdp", 4),
+    (DDP, "ddp", 4),
+    (FSDP2 | {"parallelism_config": {**MESH, "parallelism_config_tp_size": 2}}, "fsdp2", 2),
+    (DDP | {"parallelism_config": {**MESH, "parallelism_config_pp_size": 2}}, "ddp", 2),
+])  # fmt: skip
 def test_strategies_that_it_goes_with(file, document, kind, data):
     strategy = chosen(file(document))
     assert (strategy.kind, strategy.axes.experts, strategy.axes.data(4)) == (kind, 2, data)
@@ -142,19 +136,16 @@ def test_accelerate_launch_hands_nothing_of_it_on_and_that_is_told(mistake):
     assert chosen([], env=env | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "4"}).axes.experts == 1
 
 
-@pytest.mark.parametrize(
-    "sizes, lost",
-    [
-        ({"tp_size": 2, "pp_size": 2}, "pp_size"),
-        (
-            {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"},
-            "pp_size and pp_virtual_stages",
-        ),
-        ({"dp_replicate_size": 2, "pp_size": 2}, "pp_size"),
-        ({"sp_size": 2, "ep_size": 2}, "ep_size"),
-        ({"tp_size": 2, "pp_size": 2, "ep_size": 4}, "pp_size and ep_size"),
-    ],
-)
+@pytest.mark.parametrize("sizes, lost", [
+    ({"tp_size": 2, "pp_size": 2}, "pp_size"),
+    (
+        {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"},
+        "pp_size and pp_virtual_stages",
+    ),
+    ({"dp_replicate_size": 2, "pp_size": 2}, "pp_size"),
+    ({"sp_size": 2, "ep_size": 2}, "ep_size"),
+    ({"tp_size": 2, "pp_size": 2, "ep_size": 4}, "pp_size and ep_size"),
+])  # fmt: skip
 def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(sizes, lost, tmp_path, monkeypatch):
     """It hands tp_size on, and a run would be divided by that alone. The command line of its launcher names the file, or the
     launcher has read its default one."""
@@ -182,29 +173,26 @@ def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(siz
     assert chosen([], env=env).axes.tensor == 2  # another launcher than accelerate's reads no such file
 
 
-@pytest.mark.parametrize(
-    "model, changed, words, size, ranks, said",
-    [
-        ("llama", {}, [], 2, 4, ["has no experts"]),
-        ("doge", {}, [], 2, 4, ["no plan"]),
-        (
-            "qwen3_moe",
-            {"num_experts": 6, "num_local_experts": 6},
-            [],
-            4,
-            8,
-            ["6 experts do not divide over 4 ranks", "one of: 2"],
-        ),
-        (
-            "qwen3_moe",
-            {"moe_intermediate_size": 33},
-            [],
-            2,
-            8,
-            ["4 ranks hold the same experts", "66 rows", "gate_up_proj"],
-        ),
-    ],
-)
+@pytest.mark.parametrize("model, changed, words, size, ranks, said", [
+    ("llama", {}, [], 2, 4, ["has no experts"]),
+    ("doge", {}, [], 2, 4, ["no plan"]),
+    (
+        "qwen3_moe",
+        {"num_experts": 6, "num_local_experts": 6},
+        [],
+        4,
+        8,
+        ["6 experts do not divide over 4 ranks", "one of: 2"],
+    ),
+    (
+        "qwen3_moe",
+        {"moe_intermediate_size": 33},
+        [],
+        2,
+        8,
+        ["4 ranks hold the same experts", "66 rows", "gate_up_proj"],
+    ),
+])  # fmt: skip
 def test_models_whose_experts_do_not_divide(settings_of, model, changed, words, size, ranks, said, mistake):
     settings = settings_of(model, *words, **changed)
     message = mistake(lambda: experts.check(settings, load_config(settings), size, ranks, ranks, PLACE))

@@ -219,17 +219,14 @@ def test_the_last_of_two_equal_flags_wins(load):
     assert load("--max_steps", "3", "--max_steps", "4").recipe.training.max_steps == 4
 
 
-@pytest.mark.parametrize(
-    "words, training, said",
-    [
-        (("--num_train_epochs", "3", "--max_steps", "4"), {}, "--num_train_epochs 3 has no effect: --max_steps 4"),
-        ((), {"num_train_epochs": 2, "max_steps": 4}, "the recipe's num_train_epochs 2 has no effect"),
-        (("--max_steps", "4"), {"num_train_epochs": 2}, "the recipe's num_train_epochs 2 has no effect: --max_steps 4"),
-        ((), {"num_train_epochs": 1, "max_steps": 4}, ""),  # the default, which run.yaml writes out
-        (("--num_train_epochs", "3", "--max_steps", "-1"), {"max_steps": 4}, "--max_steps -1 (the recipe says 4)"),
-        (("--num_train_epochs", "3"), {}, ""),
-    ],
-)
+@pytest.mark.parametrize("words, training, said", [
+    (("--num_train_epochs", "3", "--max_steps", "4"), {}, "--num_train_epochs 3 has no effect: --max_steps 4"),
+    ((), {"num_train_epochs": 2, "max_steps": 4}, "the recipe's num_train_epochs 2 has no effect"),
+    (("--max_steps", "4"), {"num_train_epochs": 2}, "the recipe's num_train_epochs 2 has no effect: --max_steps 4"),
+    ((), {"num_train_epochs": 1, "max_steps": 4}, ""),  # the default, which run.yaml writes out
+    (("--num_train_epochs", "3", "--max_steps", "-1"), {"max_steps": 4}, "--max_steps -1 (the recipe says 4)"),
+    (("--num_train_epochs", "3"), {}, ""),
+])  # fmt: skip
 def test_epochs_beside_steps_are_said_to_have_no_effect(load, words, training, said):
     assert said in "\n".join(load(*words, training=training).overridden)
     assert said or not load(*words, training=training).overridden

@@ -99,14 +99,11 @@ def test_a_pattern_of_nothing_is_a_mistake(name, trainer_of, mistake):
     assert "flag --learning_rates" in said and all(word in said for word in words), said
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ('{"(": 1e-5}', "a table of regular expressions"),
-        ('{"a": 0}', "learning rates above 0"),
-        ('{"a": fast}', "above 0"),
-    ],
-)
+@pytest.mark.parametrize("table, words", [
+    ('{"(": 1e-5}', "a table of regular expressions"),
+    ('{"a": 0}', "learning rates above 0"),
+    ('{"a": fast}', "above 0"),
+])  # fmt: skip
 def test_what_is_no_table_of_rates(table, words, load, mistake):
     said = mistake(load, "--learning_rates", table)
     assert "flag --learning_rates" in said and words in said

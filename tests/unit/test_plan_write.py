@@ -292,16 +292,13 @@ def test_kernels_are_torchs_unless_asked(capsys):
     assert "--liger plans with it" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "kind, said",
-    [
-        ("bert", "is an encoder"),
-        ("whisper", "has an encoder and a decoder"),
-        ("wav2vec2", "is a speech model"),
-        ("qwen2_vl", "reads images and text"),
-        ("vit", "is a vision model"),
-    ],
-)
+@pytest.mark.parametrize("kind, said", [
+    ("bert", "is an encoder"),
+    ("whisper", "has an encoder and a decoder"),
+    ("wav2vec2", "is a speech model"),
+    ("qwen2_vl", "reads images and text"),
+    ("vit", "is a vision model"),
+])  # fmt: skip
 def test_what_is_no_causal_language_model_is_refused_for_what_it_is(kind, said, tmp_path, capsys, mistake):
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     assert plan(tmp_path, "--gpu", "H100") == 2

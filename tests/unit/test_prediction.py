@@ -233,14 +233,11 @@ def test_nor_does_an_unknown_architecture(load):
         job_of_run.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"strategy": zero(3, zero_hpz_partition_size=8)},
-        {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {},
+    {"strategy": zero(3, zero_hpz_partition_size=8)},
+    {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}},
+])  # fmt: skip
 def test_a_job_survives_run_yaml(job, changes):
     made = prediction.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here") == made

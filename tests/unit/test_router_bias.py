@@ -323,20 +323,17 @@ def test_what_ddps_checkpoint_calls_otherwise_is_loaded_too(name, tmp_path):
 ASKED = ["--router_bias_update_rate", "0.001"]
 
 
-@pytest.mark.parametrize(
-    "model, words, kind, said",
-    [
-        ("qwen3_moe", [], "ddp", "routers of qwen3_moe have no bias"),
-        ("llama", [], "ddp", "routers of llama have no bias"),
-        ("longcat_flash", [], "ddp", "longcat_flash are not one number for each"),
-        ("afmoe", [], "zero3", "biases of afmoe are parameters"),
-        ("deepseek_v3", ["--use_peft"], "ddp", "adapters"),
-        ("deepseek_v3", ["--torch_compile", "true"], "ddp", "torch_compile hides"),
-        ("deepseek_v3", ["--tiled_mlp", "64"], "ddp", "tiled_mlp"),
-        ("deepseek_v3", ["--sync_every", "5"], "ddp", "sync_every"),
-        ("deepseek_v3", [], "pipeline", "each stage of a pipeline"),
-    ],
-)
+@pytest.mark.parametrize("model, words, kind, said", [
+    ("qwen3_moe", [], "ddp", "routers of qwen3_moe have no bias"),
+    ("llama", [], "ddp", "routers of llama have no bias"),
+    ("longcat_flash", [], "ddp", "longcat_flash are not one number for each"),
+    ("afmoe", [], "zero3", "biases of afmoe are parameters"),
+    ("deepseek_v3", ["--use_peft"], "ddp", "adapters"),
+    ("deepseek_v3", ["--torch_compile", "true"], "ddp", "torch_compile hides"),
+    ("deepseek_v3", ["--tiled_mlp", "64"], "ddp", "tiled_mlp"),
+    ("deepseek_v3", ["--sync_every", "5"], "ddp", "sync_every"),
+    ("deepseek_v3", [], "pipeline", "each stage of a pipeline"),
+])  # fmt: skip
 def test_what_cannot_have_it_is_refused_by_name(model, words, kind, said, mistake):
     axes = Axes(stages=2) if kind == "pipeline" else NONE
     message = mistake(

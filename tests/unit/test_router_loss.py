@@ -190,16 +190,13 @@ def config_of(name, **changed):
     return CONFIG_MAPPING[name](**changed)
 
 
-@pytest.mark.parametrize(
-    "words, changed, coefficient",
-    [
-        ([], {}, 0),
-        ([], {"output_router_logits": True}, 0.001),
-        ([], {"output_router_logits": True, "router_aux_loss_coef": 0.02}, 0.02),
-        (["--router_aux_loss_coef", "0.1"], {}, 0.1),
-        (["--router_aux_loss_coef", "0"], {"output_router_logits": True}, 0),
-    ],
-)
+@pytest.mark.parametrize("words, changed, coefficient", [
+    ([], {}, 0),
+    ([], {"output_router_logits": True}, 0.001),
+    ([], {"output_router_logits": True, "router_aux_loss_coef": 0.02}, 0.02),
+    (["--router_aux_loss_coef", "0.1"], {}, 0.1),
+    (["--router_aux_loss_coef", "0"], {"output_router_logits": True}, 0),
+])  # fmt: skip
 def test_the_recipe_decides_and_else_the_models_config(words, changed, coefficient):
     assert experts.router_loss_coef(settings_of(*words), config_of("qwen3_moe", **changed)) == coefficient
 
@@ -214,18 +211,15 @@ def test_a_config_that_asks_by_another_name_is_not_passed_over(mistake):
     assert "no loss for the routers of jetmoe" in mistake(lambda: experts.check_router_loss(settings_of(), config, 1))
 
 
-@pytest.mark.parametrize(
-    "model, words, stages, said",
-    [
-        ("deepseek_v3", ASKED, 1, "no loss for the routers of deepseek_v3"),
-        ("qwen3", ASKED, 1, "no loss for the routers of qwen3"),
-        ("doge", ASKED, 1, "no loss for the routers of doge"),
-        ("qwen3_moe", ASKED, 2, "each stage of a pipeline has some"),
-        ("qwen3_moe", [*ASKED, "--torch_compile", "true"], 1, "torch_compile hides"),
-        ("qwen3_moe", [*ASKED, "--sync_every", "5"], 1, "sync_every"),
-        ("qwen3_moe", [*ASKED, "--tiled_mlp", "auto"], 1, "tiled_mlp divides"),
-    ],
-)
+@pytest.mark.parametrize("model, words, stages, said", [
+    ("deepseek_v3", ASKED, 1, "no loss for the routers of deepseek_v3"),
+    ("qwen3", ASKED, 1, "no loss for the routers of qwen3"),
+    ("doge", ASKED, 1, "no loss for the routers of doge"),
+    ("qwen3_moe", ASKED, 2, "each stage of a pipeline has some"),
+    ("qwen3_moe", [*ASKED, "--torch_compile", "true"], 1, "torch_compile hides"),
+    ("qwen3_moe", [*ASKED, "--sync_every", "5"], 1, "sync_every"),
+    ("qwen3_moe", [*ASKED, "--tiled_mlp", "auto"], 1, "tiled_mlp divides"),
+])  # fmt: skip
 def test_what_cannot_have_it_is_refused_by_name(model, words, stages, said, mistake):
     message = mistake(lambda: experts.check_router_loss(settings_of(*words), config_of(model), stages))
     assert said in message

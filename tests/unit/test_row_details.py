@@ -154,16 +154,13 @@ def test_adapters_drop_by_default_in_ms_swift_litgpt_and_trl():
     assert made(task="lora", strategy="DDP, lora_dropout=0.1").adapter_dropout
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "unfused cross-entropy",
-        "no fused CE",
-        "cross_entropy_loss_fusion: false",
-        "vanilla cross-entropy",
-        "non-fused loss",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "unfused cross-entropy",
+    "no fused CE",
+    "cross_entropy_loss_fusion: false",
+    "vanilla cross-entropy",
+    "non-fused loss",
+])  # fmt: skip
 def test_an_unfused_loss_is_no_kernel(text):
     assert made(kernels=text).loss == "released"
     assert made(kernels=f"torch.compile, {text}").loss == "released"

@@ -37,14 +37,11 @@ def test_a_run_that_goes_on_names_its_owner(run, capsys, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    "marker, words",
-    [
-        (None, "ended before its end"),
-        ({"stopped.json": {"step": 5, "by": "SIGTERM", "time": "noon"}}, "stopped by SIGTERM at noon"),
-        ({"success.json": {"steps": 10}}, "succeeded"),
-    ],
-)
+@pytest.mark.parametrize("marker, words", [
+    (None, "ended before its end"),
+    ({"stopped.json": {"step": 5, "by": "SIGTERM", "time": "noon"}}, "stopped by SIGTERM at noon"),
+    ({"success.json": {"steps": 10}}, "succeeded"),
+])  # fmt: skip
 def test_how_a_run_ended(run, capsys, marker, words):
     for name, content in (marker or {}).items():
         (run / name).write_text(json.dumps(content))

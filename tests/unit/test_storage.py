@@ -329,16 +329,13 @@ def test_where_it_lies_locally(tmp_path):
     assert flags.load(["--output_dir", "runs/one"]).remote == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--output_dir", "s3://key:secret@bucket/one"], "holds credentials"),
-        (["--output_dir", "s3://bucket/../one"], "has a part"),
-        (["--output_dir", "s3://"], "names no bucket"),
-        (["--output_dir", "s3://bucket/one", "--sync_every", "5"], "replicas"),
-        (["--resume_from_checkpoint", "s3://bucket/one/checkpoint-4"], "is read from a disk"),
-    ],
-)
+@pytest.mark.parametrize("words, problem", [
+    (["--output_dir", "s3://key:secret@bucket/one"], "holds credentials"),
+    (["--output_dir", "s3://bucket/../one"], "has a part"),
+    (["--output_dir", "s3://"], "names no bucket"),
+    (["--output_dir", "s3://bucket/one", "--sync_every", "5"], "replicas"),
+    (["--resume_from_checkpoint", "s3://bucket/one/checkpoint-4"], "is read from a disk"),
+])  # fmt: skip
 def test_urls_that_are_refused(words, problem, mistake):
     message = mistake(flags.load, words)
     assert problem in message
@@ -350,23 +347,20 @@ def test_a_scheme_without_its_package_names_it(scheme, package, mistake):
     assert package in mistake(storage.open_storage, f"{scheme}://bucket/one", "flag --output_dir")
 
 
-@pytest.mark.parametrize(
-    ("url", "words", "said"),
-    [
-        ("s3://b/one", "AWS Error NO_SUCH_BUCKET during PutObject operation", "there is no bucket 'b'"),
-        ("s3://b/one", "AWS Error ACCESS_DENIED during PutObject operation", "no credentials"),
-        ("s3://b/one", "AWS Error INVALID_ACCESS_KEY_ID during PutObject", "are not known there"),
-        ("s3://b/one", "AWS Error NETWORK_CONNECTION curlCode: 6", "cannot be reached"),
-        (
-            "s3://b/one",
-            "When reading key 'one/a' in bucket 'b': AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: ",
-            "s3://b/one: HeadObject: UNKNOWN (HTTP status 500)\n",
-        ),
-        ("gs://b/one", "Could not create a OAuth2 access token", "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("gs://b/one", "google::cloud::Status(PERMISSION_DENIED: no)", "may not do that"),
-        ("s3://b/one", "something else\nin two lines", "something else"),
-    ],
-)
+@pytest.mark.parametrize("url, words, said", [
+    ("s3://b/one", "AWS Error NO_SUCH_BUCKET during PutObject operation", "there is no bucket 'b'"),
+    ("s3://b/one", "AWS Error ACCESS_DENIED during PutObject operation", "no credentials"),
+    ("s3://b/one", "AWS Error INVALID_ACCESS_KEY_ID during PutObject", "are not known there"),
+    ("s3://b/one", "AWS Error NETWORK_CONNECTION curlCode: 6", "cannot be reached"),
+    (
+        "s3://b/one",
+        "When reading key 'one/a' in bucket 'b': AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: ",
+        "s3://b/one: HeadObject: UNKNOWN (HTTP status 500)\n",
+    ),
+    ("gs://b/one", "Could not create a OAuth2 access token", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ("gs://b/one", "google::cloud::Status(PERMISSION_DENIED: no)", "may not do that"),
+    ("s3://b/one", "something else\nin two lines", "something else"),
+])  # fmt: skip
 def test_errors_are_told_in_a_users_terms(url, words, said, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

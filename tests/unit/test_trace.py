@@ -117,16 +117,13 @@ def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
     assert logit_bytes(job) == pytest.approx(found.loss, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "family, values",
-    [
-        ("gemma3_text", {"sliding_window": 64}),
-        ("phi3", {"pad_token_id": 0}),
-        ("qwen3_moe", EXPERTS),
-        ("gpt_oss", SPARSE),
-        ("gpt_neox", NEOX),
-    ],
-)
+@pytest.mark.parametrize("family, values", [
+    ("gemma3_text", {"sliding_window": 64}),
+    ("phi3", {"pad_token_id": 0}),
+    ("qwen3_moe", EXPERTS),
+    ("gpt_oss", SPARSE),
+    ("gpt_neox", NEOX),
+])  # fmt: skip
 def test_layers_of_other_families_agree(family, values):
     document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
     for attention in ("flash2", "eager"):

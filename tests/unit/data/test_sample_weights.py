@@ -77,18 +77,15 @@ def test_the_columns_name_is_the_sources_own_and_a_text_of_csv_is_a_number(from_
     assert sorted(float(sample["weights"][0]) for sample in data.train) == [0.25, 4]
 
 
-@pytest.mark.parametrize(
-    "weight, says",
-    [
-        (None, "holds no weight"),
-        (-1, "is -1, not a weight"),
-        (float("nan"), "holds no weight"),  # as null
-        (float("inf"), "not a weight"),
-        ("heavy", "is 'heavy', not a weight"),
-        (True, "is True, not a weight"),
-        ([1], "not a weight"),
-    ],
-)
+@pytest.mark.parametrize("weight, says", [
+    (None, "holds no weight"),
+    (-1, "is -1, not a weight"),
+    (float("nan"), "holds no weight"),  # as null
+    (float("inf"), "not a weight"),
+    ("heavy", "is 'heavy', not a weight"),
+    (True, "is True, not a weight"),
+    ([1], "not a weight"),
+])  # fmt: skip
 def test_what_is_no_weight_is_an_error_with_its_line(from_rows, weight, says):
     bad = rows(1, weight)
     if weight is None:

@@ -50,16 +50,13 @@ def gone(pid):
     return True
 
 
-@pytest.mark.parametrize(
-    "shell",
-    [
-        f"sleep 333 & echo $! > PID; exec {AGENT}",  # it holds the line open
-        f"(sleep 333 & echo $! > PID); exec {AGENT}",  # nobody's child
-        "sleep 333 & echo $! > PID; echo broken >&2; exit 1",
-        "sleep 333 & echo $! > PID; echo hello; echo 'brigade> ['; exit 1",
-        "sleep 333 & echo $! > PID; kill -9 $$",
-    ],
-)
+@pytest.mark.parametrize("shell", [
+    f"sleep 333 & echo $! > PID; exec {AGENT}",  # it holds the line open
+    f"(sleep 333 & echo $! > PID); exec {AGENT}",  # nobody's child
+    "sleep 333 & echo $! > PID; echo broken >&2; exit 1",
+    "sleep 333 & echo $! > PID; echo hello; echo 'brigade> ['; exit 1",
+    "sleep 333 & echo $! > PID; kill -9 $$",
+])  # fmt: skip
 def test_what_a_login_leaves_in_the_background_ends_with_the_line(shell, tmp_path, monkeypatch):
     """A line of ~/.bashrc, or a ProxyCommand. It held our pipes open: 5 s of waiting, a traceback of asyncio, and it went on."""
     ignored, pid = [], tmp_path / "pid"

@@ -161,18 +161,15 @@ def test_ranks_settle_together(load, on, made, monkeypatch, second, expected):
 
 
 # ---- the cache -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b"[]",
-        b"null",
-        b'{"key": {}}',
-        b'{"key": {}, "paths": {"sdpa": 1}, "fastest": {}}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b'{"key": {}}',
+    b'{"key": {}, "paths": {"sdpa": 1}, "fastest": {}}',
+])  # fmt: skip
 def test_a_corrupted_file_is_no_proof(content):
     key = proofs.key(config(), SHAPES, A100)
     proofs.path_of(key).parent.mkdir(parents=True)

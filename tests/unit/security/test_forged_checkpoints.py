@@ -248,18 +248,14 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path, m
     assert "is a pipe, a socket or a device" in mistake(saved_weights.find, tmp_path, 2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": 7},
-        {"run": {"run": []}},
-        {"run": {"cluster": "no"}},
-        {"tokens": "many"},
-        {"files": []},
-        {"files": {"a": {}}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [
+    {"run": 7},
+    {"run": {"run": []}},
+    {"run": {"cluster": "no"}},
+    {"tokens": "many"},
+    {"files": []},
+    {"files": {"a": {}}},
+], ids=str)  # fmt: skip
 def test_a_forged_manifest_is_none(change, tmp_path):
     folder = tmp_path / "checkpoint-2"
     folder.mkdir()
