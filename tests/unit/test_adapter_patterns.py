@@ -39,16 +39,8 @@ def test_a_regular_expression_is_for_the_end_of_a_name(target, layers, settings_
 
 
 def test_ranks_and_scales_by_patterns_are_pefts(settings_of):
-    words = [
-        "--lora_r",
-        "8",
-        "--lora_alpha",
-        "16",
-        "--rank_pattern",
-        r"{q_proj: 2, 'layers\.3\..*': 32}",
-        "--alpha_pattern",
-    ]
-    settings = settings_of(*words, "{down_proj: 4.5}")
+    patterns = [r"--rank_pattern={q_proj: 2, 'layers\.3\..*': 32}", "--alpha_pattern={down_proj: 4.5}"]
+    settings = settings_of("--lora_r=8", "--lora_alpha=16", *patterns)
     model = wrapped(settings)
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A") and module.r}
     for name, layer in layers.items():

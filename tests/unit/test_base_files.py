@@ -121,16 +121,7 @@ def pickled(folder):
     (folder / "model.safetensors").unlink()
 
 
-REWARD = (
-    "--objective",
-    "reward",
-    "--train_file",
-    "pairs.jsonl",
-    "--dataset_name",
-    "null",
-    "--validation_split",
-    "0.1",
-)
+REWARD = ("--objective=reward", "--train_file=pairs.jsonl", "--dataset_name=null", "--validation_split=0.1")
 
 
 @pytest.mark.parametrize(("change", "options", "words"), [

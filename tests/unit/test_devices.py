@@ -174,16 +174,7 @@ def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
         key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
     }
     environment |= {"PYTHONPATH": str(STAND_IN), "STAND_IN_NVML": str(tmp_path / "said.yaml")}
-    command = [
-        sys.executable,
-        "train.py",
-        "--output_dir",
-        str(tmp_path / "run"),
-        "--max_steps",
-        "1",
-        "--warmup_steps",
-        "0",
-    ]
+    command = [sys.executable, "train.py", f"--output_dir={tmp_path / 'run'}", "--max_steps=1", "--warmup_steps=0"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "it has 8 GPUs, and torch" in done.stderr and len(done.stderr.strip().splitlines()) <= 4

@@ -64,19 +64,8 @@ def test_the_usual_batch_divides_over_any_cluster(plan, tmp_path):
 
 
 def test_a_search_among_what_is_asked_for(plan, tmp_path):
-    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/2x8"]
-    code, text = plan(
-        *words,
-        "--strategy",
-        "zero3",
-        "ZeRO-2",
-        "--micro_batch",
-        2,
-        "--optim",
-        "adamw_8bit",
-        "--write",
-        tmp_path,
-    )
+    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/2x8", "--strategy", "zero3", "ZeRO-2"]
+    code, text = plan(*words, "--micro_batch", 2, "--optim", "adamw_8bit", "--write", tmp_path)
     rows = [line.split("│")[1:3] for line in text.splitlines() if line.startswith("│")]
     assert code == 0 and sorted((name.strip(), size.strip()) for name, size in rows) == [
         ("ZeRO-2", "2"),

@@ -26,12 +26,7 @@ from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.strategy import Strategy
 from testing.small_towers import config, job, shown
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BRIGADE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_the_file")
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -179,16 +174,7 @@ def test_what_no_formula_counts_is_no_job(wrong, problem, mistake):
 
 # ---- recipes and flags -----------------------------------------------------------------------------------------------
 def of_recipe(*words, kind="qwen3_vl", asked=NOT_ASKED, **changes):
-    always = [
-        "--bf16",
-        "true",
-        "--global_batch_size",
-        "16",
-        "--per_device_train_batch_size",
-        "1",
-        "--max_length",
-        "4096",
-    ]
+    always = ["--bf16=true", "--global_batch_size=16", "--per_device_train_batch_size=1", "--max_length=4096"]
     recipe = flags.load([*always, *words]).recipe
     for section, values in changes.items():
         recipe = recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=values)})

@@ -209,17 +209,9 @@ def test_axes_and_fast_kernels_are_what_plan_chooses_for_that_cluster(recipe, ca
     monkeypatch.setenv(calibration.VARIABLE, "")
     plan = load_plan(Path(recipe))
     named, training = plan.settings.recipe.cluster, plan.settings.recipe.training
-    words = [
-        Path(recipe).parent.name,
-        "--hostfile",
-        named.hostfile,
-        "--gpu",
-        named.gpu,
-        "--network",
-        named.network or "",
-    ]
-    words += ["--max_length", plan.settings.recipe.data.max_length, "--global_batch_size", training.global_batch_size]
-    words += ["--method", method_of(plan.settings.recipe.model)]
+    words = [Path(recipe).parent.name, "--hostfile", named.hostfile, "--gpu", named.gpu]
+    words += ["--network", named.network or "", "--max_length", plan.settings.recipe.data.max_length]
+    words += ["--global_batch_size", training.global_batch_size, "--method", method_of(plan.settings.recipe.model)]
     parser = argparse.ArgumentParser()
     plan_command.add_arguments(parser)
     winner = chosen(candidates(*plan_command.asked(parser.parse_args(list(map(str, words))))))

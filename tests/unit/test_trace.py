@@ -20,11 +20,7 @@ from testing.small_configs import EXPERTS, LENGTH, NEOX, SMALL, SPARSE, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # ---- counting ----------------------------------------------------------------------------------------------------
@@ -160,7 +156,7 @@ print(shape_from_model(json.loads(sys.argv[1])).parameters, "torch" in sys.modul
 """
 
 
-def test_a_second_call_imports_no_torch(cache):
+def test_a_second_call_imports_no_torch(digests):
     document = config()
     shape = shape_from_model(document)
     command = [sys.executable, "-c", READ, json.dumps(document)]
@@ -176,9 +172,9 @@ def test_a_model_leaves_its_config_as_it_was():
     assert json.dumps(document) == before
 
 
-def test_another_config_or_version_is_read_again(cache, monkeypatch):
+def test_another_config_or_version_is_read_again(digests, monkeypatch):
     def files():
-        return len(list(cache.iterdir()))
+        return len(list(digests.iterdir()))
 
     shape_from_model(config())
     shape_from_model(config())
@@ -205,7 +201,7 @@ def test_a_plan_imports_no_torch():
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_a_broken_cache_is_made_anew(cache):
+def test_a_broken_cache_is_made_anew(digests):
     shape = shape_from_model(config())
-    next(cache.iterdir()).write_text("{")
+    next(digests.iterdir()).write_text("{")
     assert shape_from_model(config()) == shape

@@ -23,11 +23,7 @@ from testing.small_configs import EXPERTS, LENGTH, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # Hybrids: three layers of four without attention, as Qwen3.5 has them, and LFM2's convolutions.

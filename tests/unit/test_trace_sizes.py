@@ -18,11 +18,7 @@ from testing.small_configs import LENGTH, config
 from testing.trace_settings import settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # Gemma 4's three kinds of model: keys and values of an earlier layer, with a second embedding; keys that are the values; experts

@@ -24,18 +24,8 @@ TAILS = {
 @pytest.mark.parametrize("launcher", TAILS)
 def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, launcher):
     file = hostfile(node1=4, node2=4)
-    done = launch_here(
-        "recipes/tiny/full.yaml",
-        "--hostfile",
-        file,
-        "--launcher",
-        launcher,
-        "--dry-run",
-        "--max_steps",
-        "7",
-        HF_TOKEN=SECRET,
-        EDITOR="vi",
-    )
+    words = ["recipes/tiny/full.yaml", "--hostfile", file, "--launcher", launcher, "--dry-run", "--max_steps", "7"]
+    done = launch_here(*words, HF_TOKEN=SECRET, EDITOR="vi")
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert [line.split(":")[0] for line in commands] == ["node1", "node2"]

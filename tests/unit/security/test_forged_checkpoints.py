@@ -17,23 +17,9 @@ from brigade.train.checkpoint import manifest, resume, saved_weights, states
 from brigade.train.host.cluster import World
 from brigade.train.model import base_weights
 from brigade.train.upstream import deepspeed_optimizers, unpickling
+from testing.small_checkpoints import MODEL, MOMENTS, OPTIM, RUN, SAVE, WEIGHTS, Forged, save_fsdp2
 
-RUN = SimpleNamespace(
-    replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)
-)
 ENGINE = SimpleNamespace(optimizer=None, _get_zero_ckpt_name=lambda folder, tag: f"{folder}/{tag}/{OPTIM}")
-OPTIM, MODEL = "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"
-WEIGHTS, MOMENTS = "pytorch_model_fsdp_0", "optimizer_0"
-
-
-class Forged:
-    """An object whose pickle makes a directory where it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.fixture
@@ -43,31 +29,6 @@ def marker(tmp_path):
     assert not marker.exists(), "a stranger's code has run"
 
 
-def save_whole(folder: Path) -> None:
-    folder.mkdir()
-    save_file({"weight": torch.ones(4)}, folder / "model.safetensors")
-    moments = {0: {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}
-    torch.save({"state": moments, "param_groups": [{"params": [0]}]}, folder / "optimizer.pt")
-
-
-def save_zero3(folder: Path) -> None:
-    """As DeepSpeed lays it out, for one rank, without classes of its own."""
-    (tag := folder / "global_step2").mkdir(parents=True)
-    (folder / "latest").write_text(tag.name)
-    moments = {"state": {0: {"exp_avg": torch.zeros(4)}}}
-    kept = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [torch.ones(4)], "optimizer_state_dict": moments}
-    torch.save({"optimizer_state_dict": kept}, tag / OPTIM)
-    model = {"param_shapes": [{"weight": torch.Size([4])}], "buffer_names": [], "module": {}, "shared_params": {}}
-    torch.save(model, tag / MODEL)
-
-
-def save_fsdp2(folder: Path, **besides: object) -> None:
-    moments = {"state": {"weight": {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}}
-    for name, state in ((WEIGHTS, {"model": {"weight": torch.ones(4)} | besides}), (MOMENTS, {"optimizer": moments})):
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
-
-
-SAVE = {"one process": save_whole, "ZeRO-3": save_zero3, "FSDP2": save_fsdp2}
 HOLDERS = {
     "ZeRO-3": (f"global_step2/{OPTIM}", f"global_step2/{MODEL}"),
     "FSDP2": (f"{WEIGHTS}/.metadata", f"{MOMENTS}/.metadata"),
