@@ -1,6 +1,5 @@
 """A router's bias follows the tokens of a step by DeepSeek-V3's rule, however the step is divided."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +22,8 @@ from brigade.train.step.router_bias import RouterBias
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import NONE, Axes
 from brigade.train.upstream.experts import routing_biases
+from testing.routers import passed, rows, trainer_of
 
-LENGTHS = (16, 5, 11, 9)
 RATE = 0.25
 # Models with a bias of their own kind: of a buffer of the router, of its block, of a parameter, of one in a row, of the 2nd name.
 KINDS = ("deepseek_v3", "glm4_moe", "minimax_m2", "laguna", "ernie4_5_moe", "afmoe")
@@ -49,30 +48,8 @@ def of(name, **changed):
     return model
 
 
-def rows(begin=0, end=4):
-    """Padded sequences with random tokens."""
-    lengths = torch.tensor(LENGTHS)[begin:end]
-    ids = torch.randint(0, 64, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))[begin:end]
-    mask = (torch.arange(max(LENGTHS)) < lengths[:, None]).long()
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), REAL: mask.bool()}
-
-
-def passed(model, inputs):
-    return model(**{key: value for key, value in inputs.items() if key != REAL}, use_cache=False)
-
-
 def attached(model, rate=RATE, **how):
-    """A RouterBias beside what it asks of a Trainer."""
-    trainer = SimpleNamespace(
-        model=model,
-        model_wrapped=model,
-        args=SimpleNamespace(device=torch.device("cpu")),
-        nonfinite=SimpleNamespace(dropped=False),
-        accelerator=SimpleNamespace(optimizer_step_was_skipped=False),
-        compute_loss_context_manager=nullcontext,
-        outputs=lambda model, inputs, _: passed(model, inputs),
-    )
-    return RouterBias(trainer, rate, **how)
+    return RouterBias(trainer_of(model), rate, **how)
 
 
 def biases(model):
