@@ -41,6 +41,20 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["qwen3-8b", "--gpu", "NVIDIA GeForce RTX 4090 D"], "did you mean 'RTX 4090'?"),
     (["qwen3-8b", "--gpu", "NVIDIA H200 NVL"], "did you mean 'H200'?"),
     (["qwen3-8b", "--gpu", "8xH100"], "says how many"), (["recipes", "--gpu", "H100"], "the folder has no config.json"),
+    (["qwen3-30b-a3b", "--method", "qlora", "--gpu", "H100 80GB"], "95% of the weights are experts"),
+    (["lama-3.1-8b", "--gpu", "H100 80GB"], "did you mean 'llama-3.1-8b'?"),
+    (["qwen3-8b", "--gpu", "H100", "--method", "lora", "--lora_r", "1000000"], "below 8193"),
+    (["qwen3-8b", "--gpu", "H100", "--method", "lora", "--lora_r", "8000"], "no low rank"),
+    (["qwen3-8b", "--gpu", "H100", "--max_length", "100000000000000"], "below 3e+07"),
+    (["qwen3-8b", "--gpu", "H1000"], "did you mean 'H100 80GB'"),
+    (["qwen3-8b", "--gpu", "H100", "--images-per-sample", "1"], "its config.json has no vision_config"),
+    (["glm-4.5-air", "--gpu", "H100", "--image-size", "10x10"], "its config.json has no vision_config"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--image-size", "big"], "is no width and height"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "20"], "are more than a sequence of 4,096"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--write", "x"], "a recipe of images is not written"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--liger"], "compared those with images"),
+    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--objective", "dpo"], "have texts only"),
+    (["recipes/qwen3-8b/full.yaml", "--images-per-sample", "1"], "this recipe reads none"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(plan, words, said):
     code, text = plan(*words)

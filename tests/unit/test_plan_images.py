@@ -242,21 +242,6 @@ def test_the_command_plans_a_model_with_images(plan):
     assert best["images"] is None and best["seconds"]["images"] == 0
 
 
-@pytest.mark.parametrize("words, said", [
-    (["qwen3-8b", "--gpu", "H100", "--images-per-sample", "1"], "its config.json has no vision_config"),
-    (["glm-4.5-air", "--gpu", "H100", "--image-size", "10x10"], "its config.json has no vision_config"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--image-size", "big"], "is no width and height"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "20"], "are more than a sequence of 4,096"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--write", "x"], "a recipe of images is not written"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--liger"], "compared those with images"),
-    (["gemma-3-4b-it", "--gpu", "H100", "--images-per-sample", "1", "--objective", "dpo"], "have texts only"),
-    (["recipes/qwen3-8b/full.yaml", "--images-per-sample", "1"], "this recipe reads none"),
-])  # fmt: skip
-def test_a_mistake_is_named_with_its_cure(plan, words, said):
-    code, text = plan(*words)
-    assert code == 2 and said in text and "cure:" in text
-
-
 def test_no_rehearsal_is_offered_that_would_be_refused(plan):
     code, text = plan("recipes/qwen3-vl-8b/full.yaml")
     assert code == 0 and "--rehearse" not in text and "deepspeed --hostfile" in text
