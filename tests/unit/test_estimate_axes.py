@@ -153,9 +153,8 @@ def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micr
 def test_a_rank_with_several_stages_has_its_turns_of_them():
     of = job(axes=Axes(stages=4, virtual=2))
     chunks = division(job(axes=Axes(stages=8))).layers
-    assert division(of).layers == [chunks[rank] + chunks[rank + 4] for rank in range(4)] and of.axes == Axes(
-        stages=4, virtual=2
-    )
+    assert division(of).layers == [chunks[rank] + chunks[rank + 4] for rank in range(4)]
+    assert of.axes == Axes(stages=4, virtual=2)
     assert of.order.bubble == 1 and of.schedule == "interleaved1f1b"
 
 

@@ -80,10 +80,8 @@ def test_what_llama_cpp_reads_stands_in_the_file(tmp_path):
     gguf.write(folder, tmp_path / "x.gguf", "F16", gguf.About("mine", "someone/base", "Apache-2.0"))
     read = {name: field.contents() for name, field in GGUFReader(tmp_path / "x.gguf").fields.items()}
     assert read["tokenizer.ggml.tokens"][-8:] == ["<tool>", *(f"[PAD{number}]" for number in range(4097, 4104))]
-    assert read["tokenizer.ggml.token_type"][:4] == [3, 3, 3, 1] and read["tokenizer.ggml.token_type"][-8:] == [
-        4,
-        *[5] * 7,
-    ]
+    assert read["tokenizer.ggml.token_type"][:4] == [3, 3, 3, 1]
+    assert read["tokenizer.ggml.token_type"][-8:] == [4, *[5] * 7]
     assert (read["tokenizer.ggml.eos_token_id"], read["tokenizer.ggml.eot_token_id"]) == (0, 2)
     assert read["tokenizer.ggml.pre"] == "gpt-2" and not read["tokenizer.ggml.add_bos_token"]
     assert "generation -%}" not in read["tokenizer.chat_template"] and "im_start" in read["tokenizer.chat_template"]

@@ -55,10 +55,8 @@ def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
             assert key in ("reference", "precompute_ref_log_probs") or f"`{key}`" in row
         assert all(kind in row for kind in objective.loss_types)
         if objective.beta:
-            assert (
-                f"`beta` {objective.beta}" in row
-                and beta_of(flags.load(["--objective", name]).recipe.training) == objective.beta
-            )
+            assert f"`beta` {objective.beta}" in row
+            assert beta_of(flags.load(["--objective", name]).recipe.training) == objective.beta
     assert f"`simpo_gamma` {ObjectiveKeys.model_fields['simpo_gamma'].default}" in "\n".join(rows)
 
 

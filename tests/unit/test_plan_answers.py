@@ -130,11 +130,8 @@ def test_json_is_what_its_page_documents(plan):
         assert sum(best["memory_gib"].values()) == pytest.approx(best["allocated_gib"], rel=1e-3)
         assert best["usd_per_billion_tokens"] > 0
     code, text = plan("llama-3.1-70b", "--gpu", "L4", "--json")
-    assert (
-        code == 1
-        and json.loads(text)["chosen"] is None
-        and "Nothing that train.py runs" in json.loads(text)["advice"][-1]
-    )
+    assert code == 1 and json.loads(text)["chosen"] is None
+    assert "Nothing that train.py runs" in json.loads(text)["advice"][-1]
 
 
 def test_prices_are_listed_with_a_date_and_a_user_s_own_goes_before():

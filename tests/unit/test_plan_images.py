@@ -230,12 +230,8 @@ def test_the_command_plans_a_model_with_images(plan):
     assert "in tiles" in text and "liger" not in text and "Liger" not in text  # which train.py refuses with images
     code, text = plan(*words, "--images_per_sample", "0.5", "--json", "--method", "lora")
     best = (found := json.loads(text))["plans"][found["chosen"]]
-    assert (
-        code == 0
-        and best["images"]["per_sample"] == 0.5
-        and best["images"]["assumed_size"]
-        and best["seconds"]["images"]
-    )
+    assert code == 0 and best["images"]["per_sample"] == 0.5 and best["images"]["assumed_size"]
+    assert best["seconds"]["images"]
     assert best["images"]["trained"] == [] and best["images"]["tokens_each"] == 260
     without = json.loads(plan(*words, "--json", "--method", "lora")[1])
     best = without["plans"][without["chosen"]]

@@ -54,9 +54,8 @@ def test_what_is_taken_is_computed_at_every_step(load, name, arguments):
 
 def test_the_last_tenth_decays_unless_something_else_is_said(load):
     run = run_of(load("--lr_scheduler_type", "warmup_stable_decay"))
-    assert schedule_arguments(run, 200) == {"num_decay_steps": 20} and schedule_arguments(run, 3) == {
-        "num_decay_steps": 1
-    }
+    assert schedule_arguments(run, 200) == {"num_decay_steps": 20}
+    assert schedule_arguments(run, 3) == {"num_decay_steps": 1}
     assert rate(run, 200, 180) == run.batch.learning_rate > rate(run, 200, 190) > rate(run, 200, 200) > 0
 
 

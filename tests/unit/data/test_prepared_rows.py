@@ -65,9 +65,8 @@ def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
     prepared = from_rows({"text": text}, {"text": "short"}, max_length=16)
     *parts, short = prepared.train
     assert tokenizer.decode(np.concatenate([row["input_ids"] for row in parts])).startswith(text)
-    assert all(len(row["input_ids"]) == 16 for row in parts[:-1]) and tokenizer.decode(short["input_ids"]).startswith(
-        "short"
-    )
+    assert all(len(row["input_ids"]) == 16 for row in parts[:-1])
+    assert tokenizer.decode(short["input_ids"]).startswith("short")
     assert [prepared.facts[key] for key in ("cut", "split", "dropped")] == [0, 1, 0]
 
 
@@ -148,11 +147,8 @@ def test_truncation_off(from_rows, tmp_path, mistake):
     assert from_rows(long, max_length=16).facts["cut"] == 1
     for row in (long, {"text": " b" * 40}):
         message = mistake(from_rows, *chats("a", 2), row, max_length=20, truncation=False)
-        assert (
-            f"{tmp_path / 'train.jsonl'}, line 3" in message
-            and "max_length is 20" in message
-            and "truncation" in message
-        )
+        assert f"{tmp_path / 'train.jsonl'}, line 3" in message and "max_length is 20" in message
+        assert "truncation" in message
     assert from_rows(*chats("a", 2), max_length=20, truncation=False).facts["cut"] == 0
 
 
