@@ -80,11 +80,7 @@ LATE = {"32768": "no answer within 5 s"}
 
 
 @pytest.mark.parametrize("lost, failed, levels", [
-    (
-        {"node2": dict.fromkeys(TRIED["node2"], 0.4)},
-        {"node2": {"node1": LATE}, "node3": {"node2": LATE}},
-        {"node2": "red"},
-    ),
+    ({"node2": dict.fromkeys(TRIED["node2"], 0.4)}, {"node2": {"node1": LATE}, "node3": {"node2": LATE}}, {"node2": "red"}),
     ({a: {"node2": 0.3} for a in TRIED["node2"]}, {"node2": {"node1": LATE}}, {"node2": "red"}),
     ({"node2": dict.fromkeys(TRIED["node2"], 0.2)}, {}, {"node2": "yellow"}),
     ({"node1": {"node2": 0.2}}, {"node2": {"node1": LATE}}, {"node1": "red", "node2": "red"}),
@@ -148,10 +144,7 @@ def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():
 @pytest.mark.parametrize("what, says", [
     ("told", "packets of 1500 bytes from node1, node3, node4 are too long for the way, and a router says so"),
     ("any", "packets of 1500 bytes from node1, node3, node4 are lost, and short ones now and then"),
-    (
-        "lost",
-        "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang",
-    ),
+    ("lost", "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang"),
 ])  # fmt: skip
 def test_a_way_on_which_tcp_works_is_a_warning(what, says):
     """Hosts with 9,000 bytes behind a router with 1,500, or a VPN: the MTU of the way is found, and nothing hangs."""

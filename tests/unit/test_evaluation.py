@@ -148,11 +148,7 @@ def test_a_best_loss_of_other_samples_is_forgotten(logged, evaluated, capsys):
 @pytest.mark.parametrize("words, place, problem", [
     (["--load_best_model_at_end", "--save_steps", "15"], "flag --save_steps", "save_steps 15 .* eval_steps 10"),
     (["--early_stopping_patience", "2", "--save_steps", "5"], "flag --save_steps", "save_steps 5 .* eval_steps 10"),
-    (
-        ["--early_stopping_patience", "2", "--eval_steps", "null"],
-        "flag --early_stopping_patience",
-        "eval_steps is null",
-    ),
+    (["--early_stopping_patience", "2", "--eval_steps", "null"], "flag --early_stopping_patience", "eval_steps is null"),
     (["--load_best_model_at_end", "--save_steps", "null"], "flag --load_best_model_at_end", "save_steps is null"),
 ])  # fmt: skip
 def test_checkpoints_and_evaluations_must_meet(words, place, problem):

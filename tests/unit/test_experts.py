@@ -61,12 +61,7 @@ def test_it_is_fsdp2_and_every_rank_has_rows_of_its_own(file):
 @pytest.mark.parametrize("document, words, size, said", [
     (FSDP2 | {"parallelism_config": MESH}, [], 3, ["expert 2 needs a multiple of 2 ranks"]),
     (DDP, [], 1, ["expert 2 needs a multiple of 2 ranks, and there are 1"]),
-    (
-        DDP,
-        ["--ddp_comm_hook", "bf16"],
-        4,
-        ["flag --ddp_comm_hook", "where experts are divided FSDP2 reduces gradients"],
-    ),
+    (DDP, ["--ddp_comm_hook", "bf16"], 4, ["flag --ddp_comm_hook", "where experts are divided FSDP2 reduces gradients"]),
     (DDP, ["--optim", "adamw_8bit"], 4, ["flag --optim", "knows no DTensors"]),
     (FSDP2 | {"parallelism_config": MESH | HSDP}, [], 8, ["dp_replicate_size 2 x dp_shard_size 2 is not"]),
     (
@@ -184,14 +179,7 @@ def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(siz
         8,
         ["6 experts do not divide over 4 ranks", "one of: 2"],
     ),
-    (
-        "qwen3_moe",
-        {"moe_intermediate_size": 33},
-        [],
-        2,
-        8,
-        ["4 ranks hold the same experts", "66 rows", "gate_up_proj"],
-    ),
+    ("qwen3_moe", {"moe_intermediate_size": 33}, [], 2, 8, ["4 ranks hold the same experts", "66 rows", "gate_up_proj"]),
 ])  # fmt: skip
 def test_models_whose_experts_do_not_divide(settings_of, model, changed, words, size, ranks, said, mistake):
     settings = settings_of(model, *words, **changed)

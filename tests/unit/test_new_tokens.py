@@ -117,15 +117,9 @@ def test_tokens_that_are_there_change_nothing(settings_of, folder):
     (["--add_tokens", "é"], "'é' is in the vocabulary"),  # how a byte is
     (["--add_tokens", "<|im_start|>user"], "holds '<|im_start|>'"),
     (["--add_tokens", "<a>", "--add_special_tokens", "<a>"], "stands in add_tokens, too"),
-    (
-        ["--add_tokens", "x<a>", "--add_special_tokens", "<a>"],
-        "never writes 'x<a>'",
-    ),  # special ones are cut out first
+    (["--add_tokens", "x<a>", "--add_special_tokens", "<a>"], "never writes 'x<a>'"),  # special ones are cut out first
     (["--add_tokens", "The"], "'The' is in the vocabulary"),
-    (
-        ["--add_tokens", "<\udced\udca0>"],
-        "in UTF-8, without half a surrogate pair",
-    ),  # a flag's bytes that are no letter
+    (["--add_tokens", "<\udced\udca0>"], "in UTF-8, without half a surrogate pair"),  # a flag's bytes that are no letter
     (["--add_special_tokens", '["<\\ud83d>"]'], "in UTF-8, without half a surrogate pair"),
     (["--trainable_token_indices", "\udc80"], "in UTF-8, without half a surrogate pair"),
 ])  # fmt: skip

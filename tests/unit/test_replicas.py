@@ -71,10 +71,7 @@ def test_each_rank_knows_its_place():
     ([*ON, "--sync_replica", "host"], ["flag --sync_every", "a single replica"]),
     ([*ON, "--ds_config", "ds_configs/zero3_nvme.json"], ["flag --ds_config", "NVMe"]),
     ([*ON, "--ds_config", "ds_configs/zero1_tp2.json"], ["flag --ds_config", "tensor 2"]),
-    (
-        [*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"],
-        ["flag --accelerate_config", "tensor 2"],
-    ),
+    ([*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"], ["flag --accelerate_config", "tensor 2"]),
 ])  # fmt: skip
 def test_what_cannot_be(load, mistake, flags, words):
     said = mistake(choose, load(*flags), ranks(4, 4), {})
