@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import LACKING
 from brigade.train.data.collate import ABOUT, Collate, Layout, cumulative, on_device
@@ -209,5 +209,5 @@ def test_a_run_says_which_packages_its_layers_lack(family, missing):
 
 
 def test_models_without_a_state_are_left_alone():
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shrink({"num_hidden_layers": 1})))
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**shrink(CONFIG_MAPPING["llama"]().to_dict())))
     assert sample_by_sample.divide(model) is None and not model._forward_pre_hooks
