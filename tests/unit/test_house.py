@@ -21,8 +21,14 @@ MODULES = {
 }
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(name, path):
-    """(module, whether only annotations need it) of each import, wherever in a module's text."""
+    """{(module, whether only annotations need it)} of each import, wherever in a module's text."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
 
     def below(node, for_types):
@@ -38,10 +44,10 @@ def imported(name, path):
             for child in ast.iter_child_nodes(node):
                 yield from below(child, for_types)
 
-    yield from below(ast.parse(path.read_text()), False)
+    return frozenset(below(parsed(path), False))
 
 
-FROM_ANYWHERE = {name: set(imported(name, path)) for name, path in MODULES.items()}
+FROM_ANYWHERE = {name: imported(name, path) for name, path in MODULES.items()}
 EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
          for name, others in FROM_ANYWHERE.items()}  # fmt: skip
 IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
@@ -178,12 +184,10 @@ def test_the_hall_needs_no_other_room():
 def test_the_state_of_a_process_has_one_home():
     """brigade/train/distributed/process.py. Two modules name their own process still: a host's readers, and a run's page."""
     others = {"brigade.train.data.workers", "brigade.train.run.page"}
-    hall = {name: path.read_text() for name, path in MODULES.items() if name.startswith("brigade.train")}
-    own = {
-        name for name, text in hall.items() if any(isinstance(node, ast.Global) for node in ast.walk(ast.parse(text)))
-    }
+    hall = {name: path for name, path in MODULES.items() if name.startswith("brigade.train")}
+    own = {name for name, path in hall.items() if any(isinstance(node, ast.Global) for node in ast.walk(parsed(path)))}
     assert own <= others
-    assert not [name for name, text in hall.items() if "contextvars" in text]
+    assert not [name for name, path in hall.items() if "contextvars" in path.read_text()]
 
 
 def test_the_package_needs_neither_tests_nor_benchmarks():
