@@ -18,6 +18,7 @@ from testing.pretended_slurm import SCONTROL, Batch
 from testing.programs import shellcheck
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = "recipes/tiny/full.yaml"
 NASTY = [
     "a b",
@@ -33,11 +34,6 @@ NASTY = [
     "\\",
     "{{ slots }}",
 ]
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
