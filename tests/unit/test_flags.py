@@ -151,25 +151,11 @@ NUMBERS = {
     "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
 }  # fmt: skip
 ZERO_IS_ONE = {
-    "lora_dropout",
-    "trainable_token_indices",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "router_aux_loss_coef",
-    "router_bias_update_rate",
-    "label_smoothing",
-    "label_smoothing_factor",
-    "z_loss_coef",
-    "simpo_gamma",
-    "adam_beta1",
-    "adam_beta2",
-    "seed",
-    "eval_answers",
-    "dataloader_num_workers",
-    "hang_timeout",
+    "lora_dropout", "trainable_token_indices", "warmup_steps", "weight_decay", "max_grad_norm",
+    "router_aux_loss_coef", "router_bias_update_rate", "label_smoothing", "label_smoothing_factor", "z_loss_coef",
+    "simpo_gamma", "adam_beta1", "adam_beta2", "seed", "eval_answers", "dataloader_num_workers", "hang_timeout",
     "outer_momentum",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)
