@@ -1,9 +1,7 @@
 """Drivers that are too old for torch, GPUs that it does not see, and which of them is a rank's."""
 
 import errno
-import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,26 +170,14 @@ def test_gpus_are_counted_without_nvidia_smi_and_without_nvml(monkeypatch, tmp_p
 def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
     """The message comes before the output directory, and from one process that nothing launched as well."""
     (tmp_path / "said.yaml").write_text((STAND_IN.parents[2] / "tests/data/nvml/h100-sxm.yaml").read_text())
-
-    def train():
-        """In a child of this process, which has imported what takes a new one eight seconds."""
-        os.dup2(os.open(tmp_path / "told", os.O_CREAT | os.O_WRONLY), 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
-            os.environ.pop(name, None)
-        os.environ["STAND_IN_NVML"] = str(tmp_path / "said.yaml")
-        sys.modules.pop("pynvml", None)
-        sys.path.insert(0, str(STAND_IN))
-        os.chdir(REPOSITORY)
-        sys.argv = ["train.py", f"--output_dir={tmp_path / 'run'}", "--max_steps=1", "--warmup_steps=0"]
-        runpy.run_path("train.py", run_name="__main__")
-
-    process = multiprocessing.get_context("fork").Process(target=train)
-    process.start()
-    process.join(300)
-    told = (tmp_path / "told").read_text()
-    assert process.exitcode == 2, told
-    assert "it has 8 GPUs, and torch" in told and len(told.strip().splitlines()) <= 4
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
+    }
+    environment |= {"PYTHONPATH": str(STAND_IN), "STAND_IN_NVML": str(tmp_path / "said.yaml")}
+    command = [sys.executable, "train.py", f"--output_dir={tmp_path / 'run'}", "--max_steps=1", "--warmup_steps=0"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "it has 8 GPUs, and torch" in done.stderr and len(done.stderr.strip().splitlines()) <= 4
     assert not (tmp_path / "run").exists()
 
 

@@ -178,7 +178,8 @@ def test_a_yaml_error_names_its_line(write_recipe, mistake, text, line):
 @pytest.mark.parametrize("text, said", [
     ("- a\n- b\n", "a list"), ("just words\n", "a single value"), ("", "empty"), ("42\n", "a single value"),
     ("model: {model_name_or_path: m}\ndata:\n", "data\n  it is empty"),
-    ("model: {model_name_or_path: null}\ndata: {}\n", "null is not a string"), ("model: {revision: 2024-13-45}\n", "2024-13-45"),
+    ("model: {model_name_or_path: null}\ndata: {}\n", "null is not a string"),
+    ("model: {revision: 2024-13-45}\n", "month must be in 1..12"),
 ])  # fmt: skip
 def test_a_file_or_a_section_that_holds_nothing_of_ours(write_recipe, mistake, text, said):
     path = write_recipe(text)

@@ -67,7 +67,7 @@ def there():
 
 
 def folders():
-    """Of checkpoints in the storage, whole or not."""
+    """The names of checkpoints' folders in the storage, whole or not."""
     return sorted({name.partition("/")[0] for name in there() if name.startswith("checkpoint")})
 
 

@@ -117,5 +117,5 @@ def test_a_file_stop_that_comes_between_two_attempts_is_a_stop_and_no_mistake_of
 
 
 def test_a_file_stop_beside_a_finished_run_keeps_nobody_from_hearing_that(launch_with, monkeypatch, mistake):
-    monkeypatch.setattr(rendezvous, "find", lambda *_: (_ for _ in ()).throw(UserError("", "it goes on", "")))
+    monkeypatch.setattr(rendezvous, "find", lambda *_: (_ for _ in ()).throw(UserError("a run", "it goes on", "wait")))
     assert "it goes on" in mistake(lambda: asyncio.run(launch_with(1, {"stop": True, "finished": "then"}).run()))
