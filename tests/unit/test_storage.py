@@ -66,7 +66,7 @@ def there():
     return storage.open_storage(URL, "").sizes()
 
 
-def folders():
+def names_there():
     """The names of checkpoints' folders in the storage, whole or not."""
     return sorted({name.partition("/")[0] for name in there() if name.startswith("checkpoint")})
 
@@ -126,7 +126,7 @@ def test_older_ones_go_and_the_best_stays(directory):
     for step in (2, 4, 6, 8):
         upload(up, checkpoint(directory, step, best=2))
     assert whole() == [2, 8]
-    assert folders() == ["checkpoint-2", "checkpoint-8"]
+    assert names_there() == ["checkpoint-2", "checkpoint-8"]
 
 
 def put_there(memory, tmp_path, folders):
@@ -160,7 +160,7 @@ def test_checkpoints_in_the_storage_are_rotated_by_the_steps_of_their_manifests(
     up = Uploads(storage.open_storage(URL, ""), directory, limit)
     upload(up, checkpoint(directory, 8, best=best))
     assert up.late is None
-    assert folders() == left
+    assert names_there() == left
 
 
 @pytest.mark.parametrize(
